@@ -17,10 +17,7 @@ def blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def worst_case_blocks(prompt_tokens: int, max_tokens: int, block_size: int) -> int:
-    """Return the most blocks that a sequence can ever need.
-
-    The last sampled token is returned but never fed back, so it needs no slot.
-    """
+    """Return the most blocks a sequence can ever need. The last sampled token is never fed back and needs no slot."""
     return blocks_for(prompt_tokens + max_tokens - 1, block_size)
 
 

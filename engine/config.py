@@ -33,9 +33,7 @@ class Runtime(StrEnum):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an engine is told at its start. Limits have vLLM's names; None means chosen at load from the model and
-    the machine.
-    """
+    """Everything an engine is told at its start, named as in vLLM. None means chosen at load for model and machine."""
 
     model_path: str
     dtype: str = "auto"
@@ -89,8 +87,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     launcher: list[str] = []
     """Command that starts the engine's process, such as `mpirun -n 8 trtllm-llmapi-launch`. Default: none."""
     runtime_settings: dict[str, str] = {}
-    """TensorRT-LLM settings without a field of their own, by the names in
-    `engine.delegated.tensorrt_llm.configuration.catalogue`."""
+    """TensorRT-LLM settings without a field of their own, by the names in its `configuration.catalogue`."""
     llm_arguments: dict[str, Any] = {}
     """Arguments of TensorRT-LLM's LLM class; they override everything else."""
 

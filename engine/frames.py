@@ -1,8 +1,5 @@
-"""Messages between an engine and its clients: commands down, reports up.
-
-Within one process they are passed as objects; between processes they travel as msgpack, one message in each ZeroMQ
-frame.
-"""
+"""Messages between an engine and its clients: commands down, reports up. Within one process they are passed as objects;
+between processes they travel as msgpack, one message in each ZeroMQ frame."""
 
 import msgspec
 

@@ -23,10 +23,8 @@ class KvCacheManager:
     def candidates(
         self, waiting: Iterable[Sequence], running: Collection[Sequence]
     ) -> Iterator[AdmissionCandidate[Sequence]]:
-        """Yield each of `waiting` with the cached blocks it can share, looked up when it is requested.
-
-        The caller must admit each candidate before it requests the next one, unless the candidate is delayed.
-        """
+        """Yield each of `waiting` with the cached blocks it can share, looked up when it is requested. The caller must
+        admit each candidate before it requests the next one, unless the candidate is delayed."""
         being_computed: set[BlockHash] = set()
         if self._is_prefix_caching:
             for sequence in running:
@@ -54,11 +52,8 @@ class KvCacheManager:
         return sequence.block_hashes(sequence.num_tokens // self._block_size)
 
     def start(self, candidate: AdmissionCandidate[Sequence]) -> None:
-        """Open a block table for the sequence that begins with its cached prefix.
-
-        All candidates of a plan must be started before any block is allocated, so that none of their prefixes is
-        reclaimed.
-        """
+        """Open a block table for the sequence that begins with its cached prefix. All candidates of a plan must be
+        started before any block is allocated, so that none of their prefixes is reclaimed."""
         sequence, blocks = candidate.sequence, list(candidate.cached_blocks)
         self.pool.share(blocks)
         sequence.table_row = self.tables.open()
@@ -190,10 +185,8 @@ class BlockPool:
             self._references[block] += 1
 
     def release(self, blocks: list[int]) -> None:
-        """Remove one reference from each of `blocks`, which are in the order of a sequence's table.
-
-        The end of a prefix is of no use without its beginning, so the last block is the first to be reclaimed.
-        """
+        """Remove one reference from each of `blocks`, which are in the order of a sequence's table. The end of a prefix
+        is of no use without its beginning, so the last block is the first to be reclaimed."""
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} released twice"
             self._references[block] -= 1

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from sluice.errors import ErrorCode, SluiceError, invalid
+
 _IR_FILE = "openvino_model.xml"
 _CONFIG_FILE = "config.json"
 _ENGINE_KEYS = frozenset({"pretrained_config", "build_config"})
@@ -39,9 +41,7 @@ _PHRASES = {
 
 
 def find_checkpoint(folder: Path) -> Path | None:
-    """Return `folder` if it has a config.json, else its highest numbered subfolder that has one, as Triton lays out
-    versions. None without any.
-    """
+    """Return `folder` if it has a config.json, else its highest version (as in Triton) that has one, else None."""
     numbered = folder.glob("[0-9]*/") if folder.is_dir() else ()
     versions = sorted((each for each in numbered if each.name.isdecimal()), key=lambda each: int(each.name))
     candidates = (folder, *reversed(versions))
@@ -49,16 +49,17 @@ def find_checkpoint(folder: Path) -> Path | None:
 
 
 def model_format(folder: Path) -> ModelFormat | None:
-    """Return the format that the files of `folder` show, None where it holds no model.
-
-    A compiled engine's config.json has `pretrained_config` and `build_config` beside rank0.engine; a converted
-    checkpoint's is the former alone, beside rank0.safetensors (TensorRT-LLM's `_ModelFormatKind`).
-    """
+    """Return the format that the files of `folder` show, None where it holds no model. A compiled engine's config.json
+    has `pretrained_config` and `build_config` beside rank0.engine; a converted checkpoint's is the former alone, beside
+    rank0.safetensors (TensorRT-LLM's `_ModelFormatKind`)."""
     if (folder / _IR_FILE).is_file():
         return ModelFormat.OPENVINO_IR
     if not (folder / _CONFIG_FILE).is_file():
         return None
-    config = _read_config(folder)
+    try:
+        config = read_json(folder / _CONFIG_FILE)
+    except (OSError, SluiceError):
+        config = {}  # loading the model says what is wrong with it
     if _has(folder, "*.engine") or config.keys() >= _ENGINE_KEYS:
         return ModelFormat.TENSORRT_LLM_ENGINE
     if "architecture" in config and "architectures" not in config and _has(folder, "rank*.safetensors"):
@@ -70,8 +71,11 @@ def _has(folder: Path, pattern: str) -> bool:
     return any(True for _ in folder.glob(pattern))
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of the model. Raises NOT_FOUND without the file, INVALID for anything else."""
     try:
-        return msgspec.json.decode((folder / _CONFIG_FILE).read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.DecodeError):
-        return {}  # loading the model says what is wrong with it
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
+    except msgspec.DecodeError as error:
+        raise invalid("model_path", f"{path} is not a JSON object: {error}") from error

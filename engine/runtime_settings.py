@@ -77,11 +77,8 @@ class SettingsTable(Mapping[str, RuntimeSetting]):
         return name if setting is None else setting.target or setting.name
 
     def parse(self, texts: Mapping[str, str]) -> list[ParsedSetting]:
-        """Return the settings that say something: empty texts and unfilled placeholders are left out.
-
-        Raises SluiceError INVALID, naming the setting, what came and what was expected; for an unknown name, the
-        names that are near.
-        """
+        """Return the settings that say something: empty texts and unfilled placeholders are left out. Raises INVALID,
+        naming the setting, what came and what was expected; for an unknown name, the names that are near."""
         given = []
         for name, text in texts.items():
             setting = self._by_name.get(name)
@@ -97,10 +94,8 @@ class SettingsTable(Mapping[str, RuntimeSetting]):
         return given
 
     def check(self, texts: Mapping[str, str]) -> dict[str, Any]:
-        """Return the values by target, those of the adapter's own settings by name.
-
-        Raises SluiceError INVALID as `parse` does, and for two names of one target that say different things.
-        """
+        """Return the values by target, those of the adapter's own settings by name. Raises INVALID as `parse` does, and
+        for two names of one target that say different things."""
         values: dict[str, Any] = {}
         names: dict[str, str] = {}
         for name, setting, value in ((each.name, each.setting, each.value) for each in self.parse(texts)):

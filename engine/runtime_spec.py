@@ -1,7 +1,5 @@
 """The declaration of a runtime: one `RuntimeSpec`, which everything outside of the runtime's own folder goes by.
-
-Declaring one imports no heavy library. `engine/runtimes.py` registers them.
-"""
+Declaring one imports no heavy library. `engine/runtimes.py` registers them."""
 
 import subprocess
 import sys
@@ -104,11 +102,8 @@ class RuntimeSpec:
         return self.built_in_step_sizes(config) or self.default_step_sizes
 
     def is_installed(self, python: str | None = None) -> bool:
-        """Return whether its library is installed, for `python` where that is another one.
-
-        The library is not imported: that takes many seconds. Raises SluiceError UNAVAILABLE where there is no such
-        Python.
-        """
+        """Return whether its library is installed, for `python` where that is another one. The library is not imported:
+        that takes many seconds. Raises UNAVAILABLE where there is no such Python."""
         if not self.library:
             return True
         if python is None:

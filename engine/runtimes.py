@@ -1,10 +1,9 @@
-"""The runtimes there are, and which of them serves a model folder, and why.
-
-Adding one takes its folder, with a `RuntimeSpec`, its name in `engine.config.Runtime`, and a line here.
-"""
+"""The runtimes there are, and which of them serves a model folder, and why. Adding one takes its folder, with a
+`RuntimeSpec`, its name in `engine.config.Runtime`, and a line here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -52,10 +51,8 @@ def choose_runtime(
     count_gpus: Callable[[], int] = num_gpus,
     is_installed: IsInstalled = RuntimeSpec.is_installed,
 ) -> RuntimeChoice:
-    """Return the runtime that `config` asks for, else the one that suits its model on this machine best.
-
-    Raises SluiceError UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder.
-    """
+    """Return the runtime that `config` asks for, else the one that suits its model on this machine best. Raises
+    UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder."""
     found = model_format(Path(config.model_path))
     if config.runtime is Runtime.AUTO:
         choice = best_runtime(config, found, count_gpus=count_gpus, is_installed=is_installed)
@@ -93,11 +90,7 @@ def best_runtime(
     num_found = count_gpus()
     appraisals: dict[Runtime, Appraisal] = {}
     for spec in candidates:
-
-        def is_spec_installed(spec: RuntimeSpec = spec) -> bool:
-            return is_installed(spec, config.engine_python)
-
-        appraisals[spec.runtime] = spec.appraise(config, num_found, is_spec_installed)
+        appraisals[spec.runtime] = spec.appraise(config, num_found, partial(is_installed, spec, config.engine_python))
     best = max(appraisals, key=lambda runtime: appraisals[runtime].fitness)
     declined = [each.reason for each in appraisals.values() if each.fitness is Fitness.DECLINED]
     return RuntimeChoice(best, appraisals[best].reason or "; ".join(dict.fromkeys(declined)))

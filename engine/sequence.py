@@ -13,11 +13,8 @@ NO_ROW = -1
 
 
 class Sequence:
-    """A request on its way through the engine: waiting, then prefill, then decode, then finished.
-
-    Its context is the prompt and the output so far. A preempted sequence has lost what was computed; its whole context
-    is prefilled again.
-    """
+    """A request on its way through the engine: waiting, prefill, decode, finished. Its context is the prompt and the
+    output so far. A preempted sequence has lost what was computed; its whole context is prefilled again."""
 
     __slots__ = (
         "_block_size",
@@ -123,11 +120,9 @@ class Sequence:
         return self.num_tokens - self.num_computed
 
     def max_step_tokens(self, num_tokens_left: int) -> int:
-        """Return how many of its last `num_tokens_left` context tokens may run in one step.
-
-        Output that an earlier engine decoded is computed one token a step again: in bf16 a prefill rounds keys and
-        values differently, and the text would continue differently.
-        """
+        """Return how many of its last `num_tokens_left` context tokens may run in one step. Output that an earlier
+        engine decoded is computed one token a step again: in bf16 a prefill rounds keys and values differently, and the
+        text would continue differently."""
         num_replayed = 0 if self.was_preempted else len(self.request.resume_token_ids)
         return max(num_tokens_left - num_replayed, 1)
 
@@ -138,7 +133,8 @@ class Sequence:
     @property
     def num_next_blocks(self) -> int:
         """Blocks beyond the allocated ones that it needs to sample its next token, drafts included."""
-        return blocks_for(self.num_tokens + len(self.drafts), self._block_size) - self.num_allocated_blocks
+        needed = blocks_for(self.num_tokens + len(self.drafts), self._block_size)
+        return max(needed - self.num_allocated_blocks, 0)  # a draft model may have allocated for drafts it did not make
 
     @property
     def max_drafts(self) -> int:

@@ -1,8 +1,5 @@
-"""The values that enter and leave an engine: requests in, token events out.
-
-They are frozen msgspec structs, so that an engine process reads and writes them as msgpack without a second set of
-wire types.
-"""
+"""The values that enter and leave an engine: requests in, token events out. They are frozen msgspec structs, so that an
+engine process reads and writes them as msgpack without a second set of wire types."""
 
 from enum import StrEnum
 
@@ -31,11 +28,8 @@ class GrammarKind(StrEnum):
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """A constraint that the whole output must match.
-
-    `text` is a JSON schema, a regular expression, a JSON array of strings (choice) or a grammar in GBNF or
-    Lark; it is empty for JSON_OBJECT.
-    """
+    """A constraint that the whole output must match. `text` is a JSON schema, a regular expression, a JSON array of
+    strings (choice) or a grammar in GBNF or Lark; it is empty for JSON_OBJECT."""
 
     kind: GrammarKind
     text: str = ""
@@ -82,11 +76,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A request to continue one prompt. `request_id` is for logs and need not be unique.
-
-    `resume_token_ids` is output that a lost engine has generated and sent: generation continues after it, and it
-    counts towards `max_tokens`.
-    """
+    """A request to continue one prompt. `request_id` is for logs and need not be unique. `resume_token_ids` is output
+    that a lost engine has generated and sent: generation continues after it, and it counts towards `max_tokens`."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -115,11 +106,8 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class EventDetail(msgspec.Struct, frozen=True, array_like=True):
-    """Fields that only some events carry: `prompt_logprobs` the first of a request, `num_cached_tokens` one of them.
-
-    `logprobs` has an entry for each token of the event. `prompt_logprobs` has one for each prompt token; the first
-    is None, because nothing precedes it.
-    """
+    """Fields that few events carry: `prompt_logprobs` the first of a request, one for each prompt token, of which the
+    first is None; `num_cached_tokens` one event; `logprobs` one for each token of the event."""
 
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -127,11 +115,8 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """The new tokens of one request after a step.
-
-    `stream_id` is the number under which the client submitted the request. A token that ended the sequence (end of
-    sequence, stop token) is the last of `token_ids`, with finish reason `stop`.
-    """
+    """The new tokens of one request after a step. `stream_id` is the number that the client submitted it under. A token
+    that ended the sequence (end of sequence, stop token) is the last of `token_ids`, with finish reason `stop`."""
 
     stream_id: int
     token_ids: list[int]

@@ -1,7 +1,5 @@
-"""The asyncio side of an engine, which the gateway holds.
-
-`engine/client/process.py` has the executor in a process of its own; the tests have one on a thread of theirs.
-"""
+"""The asyncio side of an engine, which the gateway holds. `engine/client/process.py` has the executor in a process of
+its own; the tests have one on a thread of theirs."""
 
 import asyncio
 import itertools
@@ -84,11 +82,9 @@ class EngineClient(ABC):
     def _send(self, command: Command) -> None: ...
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
-        """Queue `request`. Raises INVALID for a request that can never be served, UNAVAILABLE without an engine.
-
-        If the engine's queue is full, the first event of the stream raises OVERLOADED. While a lost engine is being
-        replaced, requests are queued here, and a full queue raises OVERLOADED at once.
-        """
+        """Queue `request`. Raises INVALID for a request that can never be served, UNAVAILABLE without an engine. If the
+        engine's queue is full, the first event of the stream raises OVERLOADED. While a lost engine is being replaced,
+        requests are queued here, and a full queue raises OVERLOADED at once."""
         if self.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, self.failure)
         check_request(request, self.info)

@@ -199,10 +199,8 @@ class ProcessEngineClient(EngineClient):
 
 
 class EngineProcess:
-    """One engine process from its start to its end, and the socket to it, a file that only this user can access.
-
-    It is `load`ed once and `close`d once.
-    """
+    """One engine process from its start to its end, and the socket to it, a file that only this user can access. It is
+    `load`ed once and `close`d once."""
 
     def __init__(self, context: zmq.asyncio.Context) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -228,11 +226,8 @@ class EngineProcess:
         return self._exit
 
     async def load(self, module: str, config: EngineConfig) -> EngineInfo:
-        """Start `python -m module` and wait until its model is loaded. Raises SluiceError if that fails.
-
-        The process has a session of its own, so that the processes it starts (a launcher's ranks, a library's workers)
-        end with it.
-        """
+        """Start `python -m module` and wait until its model is loaded. Raises SluiceError if that fails. Its session is
+        its own, so that processes it starts (a launcher's ranks, a library's workers) end with it."""
         endpoint = f"ipc://{self.folder / 'engine'}"
         level = logging.getLevelName(logging.root.level)
         config_file = self.folder / "config"

@@ -10,12 +10,9 @@ from sluice.errors import SluiceError
 
 
 class GenerationStream:
-    """The events of one stream, for one consumer on one event loop.
-
-    Events that are not fetched yet are merged into one, so a slow reader costs neither memory per event nor time of a
-    step. The size is bounded by the request's max_tokens. All tokens are kept until the end, because an engine that
-    replaces a lost one needs them.
-    """
+    """The events of one stream, for one consumer on one event loop. Events that are not fetched yet are merged into
+    one, so a slow reader costs neither memory per event nor time of a step. The size is bounded by the request's
+    max_tokens. All tokens are kept until the end, because an engine that replaces a lost one needs them."""
 
     def __init__(self, stream_id: int, request: GenerateRequest, cancel: Callable[[int], None]) -> None:
         self.stream_id = stream_id

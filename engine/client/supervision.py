@@ -1,7 +1,5 @@
 """Decisions after an engine is lost: which requests caused it, and in which order the others go to the next engine.
-
-Nothing here does I/O or reads a clock; `engine/client/process.py` acts on it.
-"""
+Nothing here does I/O or reads a clock; `engine/client/process.py` acts on it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,10 +15,7 @@ MAX_SHARED_CRASHES = 5
 
 @dataclass(frozen=True, slots=True)
 class AbandonedStreams:
-    """Streams that are not retried after a crash.
-
-    `poisonous` streams have crashed the engine themselves; `exhausted` ones ran during too many crashes.
-    """
+    """Streams that are not retried: `poisonous` ones crashed the engine, `exhausted` ones ran in too many crashes."""
 
     poisonous: tuple[int, ...] = ()
     exhausted: tuple[int, ...] = ()
@@ -88,20 +83,16 @@ class RecoveryQueue:
         due = [*self._innocent]
         self._innocent.clear()
         if not due and self._is_probing and not self.unproven:
-            due += self._next_suspect()
+            due = list(self._suspect)[:1]
+            self._is_probing = bool(due)
+            for stream_id in due:
+                del self._suspect[stream_id]
         if not self._is_probing:
             due += self._new
             self._new.clear()
         self._sent.update(dict.fromkeys(due))
         self.unproven.update(dict.fromkeys(due))
         return tuple(due)
-
-    def _next_suspect(self) -> list[int]:
-        for stream_id in self._suspect:
-            del self._suspect[stream_id]
-            return [stream_id]
-        self._is_probing = False
-        return []
 
     def requeue_after_crash(self) -> AbandonedStreams:
         """Queue the streams of the lost engine again. Returns those that are not, which stay until `remove`."""
@@ -134,9 +125,7 @@ def build_resumed_request(
     request: GenerateRequest, token_ids: list[int], elapsed_s: float, has_started: bool
 ) -> GenerateRequest:
     """Return `request` for an engine that gets it `elapsed_s` after its submit, when `token_ids` were already sent.
-
-    Raises DEADLINE if no time is left.
-    """
+    Raises DEADLINE if no time is left."""
     sampling = request.sampling
     if token_ids and sampling.prompt_logprobs is not None:  # they were sent with the first token
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)

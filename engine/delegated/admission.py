@@ -1,5 +1,4 @@
-"""Which waiting requests are handed to the runtime: those that would start there, and a few more, so that its batch
-is never short."""
+"""Which waiting requests the runtime gets: those that would start there, and a few more to keep its batch full."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -41,11 +40,8 @@ def num_started(in_flight: Iterable[BlockHolder], capacity: RuntimeCapacity) -> 
 
 
 def choose_admitted(waiting: Iterable[H], in_flight: Collection[BlockHolder], capacity: RuntimeCapacity) -> list[H]:
-    """Return the waiting requests, in order, that are handed to the runtime now.
-
-    Under a policy that is not in flight none is before the last batch has ended: in the runtime it would only stand in
-    the way.
-    """
+    """Return the waiting requests, in order, that are handed to the runtime now. Under a policy that is not in flight
+    none is before the last batch has ended: in the runtime it would only stand in the way."""
     if in_flight and not capacity.policy.is_in_flight:
         return []
     started = num_started(in_flight, capacity)

@@ -1,5 +1,4 @@
-"""The executor of a runtime that batches by itself: commands in, frames of token events out, as
-`engine.loop.executor.InflightExecutor` does it."""
+"""The executor of a runtime that batches by itself: commands in, frames of token events out."""
 
 import asyncio
 import logging
@@ -36,8 +35,7 @@ MAX_COMMANDS = 32
 
 class DelegatedExecutor:
     """Serves one runtime on an event loop: queue, priorities, fair shares, deadlines and admission are ours, batching,
-    KV cache and sampling are the runtime's. All methods are called on that loop.
-    """
+    KV cache and sampling are the runtime's. All methods are called on that loop."""
 
     def __init__(
         self,
@@ -192,7 +190,7 @@ class DelegatedExecutor:
     @property
     def _free_blocks(self) -> int:
         """Blocks not reserved by requests in flight; none where some of those wait in the runtime."""
-        reserved = sum(self._capacity.policy.start_blocks(each) for each in self._in_flight.sequences)
+        reserved = sum(map(self._capacity.policy.start_blocks, self._in_flight.sequences))
         return max(self.info.num_blocks - reserved, 0)
 
     def _cancel(self, stream_id: int) -> None:

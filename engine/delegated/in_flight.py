@@ -23,9 +23,7 @@ ABORT_GRACE_S = 10.0
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class DelegatedSequence:
-    """A request on its way: in our queue, then in flight in the runtime, then finished. Only the executor and its table
-    change it.
-    """
+    """A request: in our queue, then in flight in the runtime, then finished. Only executor and table change it."""
 
     stream_id: int
     request: GenerateRequest
@@ -178,10 +176,8 @@ class InFlightTable:
             log.warning("request %s could not be aborted: %s", sequence.request.request_id, error)
 
     def drop_unended(self, now: float) -> bool:
-        """Drop aborted requests whose last response does not come, so that they keep no blocks from others.
-
-        Returns whether there was one: then perhaps nothing comes any more, and no request is left to notice.
-        """
+        """Drop aborted requests whose last response does not come, so that they keep no blocks from others. Returns
+        whether there was one: then perhaps nothing comes any more, and no request is left to notice."""
         overdue = [
             each
             for each in self._sequences.values()

@@ -49,8 +49,7 @@ class RequestHandle(Protocol):
         ...
 
     def abort(self) -> None:
-        """Ask for the end; where that is asynchronous, start a task. The iteration ends when the request's blocks are
-        free."""
+        """Ask for the end, perhaps by a task. The iteration ends when the request's blocks are free."""
         ...
 
 
@@ -94,19 +93,15 @@ class DelegatedRuntime(Protocol):
         ...
 
     async def start(self) -> tuple[EngineInfo, IterationStats | None]:
-        """Generate a token (`engine.delegated.watchdog.warm_up`), and return what the engine is.
-
-        `load_seconds` is left to the caller. `EngineInfo.num_blocks` are those that requests can use. The statistics
-        are those of the first iteration, None where there are none. Raises SluiceError where no token comes.
-        """
+        """Generate a token (`engine.delegated.watchdog.warm_up`), and return what the engine is. `load_seconds` is left
+        to the caller. `EngineInfo.num_blocks` are those that requests can use. The statistics are those of the first
+        iteration, None where there are none. Raises SluiceError where no token comes."""
         ...
 
     def prepare(self, request: GenerateRequest) -> Any:
-        """Return the request in the form that `submit` takes, before it waits in the queue.
-
-        Generation goes on after `resume_token_ids`, which are output that counts towards `max_tokens`; a request with a
-        grammar has none. Raises SluiceError for what the runtime cannot do.
-        """
+        """Return the request in the form that `submit` takes, before it waits in the queue. Generation goes on after
+        `resume_token_ids`, which are output that counts towards `max_tokens`; a request with a grammar has none. Raises
+        SluiceError for what the runtime cannot do."""
         ...
 
     def submit(self, prepared: Any) -> RequestHandle:
@@ -114,17 +109,13 @@ class DelegatedRuntime(Protocol):
         ...
 
     def worst_case_blocks(self, request: GenerateRequest) -> int:
-        """Return the most KV blocks that the runtime reserves, or that the request could ever hold.
-
-        Requests are only handed over while the sum fits, so that the runtime need not evict.
-        """
+        """Return the most KV blocks that the runtime reserves, or that the request could ever hold. Requests are only
+        handed over while the sum fits, so that the runtime need not evict."""
         ...
 
     def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
-        """Explain an exception of `submit` (`at_submit`) or of a handle's iteration.
-
-        A runtime that checks requests only then finds the faults of their arguments among the latter.
-        """
+        """Explain an exception of `submit` (`at_submit`) or of a handle's iteration. A runtime that checks requests
+        only then finds the faults of their arguments among the latter."""
         ...
 
     async def is_healthy(self) -> bool:
@@ -132,10 +123,8 @@ class DelegatedRuntime(Protocol):
         ...
 
     async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
-        """Tell `listener` of statistics until cancelled. `is_busy` is set while the runtime has requests.
-
-        A runtime without statistics waits: then steps are estimated from the tokens that come.
-        """
+        """Tell `listener` of statistics until cancelled. `is_busy` is set while the runtime has requests. A runtime
+        without statistics waits: then steps are estimated from the tokens that come."""
         ...
 
     def shutdown(self) -> None:

@@ -30,23 +30,17 @@ may start loops and processes of its own. What needs the loop belongs in `Delega
 
 
 def run(argv: list[str], load: Load) -> int:
-    """Serve with the arguments of `engine.process` until told to stop or left alone; return the exit code."""
+    """Serve with the arguments of `engine.process` until told to stop or the runtime is lost; return the exit code."""
     with bootstrap(argv) as (config, transport):
-        return serve(config, transport, load)
-
-
-def serve(config: EngineConfig, transport: Transport, load: Load) -> int:
-    """Load, report, serve until told to stop or the runtime is lost; return the exit code."""
-    started = time.perf_counter()
-    try:
-        runtime = load(config)
-        return asyncio.run(_serve(runtime, config, transport, started))
-    except SluiceError as error:
-        transport.send_all(LoadFailed(error.code, error.message))
-    except Exception as error:
-        log.exception("loading %s failed", config.model_path)
-        transport.send_all(LoadFailed(ErrorCode.INTERNAL, f"loading {config.model_path} failed: {error}"))
-    return 1
+        started = time.perf_counter()
+        try:
+            return asyncio.run(_serve(load(config), config, transport, started))
+        except SluiceError as error:
+            transport.send_all(LoadFailed(error.code, error.message))
+        except Exception as error:
+            log.exception("loading %s failed", config.model_path)
+            transport.send_all(LoadFailed(ErrorCode.INTERNAL, f"loading {config.model_path} failed: {error}"))
+        return 1
 
 
 async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Transport, started: float) -> int:
@@ -57,27 +51,23 @@ async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Tra
     executor = DelegatedExecutor(runtime, info, config, link.emit, iteration=iteration)
     transport.send_all(Ready(info))
     link.start(executor)
+    code = 1
     try:
-        code = await _serve_until_the_end(executor)
+        await executor.run()
+        code = 0
+    except EngineLost as error:
+        log.critical("%s; this engine ends", error)
+    except Exception:
+        log.critical("the loop failed; this engine ends", exc_info=True)
     finally:
         link.stop()
     if code == 0:
         await _shut_down(runtime)
-    _exit_soon(code)
+    # End this process, whatever still waits for what is lost. Its client kills what is left of its session.
+    timer = threading.Timer(EXIT_S, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
     return code
-
-
-async def _serve_until_the_end(executor: DelegatedExecutor) -> int:
-    """Run the executor until a Shutdown command, or until it fails; return the exit code."""
-    try:
-        await executor.run()
-    except EngineLost as error:
-        log.critical("%s; this engine ends", error)
-        return 1
-    except Exception:
-        log.critical("the loop failed; this engine ends", exc_info=True)
-        return 1
-    return 0
 
 
 class CommandLink:
@@ -110,8 +100,7 @@ class CommandLink:
 
 
 async def _shut_down(runtime: DelegatedRuntime) -> None:
-    """Shut the runtime down within bounds: a rank that is lost may never answer. What is left of it then is killed with
-    this process' session."""
+    """Shut the runtime down within bounds: a lost rank may never answer. The rest is killed with this session."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
 
@@ -127,10 +116,3 @@ async def _shut_down(runtime: DelegatedRuntime) -> None:
         await asyncio.wait_for(done.wait(), SHUTDOWN_S)
     except TimeoutError:
         log.warning("%s did not end within %g s", runtime.title, SHUTDOWN_S)
-
-
-def _exit_soon(code: int) -> None:
-    """End this process, whatever still waits for what is lost. Its client kills what is left of its session."""
-    timer = threading.Timer(EXIT_S, os._exit, (code,))
-    timer.daemon = True
-    timer.start()

@@ -94,10 +94,7 @@ class StepEstimator:
         self._num_tokens = 0
 
     def observe(self, stream_id: int, num_tokens: int, now: float) -> tuple[int, float] | None:
-        """Take a sequence's response, for which so many tokens ran.
-
-        Returns the tokens and the seconds of the step before, once that is complete.
-        """
+        """Take a sequence's response, for which `num_tokens` ran. Returns tokens and seconds of a step now complete."""
         step = None
         if stream_id in self._members:
             if self._began is not None:

@@ -87,22 +87,18 @@ class Watchdog:
     def _check_progress(self) -> None:
         now = self._clock()
         silent_s = now - self._last_progress
-        if silent_s > self._timeout_s and self._is_output_due(now):
-            nothing = f"no token and run no iteration for {silent_s:.1f} s ({STALL_SETTING})"
-            raise EngineLost(f"{self._runtime.title} has brought {nothing}")
-
-    def _is_output_due(self, now: float) -> bool:
-        """Return whether a request waits for something. A beam search shows only iterations before its end."""
+        if silent_s <= self._timeout_s:
+            return
         has_iterations = self._has_iterations(now)
-        awaited = (each for each in self._in_flight.sequences if not each.is_answered)
-        return any(has_iterations or each.request.sampling.beam_width == 1 for each in awaited)
+        for each in self._in_flight.sequences:
+            # A beam search shows only iterations before its end.
+            if not each.is_answered and (has_iterations or each.request.sampling.beam_width == 1):
+                nothing = f"no token and run no iteration for {silent_s:.1f} s ({STALL_SETTING})"
+                raise EngineLost(f"{self._runtime.title} has brought {nothing}")
 
 
 async def warm_up(runtime: DelegatedRuntime, info: EngineInfo, limit_s: float) -> None:
-    """Generate a token, which proves that a loaded model works.
-
-    Raises SluiceError where none comes within `limit_s`, or the runtime says that it is not healthy.
-    """
+    """Generate a token to prove that a model works. Raises SluiceError without one in `limit_s`, or if not healthy."""
     loaded = f"{runtime.title} loaded the model, but"
     try:
         reason = await generate_one_token(runtime, info, "warm-up", limit_s)

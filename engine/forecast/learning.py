@@ -18,10 +18,8 @@ QUANTILES = (np.arange(8) + 0.5) / 8
 
 
 class StepTimeModel:
-    """Models the seconds of a step as a + b * tokens, by a regression that forgets.
-
-    b is 0 as long as all steps had similar numbers of tokens, and a is never below 0.
-    """
+    """Models the seconds of a step as a + b * tokens, by a regression that forgets. b is 0 as long as all steps had
+    similar numbers of tokens, and a is never below 0."""
 
     def __init__(self) -> None:
         self.num_observed = 0
@@ -50,9 +48,7 @@ class StepTimeModel:
 
 class OutputLengths:
     """Models which fraction of `max_tokens` outputs use, as a histogram, and how much their lengths vary. It forgets.
-
-    Until the first ending it assumes that outputs use all of `max_tokens`.
-    """
+    Until the first ending it assumes that outputs use all of `max_tokens`."""
 
     def __init__(self) -> None:
         self._edges = np.append(np.linspace(0.0, 1.0, NUM_BINS + 1), 1.0)  # the last bin is exactly 1
@@ -90,10 +86,7 @@ class OutputLengths:
         return cumulative
 
     def tokens_left(self, num_output: Floats, max_tokens: Floats) -> Floats:
-        """Return the tokens left to each sequence at each of QUANTILES, given its output so far.
-
-        The result is [num_seqs, quantiles], at least 1 each.
-        """
+        """Return the tokens left to each sequence at each of QUANTILES, [num_seqs, quantiles], at least 1 each."""
         done = num_output / max_tokens
         cumulative = self._cumulative()
         past = np.interp(done, self._edges, cumulative)

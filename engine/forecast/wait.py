@@ -18,33 +18,23 @@ OVERHEAD_RATE = 1.0 / 256
 class QueuedSequence(Protocol):
     """The properties of a sequence that the queue reads, once, when the sequence is added."""
 
-    @property
-    def stream_id(self) -> int: ...
-
-    @property
-    def priority(self) -> int: ...
-
-    @property
-    def tenant(self) -> str: ...
+    stream_id: int
+    priority: int
+    tenant: str
 
     @property
     def num_tokens(self) -> int:
         """Tokens to compute before the first new one: the prompt, and output to resume."""
         ...
 
-    @property
-    def max_tokens(self) -> int: ...
+    max_tokens: int
 
     @property
     def worst_case_blocks(self) -> int: ...
 
-    @property
-    def start_deadline(self) -> float:
-        """Time by which it must be admitted; `math.inf` for none."""
-        ...
-
-    @property
-    def deadline(self) -> float: ...
+    start_deadline: float
+    """Time by which it must be admitted; `math.inf` for none."""
+    deadline: float
 
 
 class RunningSequence(Protocol):
@@ -55,11 +45,8 @@ class RunningSequence(Protocol):
         """Tokens of its context to compute before the next one is sampled: 1 during decode."""
         ...
 
-    @property
-    def num_output(self) -> int: ...
-
-    @property
-    def max_tokens(self) -> int: ...
+    num_output: int
+    max_tokens: int
 
     @property
     def worst_case_blocks(self) -> int: ...
@@ -96,9 +83,8 @@ class FreedCapacity:
 
     Freed capacity is taken by other sequences, which free it again at the end of their lives. If all lives are equal,
     what is freed by t is freed again at t + life. If lives end at random, each ends with the probability 1 / life in a
-    step. With D(t) freed by t, the capacity available up to t is D(t) + D(t - life) + ... in the first case and
-    D(t) + integral of D / life in the second. Real loads are assumed to be between the two. Times are in steps from
-    now.
+    step. With D(t) freed by t, the capacity available up to t is D(t) + D(t - life) + ... in the first case and D(t) +
+    integral of D / life in the second. Real loads are assumed to be between the two. Times are in steps from now.
     """
 
     def __init__(self, free: float, ends: Floats, amounts: Floats) -> None:
@@ -158,11 +144,9 @@ class _Workload(NamedTuple):
 
 
 class WaitForecast:
-    """Predicts waits from what is reserved, how much of it is usually used, and how long steps take.
-
-    A newcomer and the work ahead of it need a number of places and of blocks. The wait lasts until that much has been
-    freed, counting what is taken and freed again meanwhile (`FreedCapacity`). O(running), however many wait.
-    """
+    """Predicts waits from what is reserved, how much of it is usually used, and how long steps take. A newcomer and the
+    work ahead of it need a number of places and of blocks. The wait lasts until that much has been freed, counting what
+    is taken and freed again meanwhile (`FreedCapacity`). O(running), however many wait."""
 
     def __init__(self, limits: EngineInfo) -> None:
         self._limits = limits
@@ -208,10 +192,8 @@ class WaitForecast:
     def wait_s(
         self, running: Collection[RunningSequence], ahead: QueuedWork, num_blocks: int, free_blocks: int
     ) -> float:
-        """Return the seconds until a request of `num_blocks` is admitted, with `ahead` before it.
-
-        `free_blocks` is how many are not reserved. Returns 0 if the request would start at once, and before any step.
-        """
+        """Return the seconds until a request of `num_blocks` is admitted, with `ahead` before it. `free_blocks` is how
+        many are not reserved. Returns 0 if the request would start at once, and before any step."""
         share = self._allocated_share(running)
         free_places = self._limits.max_num_seqs - len(running)
         free = self._limits.num_blocks - share * (self._limits.num_blocks - free_blocks)
@@ -242,11 +224,8 @@ class WaitForecast:
         return steps * self._step_s(workload.num_tokens / batch_steps)
 
     def _allocated_share(self, running: Collection[RunningSequence]) -> float:
-        """Return the share of their worst case that sequences are assumed to have allocated on average.
-
-        It is 1 under policies that reserve the worst case. Otherwise a sequence has its prompt, half of its output or
-        more, and the block that is kept free for it.
-        """
+        """Return the share of their worst case that sequences hold on average: all under policies that reserve it, else
+        the prompt, half of the output or more, and the block that is kept free for each."""
         if self._policy.reserves_worst_case or not running:
             return 1.0
         block_size = self._limits.block_size

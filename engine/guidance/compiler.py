@@ -57,16 +57,15 @@ class GrammarCompiler:
         self._mask_threads = MaskThreads(_NUM_MASK_THREADS)
 
     def compile(self, grammar: Grammar) -> "Future[CompiledGrammar]":
-        """Return a future of the compiled grammar. Never blocks. The future may be shared and cannot be cancelled.
-
-        It raises SluiceError: INVALID if the grammar cannot be used, OVERLOADED if too many wait to be compiled,
-        UNAVAILABLE after `close`.
-        """
+        """Return a future of the compiled grammar, perhaps shared, not to be cancelled. Never blocks. The future raises
+        INVALID if the grammar cannot be used, OVERLOADED if too many wait to be compiled, UNAVAILABLE after `close`."""
         with self._lock:
             cached = self._cache.get(grammar)
             if cached is not None and not cached.is_broken:
                 self._cache.move_to_end(grammar)
-                return _finished(cached)
+                finished: Future[CompiledGrammar] = Future()
+                finished.set_result(cached)
+                return finished
             if grammar in self._pending:
                 return self._pending[grammar]
             if self._is_closed:
@@ -136,10 +135,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
-            initial_lexer_fuel=fuel,
-            max_grammar_size=_MAX_SYMBOLS,
-            max_lexer_states=_MAX_STATES,
-            verbose_errors=False,
+            initial_lexer_fuel=fuel, max_grammar_size=_MAX_SYMBOLS, max_lexer_states=_MAX_STATES, verbose_errors=False
         )
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
         return CompiledGrammar(matcher, vocabulary, self._mask_threads)
@@ -153,12 +149,6 @@ class GrammarCompiler:
 
 def _error(compiled: CompiledGrammar) -> str:
     return compiled.first if isinstance(compiled.first, str) else ""
-
-
-def _finished(compiled: CompiledGrammar) -> "Future[CompiledGrammar]":
-    future: Future[CompiledGrammar] = Future()
-    future.set_result(compiled)
-    return future
 
 
 def _failed(error: SluiceError) -> "Future[CompiledGrammar]":

@@ -1,8 +1,6 @@
-"""Translates GBNF, llama.cpp's grammar format, to llguidance's Lark.
-
-A rule that does not recurse becomes a terminal, with everything it refers to: one automaton, which is fast and tries
-all ways to read the text. Rules that recurse stay rules; between terminals inside them the longest match wins.
-"""
+"""Translates GBNF, llama.cpp's grammar format, to llguidance's Lark. A rule that does not recurse becomes a terminal,
+with everything it refers to: one automaton, which is fast and tries all ways to read the text. Rules that recurse stay
+rules; between terminals inside them the longest match wins."""
 
 import contextlib
 import json

@@ -27,10 +27,8 @@ _FEW = 8
 
 
 class CompiledGrammar:
-    """A grammar that any number of sequences can follow.
-
-    They share an automaton that grows as they explore it: a state that one has reached costs the next nothing.
-    """
+    """A grammar that any number of sequences can follow. They share an automaton that grows as they explore it: a state
+    that one has reached costs the next nothing."""
 
     def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary, threads: "MaskThreads") -> None:
         """`matcher` must be in its initial state."""
@@ -48,11 +46,8 @@ class CompiledGrammar:
 
 
 class GrammarConstraint:
-    """The `Constraint` of one sequence.
-
-    The mask of each state is computed once: by a thread of the pool after `prepare`, or by `apply` itself, whichever
-    comes first. Once the grammar is complete, only end-of-sequence tokens are allowed.
-    """
+    """The `Constraint` of one sequence. Each state's mask is computed once, by a thread of the pool after `prepare` or
+    by `apply` itself. Once the grammar is complete, only end-of-sequence tokens are allowed."""
 
     def __init__(self, grammar: CompiledGrammar, matcher: "LLMatcher") -> None:
         self._grammar = grammar
@@ -101,10 +96,8 @@ class GrammarConstraint:
 
 
 class MaskThreads:
-    """Threads that compute masks while the engine thread waits for the forward pass.
-
-    A constraint that needs its mask earlier computes it itself, so a slow or closed pool costs only time.
-    """
+    """Threads that compute masks while the engine thread waits for the forward pass. A constraint that needs its mask
+    earlier computes it itself, so a slow or closed pool costs only time."""
 
     def __init__(self, num_threads: int) -> None:
         self._queue: SimpleQueue[GrammarConstraint | None] = SimpleQueue()
@@ -137,10 +130,7 @@ class Mask(Protocol):
     """A set of allowed tokens."""
 
     def apply(self, row: FloatArray) -> None:
-        """Set the logits of all tokens that are not in the set to -inf.
-
-        Raises SluiceError INVALID if the set is small and no token of it is left.
-        """
+        """Set the logits of all other tokens to -inf. Raises INVALID if the set is small and no token of it is left."""
         ...
 
 

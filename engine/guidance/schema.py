@@ -51,10 +51,8 @@ def check_schema(schema: dict[str, Any]) -> None:
 
 
 def locate_error(schema: dict[str, Any], error: str, probe: Probe) -> tuple[str, str]:
-    """Return the JSON pointer of the innermost subschema at fault, and its own error.
-
-    A subschema is at fault if it has the same error when compiled by itself, or makes its parent unsatisfiable.
-    """
+    """Return the JSON pointer of the innermost subschema at fault, and its own error. A subschema is at fault if it has
+    the same error when compiled by itself, or makes its parent unsatisfiable."""
     shared: dict[str, Any] = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
     deadline = time.monotonic() + _SEARCH_S
     pointer, node, inner = "#", schema, True

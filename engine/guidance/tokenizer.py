@@ -25,11 +25,8 @@ sys.stdout.write(tokenizer.backend_tokenizer.to_str())
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer for llguidance and the size of the model's vocabulary.
-
-    Masks have `tokenizer.vocab_size` bits. Rows of logits have `vocab_size` entries; those from `num_usable` on are
-    padding.
-    """
+    """A tokenizer for llguidance and the size of the model's vocabulary. Masks have `tokenizer.vocab_size` bits. Rows
+    of logits have `vocab_size` entries; those from `num_usable` on are padding."""
 
     tokenizer: "LLTokenizer"
     vocab_size: int
@@ -37,11 +34,9 @@ class Vocabulary:
 
 
 def load_vocabulary(model_path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
-    """Load the tokenizer of the checkpoint in `model_path`; takes up to a second for 150,000 tokens.
-
-    `vocab_size` is the model's, which may be more or less than the tokenizer's. Raises SluiceError INVALID if the
-    model cannot be guided: it has no end of sequence, or a tokenizer whose tokens have no fixed bytes.
-    """
+    """Load the tokenizer of the checkpoint in `model_path`; takes up to a second for 150,000 tokens. `vocab_size` is
+    the model's, which may be more or less than the tokenizer's. Raises INVALID if the model cannot be guided: it has no
+    end of sequence, or a tokenizer whose tokens have no fixed bytes."""
     from llguidance import LLTokenizer  # 40 ms and 8 MB that only guided requests need
 
     try:
@@ -88,10 +83,7 @@ def _with_known_decoder(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_all_ids(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Add a special token for every unused id below the last, and return the number of ids.
-
-    llguidance counts tokens, although it should look at the last id.
-    """
+    """Add a special token for each unused id, since llguidance counts tokens; return the number of ids."""
     model, added = document["model"], list(document.get("added_tokens") or [])
     vocab = model["vocab"]
     if not isinstance(vocab, dict):  # Unigram has a list, which has no gaps
@@ -101,10 +93,6 @@ def _with_all_ids(document: dict[str, Any]) -> tuple[dict[str, Any], int]:
     gaps = {f"<|unused {token_id}|>": token_id for token_id in range(max(used) + 1) if token_id not in used}
     if not gaps:
         return document, max(used) + 1
-    added += [_special(token_id, name) for name, token_id in gaps.items()]
+    flags = {"special": True, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
+    added += [{"id": token_id, "content": name, **flags} for name, token_id in gaps.items()]
     return {**document, "added_tokens": added, "model": {**model, "vocab": {**vocab, **gaps}}}, max(used) + 1
-
-
-def _special(token_id: int, content: str) -> dict[str, Any]:
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": token_id, "content": content, "special": True, **flags}

@@ -39,10 +39,8 @@ ones that may write white space anywhere often write nothing else."""
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """A grammar for llguidance: its text, and in `fuel` what compiling it may cost.
-
-    `explain` turns llguidance's error into one for the client; it may compile parts of the grammar by the probe.
-    """
+    """A grammar for llguidance: its text, and in `fuel` what compiling it may cost. `explain` turns llguidance's error
+    into one for the client; it may compile parts of the grammar by the probe."""
 
     text: str
     explain: Callable[[str, Probe], SluiceError]
@@ -82,10 +80,6 @@ def _schema_grammar(text: str) -> str:
         raise invalid("grammar", f"the JSON schema is not valid JSON: {error}") from None
 
 
-def _json_object(text: str) -> Translation:
-    return _json_schema('{"type":"object"}')
-
-
 def _regex(text: str) -> Translation:
     def explain(raw: str, probe: Probe) -> SluiceError:
         fault = parse_regex_error(raw)
@@ -108,19 +102,27 @@ def _original_offset(text: str, offset: int) -> int:
     return bisect.bisect_left(range(len(text)), offset, key=lambda length: len(_regex_in_lark(text[:length])))
 
 
-def _choice(text: str) -> Translation:
+def parse_choices(text: str) -> list[str]:
+    """Return the distinct strings of a choice. Raises INVALID for text that is not a JSON array with some."""
     try:
         choices = msgspec.json.decode(text, type=list[str])
     except (msgspec.DecodeError, RecursionError) as error:
         raise invalid("grammar", f"choice must be a JSON array of strings: {error}") from None
     if not choices:
         raise invalid("grammar", "choice must have at least one string, got an empty array")
-    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in dict.fromkeys(choices))
-    return Translation(_lark_grammar(f"start: CHOICE\nCHOICE: {words}\n"), _explain_choice)
+    return list(dict.fromkeys(choices))
 
 
-def _explain_choice(raw: str, probe: Probe) -> SluiceError:
-    return invalid("grammar", f"the choice cannot be used: {reword_error(raw)}")
+def choice_in_lark(choices: list[str]) -> str:
+    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return f"start: CHOICE\nCHOICE: {words}\n"
+
+
+def _choice(text: str) -> Translation:
+    def explain(raw: str, probe: Probe) -> SluiceError:
+        return invalid("grammar", f"the choice cannot be used: {reword_error(raw)}")
+
+    return Translation(_lark_grammar(choice_in_lark(parse_choices(text))), explain)
 
 
 def _ebnf(text: str) -> Translation:
@@ -160,7 +162,7 @@ def _lark_grammar(text: str) -> str:
 
 _TRANSLATORS: dict[GrammarKind, Callable[[str], Translation]] = {
     GrammarKind.JSON_SCHEMA: _json_schema,
-    GrammarKind.JSON_OBJECT: _json_object,
+    GrammarKind.JSON_OBJECT: lambda text: _json_schema('{"type":"object"}'),
     GrammarKind.REGEX: _regex,
     GrammarKind.CHOICE: _choice,
     GrammarKind.EBNF: _ebnf,

@@ -1,7 +1,5 @@
-"""The in-flight batching loop: drain, plan, apply, run, commit, emit.
-
-One thread owns the queue, the sequences, the block tables and the free list. Other threads send commands.
-"""
+"""The in-flight batching loop: drain, plan, apply, run, commit, emit. One thread owns the queue, the sequences, the
+block tables and the free list. Other threads send commands."""
 
 import logging
 from collections import deque

@@ -43,11 +43,9 @@ class Intake(AdmissionController[Sequence]):
         return self.queue.get(stream_id) or self._grammars.get(stream_id)
 
     def submit(self, command: Submit, running: Collection[Sequence], free_blocks: int, now: float) -> None:
-        """Queue a request; `free_blocks` is how many blocks no running sequence reserves.
-
-        Raises SluiceError: INVALID for a request that can never be served, OVERLOADED if the queue is full, DEADLINE
-        if the wait would be too long. A request that a lost engine had accepted is not rejected for the queue.
-        """
+        """Queue a request; `free_blocks` is how many blocks no running sequence reserves. Raises INVALID for a request
+        that can never be served, OVERLOADED if the queue is full, DEADLINE if the wait would be too long. A request
+        that a lost engine had accepted is not rejected for the queue."""
         request = command.request
         check_request(request, self._info)
         num_blocks = worst_case_blocks(
@@ -90,10 +88,8 @@ class Intake(AdmissionController[Sequence]):
 
 
 class PendingGrammars:
-    """Sequences whose grammar is being compiled. They wait beside the queue, so that they delay no other sequence.
-
-    Used by the engine thread; the compiler's own threads do the work.
-    """
+    """Sequences whose grammar is being compiled. They wait beside the queue, so that they delay no other sequence. Used
+    by the engine thread; the compiler's own threads do the work."""
 
     def __init__(self, model_path: str, info: EngineInfo) -> None:
         self._model_path = model_path

@@ -22,10 +22,8 @@ def load_runner(config: EngineConfig) -> Runner:
 
 
 def load_draft_runner(config: EngineConfig, info: RunnerInfo) -> Runner | None:
-    """Load the draft model of `config`, if any, with as many KV blocks as the model that `info` describes.
-
-    Raises SluiceError if it cannot be loaded, or differs from the model in vocabulary or block size.
-    """
+    """Load the draft model of `config`, if any, with as many KV blocks as the model that `info` describes. Raises
+    SluiceError if it cannot be loaded, or differs from the model in vocabulary or block size."""
     if config.speculation is not Speculation.DRAFT_MODEL:
         return None
     if config.draft_model_path is None:

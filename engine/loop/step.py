@@ -47,11 +47,9 @@ class BuiltBatch:
 
 
 def build_batch(plan: StepPlan[Sequence], tables: BlockTables) -> BuiltBatch:
-    """Build the batch of `plan`. Each sequence in it must have blocks for its new tokens already.
-
-    Each draft token is a subsequence of its own, with the block table of its sequence: kernels for one token and for
-    many round differently, and a draft must be checked against the logits that decoding would have had.
-    """
+    """Build the batch of `plan`. Each sequence in it must have blocks for its new tokens already. Each draft token is a
+    subsequence of its own, with the block table of its sequence: kernels for one token and for many round differently,
+    and a draft must be checked against the logits that decoding would have had."""
     decode, past = _decode_rows(plan)
     prefill = [chunk.sequence for chunk in plan.prefill]
     lengths = np.ones(len(decode) + len(prefill), np.int32)

@@ -1,8 +1,5 @@
-"""The engine process: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE`.
-
-It binds a ZeroMQ ROUTER socket; each client is a DEALER. The loop itself polls the socket between steps, so that no
-second thread competes with it for Python's lock.
-"""
+"""The engine process: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE`. Clients are DEALERs of its
+ROUTER socket. The loop polls it between steps, so that no second thread competes for Python's lock."""
 
 import logging
 import sys
@@ -34,21 +31,16 @@ def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConf
         log.exception("loading %s failed", config.model_path)
         transport.send_all(LoadFailed(ErrorCode.INTERNAL, f"loading {config.model_path} failed: {error}"))
         return 1
+    load_seconds = time.perf_counter() - started
     try:
-        _run(runner, draft_runner, config, transport, time.perf_counter() - started)
+        executor = InflightExecutor(runner, config, transport, transport.emit, draft_runner=draft_runner)
+        transport.send_all(Ready(engine_info(runner, config, load_seconds)))
+        executor.run()
     finally:
         runner.close()
         if draft_runner is not None:
             draft_runner.close()
     return 0
-
-
-def _run(
-    runner: Runner, draft_runner: Runner | None, config: EngineConfig, transport: Transport, load_seconds: float
-) -> None:
-    executor = InflightExecutor(runner, config, transport, transport.emit, draft_runner=draft_runner)
-    transport.send_all(Ready(engine_info(runner, config, load_seconds)))
-    executor.run()
 
 
 def main(argv: list[str], load: Callable[[EngineConfig], Runner] = load_runner) -> int:

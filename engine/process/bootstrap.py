@@ -16,11 +16,8 @@ from engine.process.transport import Transport
 @contextmanager
 def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
     """Yield the configuration and the transport for ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE, with a client connected.
-
-    The configuration is in a file, which is removed, because every user of the machine can read a command line.
-
-    The process never outlives the gateway, because an orphaned engine would keep its memory and cores for no use.
-    """
+    The configuration is in a file, which is removed, because every user of the machine can read a command line. The
+    process never outlives the gateway, because an orphaned engine would keep its memory and cores for no use."""
     endpoint, parent, log_level, config_file = argv
     logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
     # Only the gateway ends the engine.

@@ -16,10 +16,8 @@ _PROC = Path("/proc")
 
 
 def kill_session(leader: int) -> None:
-    """Kill all processes of the session that `leader` started, except this one. `leader` may have ended already.
-
-    A launcher gives its ranks process groups of their own, but they stay in its session.
-    """
+    """Kill all processes of the session that `leader` started, except this one. `leader` may have ended already. A
+    launcher gives its ranks process groups of their own, but they stay in its session."""
     if os.getpgid(0) != leader:  # killing its own group would end this process first
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
@@ -47,11 +45,8 @@ def _session_of(stat: Path) -> int | None:
 
 
 def end_with(parent: int, clean_up: Callable[[], None]) -> None:
-    """Watch `parent` on a thread. When it ends, call `clean_up` and end this process with all of its session.
-
-    `parent` need not have started this process, since a launcher may be between them. The session is ended only if it
-    is not the parent's too.
-    """
+    """Watch `parent`, which may have started a launcher between, on a thread. When it ends, call `clean_up` and end
+    this process with all of its session, unless that is the parent's too."""
     has_own_session = _session(0) != _session(parent)
 
     def watch() -> None:

@@ -25,11 +25,8 @@ class Transport:
         self._encoder = msgspec.msgpack.Encoder()
 
     def fileno(self) -> int:
-        """Return a file descriptor for an event loop, readable when something has changed.
-
-        It signals each change once, and sending resets it. So the caller must `receive` until nothing comes, and after
-        each send.
-        """
+        """Return a file descriptor for an event loop, readable when something has changed. It signals each change once,
+        and sending resets it. So the caller must `receive` until nothing comes, and after each send."""
         return int(self._socket.fileno())
 
     def await_client(self) -> None:

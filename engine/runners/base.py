@@ -56,14 +56,11 @@ class RunnerInfo:
 class Runner(Protocol):
     """A model on a device with its KV blocks. Used from one thread."""
 
-    @property
-    def info(self) -> RunnerInfo: ...
+    info: RunnerInfo
 
     def run(self, batch: StepBatch) -> FloatArray:
-        """Run one forward pass. Returns logits [num_sampled, vocab_size] float32.
-
-        The array may be the runtime's own buffer: it is valid until the next `run`, and the caller may write to it.
-        """
+        """Run one forward pass. Returns logits [num_sampled, vocab_size] float32. The array may be the runtime's own
+        buffer: it is valid until the next `run`, and the caller may write to it."""
         ...
 
     def close(self) -> None:

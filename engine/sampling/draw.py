@@ -142,10 +142,8 @@ def _totals_and_means(logits: FloatArray, draws: Draws) -> tuple[Doubles, Double
 
 
 def draw_from_top_tokens(logits: FloatArray, draws: Draws, totals: Doubles, means: Doubles) -> Ids:
-    """Return token ids [n]; UNKNOWN for rows that the top tokens do not decide.
-
-    `totals` and `means` [n] are of the weights of all tokens, read where `draws.needs_total` or `draws.needs_mean`.
-    """
+    """Return token ids [n]; UNKNOWN for rows that the top tokens do not decide. `totals` and `means` [n] are of the
+    weights of all tokens, read where `draws.needs_total` or `draws.needs_mean`."""
     top = top_tokens(logits, draws.rows)
     num_rows, width = top.values.shape
     chunks = np.zeros((num_rows, -(-width // CHUNK), CHUNK), np.float32)
@@ -169,10 +167,8 @@ def draw_from_top_tokens(logits: FloatArray, draws: Draws, totals: Doubles, mean
 def _least_kept_of_top(
     weights: FloatArray, bound: FloatArray, draws: Draws, vocab_size: int, totals: Doubles
 ) -> tuple[FloatArray, Mask]:
-    """Return the least weight [n] that top_k, top_p and min_p keep; it is not above the bound if it is unknown.
-
-    The mask says whether top_k, on which top_p depends, is known or off.
-    """
+    """Return the least weight [n] that top_k, top_p and min_p keep; it is not above the bound if it is unknown. The
+    mask says whether top_k, on which top_p depends, is known or off."""
     descending = np.sort(weights, axis=1)[:, ::-1]
     width = max(int(np.count_nonzero(descending > bound[:, None], axis=1).max()), 1)
     descending = descending[:, :width]
@@ -192,9 +188,7 @@ def _keep_typical_of_top(
     weights: FloatArray, bound: FloatArray, draws: Draws, is_all: Mask, totals: Doubles, means: Doubles
 ) -> tuple[FloatArray, Mask]:
     """Return the weights [n, width] that typical_p keeps, and whether the tokens outside the top cannot change them.
-
-    `is_all` says whether typical_p chooses among all tokens, else among those that other filters left.
-    """
+    `is_all` says whether typical_p chooses among all tokens, else among those that other filters left."""
     mass = np.where(is_all, totals, weights.sum(axis=1, dtype=np.float64))
     mean = np.where(is_all, means, mean_log_weight(weights, mass))
     kept, farthest = keep_typical(weights, draws.typical_p * mass, mean)
@@ -261,10 +255,8 @@ def _least_of_nucleus(weights: FloatArray, top_p: float) -> np.float32:
 
 
 def _narrow_down(weights: FloatArray, target: float, top_p: float) -> tuple[float, FloatArray]:
-    """Return the weights among which, in descending order, the sum reaches `target`, and the sum of all larger ones.
-
-    A sample tells between which two weights that is likely to be. The result is right wherever it is.
-    """
+    """Return the weights among which, in descending order, the sum reaches `target`, and the sum of all larger ones. A
+    sample tells between which two weights that is likely to be. The result is right wherever it is."""
     sample = np.sort(weights[::_STEP])[::-1]
     cumulative = np.cumsum(sample, dtype=np.float64)
     shares = np.array([top_p - _MARGIN * (1 - top_p), top_p + _MARGIN * (1 - top_p)])
@@ -332,11 +324,9 @@ _UNUSED_BITS = np.uint64(11)
 
 
 def uniform(seeds: NDArray[np.uint64], indices: NDArray[np.uint64]) -> Doubles:
-    """Return numbers in [0, 1), one for each pair of `seeds` [n] and `indices` [n].
-
-    The generator is SplitMix64 (Steele, Lea, Flood 2014), which can jump to any index at no cost. A seed is mixed
-    before it becomes a starting point, so that consecutive seeds do not give the same numbers shifted.
-    """
+    """Return numbers in [0, 1), one for each pair of `seeds` [n] and `indices` [n]. The generator is SplitMix64
+    (Steele, Lea, Flood 2014), which can jump to any index at no cost. A seed is mixed before it becomes a starting
+    point, so that consecutive seeds do not give the same numbers shifted."""
     numbers = _mix(_mix(seeds) + (indices + np.uint64(1)) * _STRIDE)
     return (numbers >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
 

@@ -1,7 +1,5 @@
-"""Edits of the logits before a token is chosen, each kind at once for all rows that need it.
-
-The order is that of transformers: bias, penalties, bans; the grammar comes last.
-"""
+"""Edits of the logits before a token is chosen, each kind at once for all rows that need it. The order is that of
+transformers: bias, penalties, bans; the grammar comes last."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,10 +16,8 @@ _Ids = NDArray[np.int32]
 
 
 def edit_logits(logits: FloatArray, rows: _Rows, states: _States) -> dict[int, SluiceError]:
-    """Apply the edits of `states` to their `rows` of `logits`, in place. No row may be repeated.
-
-    Returns the errors of failed constraints, by index of the state; all tokens of their rows are banned.
-    """
+    """Apply the edits of `states` to their `rows` of `logits`, in place. No row may be repeated. Returns the errors of
+    failed constraints, by index of the state; all tokens of their rows are banned."""
     _bias(logits, rows, states)
     _repetition(logits, rows, states)
     _presence_and_frequency(logits, rows, states)

@@ -64,9 +64,7 @@ def _first(top: TopTokens, count: int) -> tuple[_Ids, FloatArray]:
 
 def _descending(values: FloatArray, count: int) -> _Ids:
     """Return the places [n, count] of the largest of `values` [n, width], in order; earlier places first among equals.
-
-    Value and place are packed into one integer, because sorting those takes a fraction of the time of an argsort.
-    """
+    Value and place are packed into one integer, because sorting those takes a fraction of the time of an argsort."""
     bits = (values + np.float32(0)).view(np.uint32)  # adding 0 makes 0 of -0
     is_negative = bits >> np.uint32(31) != 0
     falling = np.where(is_negative, bits, ~bits & np.uint32(2**31 - 1)).astype(np.uint64)

@@ -34,10 +34,8 @@ class Samples:
 
 
 def sample(logits: FloatArray, states: _States, rows: Rows | None = None) -> Samples:
-    """Choose a token for each state from its row of `logits` [any, vocab_size], which may be overwritten.
-
-    `rows[i]` is the row of `states[i]`, by default i. States may share a row.
-    """
+    """Choose a token for each state from its row of `logits` [any, vocab_size], which may be overwritten. `rows[i]` is
+    the row of `states[i]`, by default i. States may share a row."""
     rows = np.arange(len(states)) if rows is None else rows
     if all(state.is_plain for state in states):
         token_ids, _, failed = _finite_argmax(logits, rows, states)

@@ -1,8 +1,5 @@
-"""Arithmetic on rows of logits over a large vocabulary: softmax weights and their sums, inversion, top tokens.
-
-Rows are processed in blocks that stay in a core's cache. A weight is a token's probability divided by that of the
-most likely one.
-"""
+"""Arithmetic on rows of logits over a large vocabulary: softmax weights and sums, inversion, top tokens. Blocks of rows
+stay in a core's cache. A weight is a token's probability divided by that of the most likely one."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,10 +32,8 @@ _NUM_STRIPES = 128
 
 
 def row_blocks(logits: FloatArray, rows: Rows, width: int | None = None) -> Iterator[tuple[slice, FloatArray]]:
-    """Yield `logits[rows]` in blocks: (slice of `rows`, their logits). Consecutive rows are not copied.
-
-    `width` is how many numbers are computed for each row, if that is not its own length.
-    """
+    """Yield `logits[rows]` in blocks: (slice of `rows`, their logits). Consecutive rows are not copied. `width` is how
+    many numbers are computed for each row, if that is not its own length."""
     size = max(1, _BLOCK // (width or logits.shape[1]))
     for begin in range(0, len(rows), size):
         block_rows = rows[begin : begin + size].tolist()
@@ -125,17 +120,13 @@ def _buffer(logits: FloatArray, rows: Rows) -> FloatArray:
 
 def invert(cumulative: Doubles, uniform: Doubles) -> Ids:
     """Return the place [n] where `cumulative` [n, width] first exceeds the share `uniform` (in [0, 1)) of its last.
-
-    That place has a weight above 0, because at a weight of 0 the sum does not change.
-    """
+    That place has a weight above 0, because at a weight of 0 the sum does not change."""
     return _first_above(cumulative, uniform * cumulative[:, -1])
 
 
 def invert_chunks(sums: FloatArray, uniform: Doubles, chunk_weights: Callable[[Ids], FloatArray]) -> Ids:
-    """Invert rows of which only the `sums` [n, num_chunks] of chunks are known.
-
-    `chunk_weights(chunks)` returns the weights [n, CHUNK] of one chunk [n] of each row.
-    """
+    """Invert rows of which only the `sums` [n, num_chunks] of chunks are known. `chunk_weights(chunks)` returns the
+    weights [n, CHUNK] of one chunk [n] of each row."""
     cumulative = np.cumsum(sums, axis=1, dtype=np.float64)
     chunk = invert(cumulative, uniform)
     before = np.where(chunk > 0, cumulative[np.arange(len(cumulative)), chunk - 1], 0.0)

@@ -22,10 +22,7 @@ class Constraint(Protocol):
     """A constraint on one sequence's output, such as a grammar. Used from the engine thread."""
 
     def prepare(self) -> None:
-        """Start to compute, in the background, which tokens may come next.
-
-        Called before the forward pass, which hides its time. Without it, `apply` does the work.
-        """
+        """Start to compute the next mask in the background, hidden by the forward pass. `apply` does it otherwise."""
         ...
 
     def apply(self, row: FloatArray) -> None:
@@ -89,7 +86,8 @@ class SamplingState:
         can_edit = self._always_edits or params.min_tokens > 0 or self._bad_words is not None
         self.is_plain = params.temperature == 0 and params.logprobs is None and not can_edit
         """Whether sampling always takes the most likely token and nothing else is requested."""
-        self.filters = _filters(params)
+        temperature = max(params.temperature, _LEAST_TEMPERATURE)
+        self.filters = (temperature, params.top_k or NO_TOP_K, params.top_p, params.min_p, params.typical_p)
         """temperature, top_k, top_p, min_p and typical_p: one row of the arrays in `Draws`."""
         for token_id in output_token_ids:
             self.observe(token_id)
@@ -133,15 +131,8 @@ class SamplingState:
             self.constraint.accept(token_id)
 
 
-def _filters(params: SamplingParams) -> tuple[float, float, float, float, float]:
-    temperature = max(params.temperature, _LEAST_TEMPERATURE)
-    return temperature, params.top_k or NO_TOP_K, params.top_p, params.min_p, params.typical_p
-
-
 class TokenCounts:
-    """Counts of distinct token ids, in arrays that grow: a penalty touches only the tokens seen, however large the
-    vocabulary is.
-    """
+    """Counts of distinct token ids in growing arrays: a penalty touches only seen tokens, not the whole vocabulary."""
 
     def __init__(self, token_ids: Iterable[int] = ()) -> None:
         self._ids = np.zeros(64, np.int32)
@@ -171,11 +162,8 @@ class TokenCounts:
 
 
 class BadWords:
-    """Bad words of two tokens or more: the last token of one is banned if all tokens before it have just occurred.
-
-    Prompt and output count alike, so that a word that the prompt begins is not completed either (as in transformers'
-    NoBadWordsLogitsProcessor).
-    """
+    """Bad words of two tokens or more: the last is banned if all before it have just occurred, in prompt or output, so
+    that a word begun by the prompt is not completed (transformers' NoBadWordsLogitsProcessor)."""
 
     def __init__(self, words: Iterable[tuple[int, ...]], prompt_token_ids: Sequence[int]) -> None:
         self._words_by_token: dict[int, list[tuple[tuple[int, ...], int]]] = {}

@@ -14,8 +14,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
-"""Upper bound of `Retry-After`. With the lower one, no client hammers a full queue, and none stays away on a forecast
-of more than a minute."""
+"""Bounds of `Retry-After`: no client hammers a full queue, and none stays away for long on a mere forecast."""
 DEADLINE_MARGIN = 1.5
 MIN_EXCESS_S = 0.5
 """A request is rejected for its deadline only if the predicted wait is DEADLINE_MARGIN times the time it has, and
@@ -35,12 +34,9 @@ class AdmissionController(Generic[Q]):
     def check_admission(
         self, command: Submit, num_blocks: int, running: Collection[RunningSequence], free_blocks: int
     ) -> float:
-        """Check whether the request may wait. Returns the predicted wait in seconds.
-
-        `num_blocks` is the most the request can need, and `free_blocks` how many are not reserved. Raises SluiceError:
-        OVERLOADED if the queue is full, DEADLINE if the wait would be too long. A request that a lost engine had
-        accepted is never rejected.
-        """
+        """Check whether the request may wait. Returns the predicted wait in seconds. `num_blocks` is the most the
+        request can need, and `free_blocks` how many are not reserved. Raises OVERLOADED if the queue is full, DEADLINE
+        if the wait would be too long. A request that a lost engine had accepted is never rejected."""
         request = command.request
         ahead = self.queue.work_ahead(request.priority, request.tenant)
         wait_s = self.forecast.wait_s(running, ahead, num_blocks, free_blocks)
@@ -108,11 +104,8 @@ def check_reported_queue(stats: EngineStats, max_num_seqs: int, config: EngineCo
 class HasDeadlines(Protocol):
     """A sequence with deadlines."""
 
-    @property
-    def request(self) -> GenerateRequest: ...
-
-    @property
-    def deadline(self) -> float: ...
+    request: GenerateRequest
+    deadline: float
 
 
 def deadline_error(sequence: HasDeadlines, now: float) -> SluiceError:

@@ -1,7 +1,5 @@
-"""Order of admission within one priority: tenants share the engine by the tokens they were served.
-
-Virtual Token Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024).
-"""
+"""Order of admission within one priority: tenants share the engine by the tokens they were served. Virtual Token
+Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024)."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -149,11 +147,9 @@ class FairShare(Generic[Q]):
     # -- order
 
     def in_order(self) -> Iterator[Q]:
-        """Yield the waiting sequences in the order in which they would be admitted one by one.
-
-        Each one's tenant is charged for it on the way, in this walk only. Lazy: k sequences cost O(k log k), however
-        many wait. The heap is walked from its top: a node's children are considered once the node was.
-        """
+        """Yield the waiting sequences in the order in which they would be admitted one by one. Each one's tenant is
+        charged for it on the way, in this walk only. Lazy: k sequences cost O(k log k), however many wait. The heap is
+        walked from its top: a node's children are considered once the node was."""
         self._settle()
         front: list[tuple[float, int, int, _TenantCursor[Q] | None]] = []
         self._push_node(0, front)
@@ -178,11 +174,8 @@ class FairShare(Generic[Q]):
             heappush(front, (counter, arrival, node, None))
 
     def work_ahead(self, name: str) -> QueuedWork:
-        """Estimate the work that would be admitted before a sequence that the tenant adds now.
-
-        That is all waiting work of the tenant, and of each other tenant what is served until its counter passes the
-        tenant's.
-        """
+        """Estimate the work that would be admitted before a sequence that the tenant adds now. That is all waiting work
+        of the tenant, and of each other tenant what is served until its counter passes the tenant's."""
         own = self._tenants.get(name)
         ahead = own.work if own is not None else QueuedWork()
         weight = self._weights.get(name, DEFAULT_WEIGHT)

@@ -1,8 +1,6 @@
-"""Capacity policies: which sequences may hold KV blocks in the next step.
-
-Names and meaning are TensorRT-LLM's (`CapacitySchedulerPolicy`). A new policy is one more `Policy` here, and one more
-name in `SchedulerPolicy`; planner, admission, forecast and the help of `--scheduler-policy` follow.
-"""
+"""Capacity policies: which sequences may hold KV blocks in the next step. Names and meaning are TensorRT-LLM's
+(`CapacitySchedulerPolicy`). A new policy is one more `Policy` here, and one more name in `SchedulerPolicy`; planner,
+admission, forecast and the help of `--scheduler-policy` follow."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,11 +81,8 @@ class Decision(Generic[S]):
 
 
 class DecideFunction(Protocol):
-    """Decides, without side effects, which sequences hold blocks in the next step.
-
-    `running` is in order of admission, `waiting` in the order in which sequences are to be admitted;
-    `num_private_blocks` counts the blocks that only the given sequence references.
-    """
+    """Decides, without side effects, which sequences hold blocks in the next step. `running` and `waiting` are in order
+    of admission; `num_private_blocks` counts the blocks that only the given sequence references."""
 
     def __call__(
         self,
@@ -160,11 +155,8 @@ def _max_utilization(
     limits: StepLimits,
     num_private_blocks: Callable[[S], int],
 ) -> Decision[S]:
-    """Admit on what the next token needs; if blocks run out, preempt the youngest.
-
-    A step that preempts admits no sequence. Admission leaves a free block for each running sequence, since one that
-    is admitted into the last block would be preempted in the next step.
-    """
+    """Admit on what the next token needs; if blocks run out, preempt the youngest, and admit none. Admission leaves a
+    free block for each running sequence: one admitted into the last block would be preempted at once."""
     kept, preempted, free = list(running), [], limits.num_free_blocks
     served = 0
     while served < len(kept):

@@ -75,17 +75,18 @@ class WaitingQueue(Generic[Q]):
     def add(self, sequence: Q) -> None:
         """Queue a new sequence."""
         assert sequence.stream_id not in self._waiting and sequence.stream_id not in self._admitted
-        members = self._open_class(sequence.priority)
+        members = self._classes.get(sequence.priority)
+        if members is None:
+            members = self._classes[sequence.priority] = _PriorityClass(self._weights)
+            insort(self._priorities, sequence.priority)
         entry = QueueEntry(sequence, self._num_arrived, members.new.tenant(sequence.tenant), QueuedWork.of(sequence))
         self._num_arrived += 1
         members.new.add(entry)
         self._enqueue(entry, members, min(sequence.start_deadline, sequence.deadline))
 
     def requeue(self, sequence: Q) -> None:
-        """Queue a preempted sequence before all new ones of its priority, the oldest preempted one first.
-
-        Its tenant is not charged again, and it has met its `start_deadline`.
-        """
+        """Queue a preempted sequence before all new ones of its priority, the oldest preempted one first. Its tenant is
+        not charged again, and it has met its `start_deadline`."""
         entry = self._admitted.pop(sequence.stream_id)
         members = self._classes[sequence.priority]
         entry.is_preempted, entry.work = True, QueuedWork.of(sequence)
@@ -119,7 +120,9 @@ class WaitingQueue(Generic[Q]):
             self._dequeue(entry, members)
         if not is_new:
             members.new.stop(entry.tenant)
-        self._close_class_if_idle(entry.sequence.priority)
+        if members.new.is_idle:
+            del self._classes[entry.sequence.priority]
+            self._priorities.remove(entry.sequence.priority)
         return entry.sequence
 
     # -- deadlines
@@ -149,18 +152,6 @@ class WaitingQueue(Generic[Q]):
             members.preempted.remove(entry)
         else:
             members.new.remove(entry)
-
-    def _open_class(self, priority: int) -> "_PriorityClass[Q]":
-        members = self._classes.get(priority)
-        if members is None:
-            members = self._classes[priority] = _PriorityClass(self._weights)
-            insort(self._priorities, priority)
-        return members
-
-    def _close_class_if_idle(self, priority: int) -> None:
-        if self._classes[priority].new.is_idle:
-            del self._classes[priority]
-            self._priorities.remove(priority)
 
 
 class _PriorityClass(Generic[Q]):

@@ -33,13 +33,9 @@ _Piece = tuple[Sequence, _DraftState, int, NDArray[np.int32]]
 
 
 class DraftModel:
-    """Greedy drafts of a small model.
-
-    Its cache has as many blocks as the model's, and they share the block tables: a block that the planner allocates
-    has the K and V of both models.
-
-    It prefills a context in chunks of its own, between the model's steps, and drafts once it has caught up.
-    """
+    """Greedy drafts of a small model. Its cache has as many blocks as the model's, and they share the block tables: a
+    block that the planner allocates has the K and V of both models. It prefills a context in chunks of its own, between
+    the model's steps, and drafts once it has caught up."""
 
     def __init__(
         self,

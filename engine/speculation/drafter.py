@@ -48,11 +48,8 @@ class DraftGate:
     _steps_to_wait: int = 0
 
     def num_drafts(self, most: int, prices: TokenPrices) -> int:
-        """Return how many of at most `most` drafts to check in this step.
-
-        The n-th is reached with probability rate^n, and is worth checking while rate^n * value >= cost. A closed gate
-        lets one draft through now and then, to learn whether the text has changed.
-        """
+        """Return how many of at most `most` drafts to check. The n-th is reached with probability rate^n, and is worth
+        it while rate^n * value >= cost. A closed gate lets a draft through now and then: the text may have changed."""
         worth, chance = 0, self.rate
         while worth < most and chance > MIN_CHANCE and chance * prices.value_s >= prices.cost_s:
             worth += 1

@@ -7,8 +7,7 @@ LENGTHS = (4, 2)
 """Lengths of the n-grams that are looked up, the longest first."""
 
 MANY_MISSES, LONGEST_REST = 16, 15
-"""After this many lookups without a match, a sequence is looked up every fourth step, then ever more rarely, down to
-once in LONGEST_REST + 1 steps."""
+"""After so many lookups without a match, only every fourth step looks up, then ever fewer: 1 in LONGEST_REST + 1."""
 FEW_TOKENS = 8
 """Up to this many new tokens are indexed one by one, more in bulk."""
 

@@ -75,11 +75,7 @@ class LlmBackend(Backend):
             await starting
             await text.warm_up()
             return LlmModel(
-                source.config,
-                text,
-                engine,
-                heartbeat_timeout_s=services.heartbeat_timeout_s,
-                limits=services.limits,
+                source.config, text, engine, heartbeat_timeout_s=services.heartbeat_timeout_s, limits=services.limits
             )
         except BaseException:
             await _abandon(starting)

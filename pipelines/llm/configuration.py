@@ -3,13 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tritonclient.grpc.model_config_pb2 import (
-    DataType,
-    ModelConfig,
-    ModelInput,
-    ModelInstanceGroup,
-    ModelOutput,
-)
+from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelInstanceGroup, ModelOutput
 
 from engine.config import EngineConfig
 from engine.scheduling.policies import find_policy
@@ -27,11 +21,8 @@ _NO_FILE = ModelYaml()
 
 
 def complete_config(config: ModelConfig, yaml: ModelYaml = _NO_FILE) -> ModelConfig:
-    """Return `config` with all text and token tensors, as inputs and outputs where it declares none.
-
-    The model is decoupled then, because a request that streams has many responses, unless `config` or its
-    `model.yaml` says otherwise.
-    """
+    """Return `config` with all text and token tensors, as inputs and outputs where it declares none. The model is
+    decoupled then, as a request that streams has many responses, unless `config` or its `model.yaml` says otherwise."""
     whole = ModelConfig()
     whole.CopyFrom(config)
     if yaml.decoupled is not None and not whole.HasField("model_transaction_policy"):

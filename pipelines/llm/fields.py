@@ -1,8 +1,5 @@
-"""The tensors of an LLM: one table by which they are declared, read and refused.
-
-Names and types are those of TensorRT-LLM's models, `tensorrt_llm` (tokens), `ensemble` and `tensorrt_llm_bls` (text),
-and of Triton's vLLM backend.
-"""
+"""The tensors of an LLM: one table by which they are declared, read and refused. Names and types are those of
+TensorRT-LLM's `tensorrt_llm` (tokens), `ensemble` and `tensorrt_llm_bls` (text), and of Triton's vLLM backend."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -63,10 +60,7 @@ class LlmInput:
 
 @dataclass(frozen=True, slots=True)
 class LlmOutput:
-    """An output. TensorRT-LLM's dims with a beam dimension have two entries.
-
-    `alias_of` and `is_completed` mean the same as in `LlmInput`.
-    """
+    """An output. TensorRT-LLM's dims with beams have two entries. Shared fields are explained in `LlmInput`."""
 
     name: str
     datatype: str

@@ -28,10 +28,8 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 
 class LlmModel(Model):
-    """Serves the text and token tensors that its configuration declares. Rows of a batch are generated side by side.
-
-    A request that streams gets a response for each piece, any other request gets one response.
-    """
+    """Serves the text and token tensors that its configuration declares. Rows of a batch are generated side by side. A
+    request that streams gets a response for each piece, any other request gets one response."""
 
     def __init__(
         self,

@@ -1,7 +1,5 @@
-"""Reads the folder of an LLM: finds its checkpoint and tokenizer, and parses its files of arguments and adapters.
-
-The files are NVIDIA's `model.yaml`, and `model.json` and `multi_lora.json` of Triton's vLLM backend.
-"""
+"""Reads the folder of an LLM: finds its checkpoint and tokenizer, and parses its files of arguments and adapters. The
+files are NVIDIA's `model.yaml`, and `model.json` and `multi_lora.json` of Triton's vLLM backend."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -48,10 +46,8 @@ def find_checkpoint(
     source: ModelSource, texts: Mapping[str, str], engine_python: str | None = None
 ) -> CheckpointFolder:
     """Return the checkpoint in the version's folder, else in the folder of the first parameter in `texts` with one.
-
-    `engine_python` is the engine's Python where that is not this one. Raises SluiceError NOT_FOUND, which says what
-    was found instead and what to put there.
-    """
+    `engine_python` is the engine's Python where that is not this one. Raises NOT_FOUND, which says what was found
+    instead and what to put there."""
     path = next((folder for folder in _candidates(source, texts) if _is_checkpoint(folder, engine_python)), None)
     if path is None:
         raise _not_found(source, texts, engine_python)
@@ -103,7 +99,8 @@ def _not_found(source: ModelSource, texts: Mapping[str, str], engine_python: str
 def _found_instead(source: ModelSource, texts: Mapping[str, str], engine_python: str | None) -> str:
     folders = list(_candidates(source, texts))
     for folder in folders:
-        for engine in _engine_files(folder):
+        engine = next((file for pattern in _ENGINE_FILES for file in sorted(folder.glob(pattern))), None)
+        if engine is not None:
             return f"'{engine}' is a compiled TensorRT-LLM engine, {_why_no_engine(engine_python)}"
         kind = model_format(folder)
         if kind is not None and not is_loadable(kind, engine_python):
@@ -122,11 +119,6 @@ def _why_no_engine(engine_python: str | None) -> str:
     return "which needs the config.json that it was built with beside it"
 
 
-def _engine_files(folder: Path) -> Iterator[Path]:
-    for pattern in _ENGINE_FILES:
-        yield from sorted(folder.glob(pattern))
-
-
 @dataclass(frozen=True, slots=True)
 class ModelYaml:
     """The content of a `model.yaml`."""
@@ -141,11 +133,9 @@ class ModelYaml:
 
 
 def read_argument_file(path: Path) -> dict[str, Any]:
-    """Read a YAML file of arguments for TensorRT-LLM's LLM class, `model.yaml` or trtllm-serve's extra options.
-
-    An empty file has no arguments. Raises ValueError, with line and column, for text that is not YAML, and for a
-    document that is not a mapping of names to values that JSON has too.
-    """
+    """Read a YAML file of arguments for TensorRT-LLM's LLM class, `model.yaml` or trtllm-serve's extra options. An
+    empty file has no arguments. Raises ValueError, with line and column, for text that is not YAML, and for a document
+    that is not a mapping of names to values that JSON has too."""
     import yaml  # slow to import, and few models have such a file
 
     try:
@@ -175,17 +165,13 @@ def read_model_yaml(version_folder: Path) -> ModelYaml:
     try:
         arguments = read_argument_file(path)
         triton = _triton_config(arguments.pop(_TRITON_KEY, None) or {})
-        _check_backend(arguments)
+        backend = arguments.get("backend")
+        if backend not in (None, "pytorch", "tensorrt"):
+            raise ValueError(f"backend must be pytorch or tensorrt, got {backend!r}")
     except ValueError as error:
         raise invalid(MODEL_YAML, f"cannot take {path}: {error}") from None
     texts = {key: str(arguments.pop(key)) for key in _PARAMETER_ARGUMENTS if arguments.get(key) is not None}
     return ModelYaml(arguments, texts, triton.get("decoupled"), triton.get("max_batch_size", 0))
-
-
-def _check_backend(arguments: dict[str, Any]) -> None:
-    backend = arguments.get("backend")
-    if backend not in (None, "pytorch", "tensorrt"):
-        raise ValueError(f"backend must be pytorch or tensorrt, got {backend!r}")
 
 
 def _triton_config(given: Any) -> dict[str, Any]:
@@ -203,10 +189,7 @@ def _triton_config(given: Any) -> dict[str, Any]:
 
 
 def read_vllm_arguments(version_folder: Path) -> dict[str, str]:
-    """Return the engine arguments of the version's `model.json`, which may be missing, as parameters.
-
-    Raises SluiceError INVALID for a file that is not a JSON object.
-    """
+    """Return the version's `model.json`, if any, as parameters. Raises INVALID for a file that is not a JSON object."""
     path = version_folder / VLLM_FILE
     if not path.is_file():
         return {}
@@ -223,10 +206,8 @@ def parameter_text(value: Any) -> str:
 
 
 def parse_lora_modules(text: str) -> dict[str, str]:
-    """Parse LoRA adapters, `NAME=FOLDER,NAME=FOLDER` or a JSON object, to folders by name.
-
-    Raises ValueError, which says what the text must be.
-    """
+    """Parse LoRA adapters, `NAME=FOLDER,NAME=FOLDER` or a JSON object, to folders by name. Raises ValueError, which
+    says what the text must be."""
     if text.lstrip().startswith("{"):
         try:
             return msgspec.json.decode(text, type=dict[str, str])
@@ -242,10 +223,7 @@ def parse_lora_modules(text: str) -> dict[str, str]:
 
 
 def read_lora_file(version_folder: Path) -> str | None:
-    """Return the text of the version's `multi_lora.json`, or None without one.
-
-    Raises SluiceError INVALID for text that names no adapters.
-    """
+    """Return the version's `multi_lora.json`, None without one. Raises INVALID for text that names no adapters."""
     path = version_folder / LORA_FILE
     if not path.is_file():
         return None

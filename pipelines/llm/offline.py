@@ -37,11 +37,9 @@ _PATH = re.compile(r" - at `\$\.?(\w*).*`$")
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One generated text.
-
-    `token_ids` include the token that ended it, if one did. `finish_reason` is "stop" or "length"; `stop_reason` is the
-    stop string or stop token that matched. `logprobs` has an entry for each token where they were requested.
-    """
+    """One generated text. `token_ids` include the token that ended it, if one did. `finish_reason` is "stop" or
+    "length"; `stop_reason` is the stop string or stop token that matched. `logprobs` has an entry for each token where
+    they were requested."""
 
     index: int
     text: str
@@ -133,11 +131,8 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         **overrides: Any,
     ) -> RequestOutput | list[RequestOutput]:
-        """Continue a prompt, or each of several.
-
-        Beside sampling fields, `overrides` may have `stop` and `bad_words`, each a string or several. `max_tokens` is
-        16 unless given.
-        """
+        """Continue a prompt, or each of several. Beside sampling fields, `overrides` may have `stop` and `bad_words`,
+        each a string or several. `max_tokens` is 16 unless given."""
         options = _parse_options(sampling_params or {"max_tokens": MAX_TOKENS}, overrides)
         if _is_prompt(prompts):
             return self._answer([prompts], options)[0]
@@ -165,10 +160,8 @@ class LLM:
         sampling_params: SamplingParams | None = None,
         **overrides: Any,
     ) -> RequestOutput | list[RequestOutput]:
-        """Answer a conversation, or each of several. A message has a `role` and a `content`.
-
-        The arguments are those of `generate`, but `max_tokens` is all that the context leaves unless given.
-        """
+        """Answer a conversation, or each of several. A message has a `role` and a `content`. The arguments are those of
+        `generate`, but `max_tokens` is all that the context leaves unless given."""
         options = _parse_options(sampling_params or {}, overrides)
         if all(isinstance(message, Mapping) for message in messages):
             return self._answer([_parse_conversation(messages)], options)[0]
@@ -222,10 +215,7 @@ class _OfflineText(LlmText):
 
 
 class _EngineThread:
-    """An engine and its text model on the event loop of a thread of their own.
-
-    It must not refer to its LLM, which is collected while the thread runs.
-    """
+    """An engine and its text model on a thread's event loop. It must not keep its LLM from being collected."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config

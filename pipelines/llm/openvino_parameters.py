@@ -1,13 +1,10 @@
 """Effects of an LLM's config.pbtxt parameters on OpenVINO: TensorRT-LLM's, vLLM's and this engine's own."""
 
-from typing import Any
-
-import msgspec
-
 from engine.config import Speculation
 from pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
     MAX_THREADS,
+    NO_PERIOD,
     NOTHING,
     SHARED_RULES,
     UNSET_CACHE_SIZE,
@@ -20,6 +17,7 @@ from pipelines.llm.parameter_effects import (
     parse_bool,
     parse_dtype,
     parse_integer,
+    parse_object,
 )
 
 TOKENS_PER_BLOCK = 32
@@ -31,7 +29,6 @@ _ON_CPU = ignored("there is no GPU to set up")
 _ONE_DEVICE = ignored_unless(("1",), "the model runs on one device")
 _NO_DRAFTS = ignored("belongs to a way to draft tokens that is not here; answers are the same")
 _NO_LORA = ignored("there are no LoRA adapters here; requests that name one are refused")
-_NO_PERIOD = ignored("nothing is polled: cancellations and statistics arrive at once")
 _NO_WINDOW = ignored("attention reaches over the whole context, but for the model's own windows")
 _NO_HOST_CACHE = ignored("the KV cache has no second home in host memory")
 
@@ -61,11 +58,9 @@ def _cache_tokens(text: str) -> Effect:
 
 
 def _chunked(text: str) -> Effect:
-    return (
-        NOTHING
-        if parse_bool(text)
-        else Effect(note="prompts are read in chunks all the same, of max_num_tokens a step")
-    )
+    if parse_bool(text):
+        return NOTHING
+    return Effect(note="prompts are read in chunks all the same, of max_num_tokens a step")
 
 
 def _dtype(text: str) -> Effect:
@@ -88,11 +83,8 @@ def _quantization(text: str) -> Effect:
 
 
 def _speculation(text: str) -> Effect:
-    """Read vLLM's `speculative_config`, a JSON object."""
-    try:
-        settings = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise ValueError("must be a JSON object") from None
+    """Read vLLM's `speculative_config`."""
+    settings = parse_object(text)
     if settings.get("method") not in ("ngram", "[ngram]"):
         return Effect(note="only the method ngram is known; no tokens are drafted, answers are the same")
     count = settings.get("num_speculative_tokens", 4)
@@ -134,8 +126,8 @@ OPENVINO_RULES: dict[str, Rule] = {
     "cuda_graph_mode": _ON_CPU,
     "cuda_graph_cache_size": _ON_CPU,
     "FORCE_CPU_ONLY_INPUT_TENSORS": _ON_CPU,
-    "iter_stats_max_iterations": _NO_PERIOD,
-    "request_stats_max_iterations": _NO_PERIOD,
+    "iter_stats_max_iterations": NO_PERIOD,
+    "request_stats_max_iterations": NO_PERIOD,
     "lora_cache_optimal_adapter_size": _NO_LORA,
     "lora_cache_max_adapter_size": _NO_LORA,
     "lora_cache_gpu_memory_fraction": _NO_LORA,

@@ -4,17 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from engine.config import Runtime, SchedulerPolicy, Speculation
 from engine.runtime_settings import RuntimeSetting
 
 MAX_SEQS, MAX_DRAFT_TOKENS, MAX_THREADS = 4096, 32, 1024
 """Limits of the same options on the command line."""
 
-UNSET_CACHE_SIZE: dict[str, Any] = {
-    "num_blocks": None,
-    "kv_cache_memory_bytes": None,
-    "kv_cache_memory_fraction": None,
-}
+UNSET_CACHE_SIZE: dict[str, Any] = {"num_blocks": None, "kv_cache_memory_bytes": None, "kv_cache_memory_fraction": None}
 """Clears the command line's size of the KV cache, in any of its forms. A model's own size wins over it."""
 
 
@@ -65,6 +63,13 @@ def parse_fraction(text: str) -> float:
     if not 0.0 < value <= 1.0:
         raise ValueError("must be a number above 0 and at most 1")
     return value
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError:
+        raise ValueError("must be a JSON object") from None
 
 
 _DTYPES = {
@@ -172,7 +177,8 @@ def _reuse(text: str) -> Effect:
     return Effect({"enable_prefix_caching": parse_bool(text)})
 
 
-def _excludes_input(text: str) -> Effect:
+def checked_bool(text: str) -> Effect:
+    """Check the text only, for a parameter that is read elsewhere."""
     parse_bool(text)
     return NOTHING
 
@@ -192,7 +198,7 @@ def _runtime(text: str) -> Effect:
 
 
 _NO_ENCODER = rejected("must be unset: models with an encoder are not offered")
-_NO_PERIOD = ignored("nothing is polled: cancellations and statistics arrive at once")
+NO_PERIOD = ignored("nothing is polled: cancellations and statistics arrive at once")
 _ON_METRICS_PAGE = ignored("statistics are on the metrics page")
 
 SHARED_RULES: dict[str, Rule] = {
@@ -211,7 +217,7 @@ SHARED_RULES: dict[str, Rule] = {
     "kv_cache_free_gpu_mem_fraction": _cache_fraction,
     "enable_kv_cache_reuse": _reuse,
     # TensorRT-LLM: answers
-    "exclude_input_in_output": _excludes_input,
+    "exclude_input_in_output": checked_bool,
     # TensorRT-LLM: where things are
     "gpt_model_path": handled_elsewhere,
     "engine_dir": handled_elsewhere,
@@ -222,9 +228,9 @@ SHARED_RULES: dict[str, Rule] = {
     "encoder_engine_dir": _NO_ENCODER,
     # TensorRT-LLM: processes
     "executor_worker_path": ignored("the engine is a process of its own"),
-    "cancellation_check_period_ms": _NO_PERIOD,
-    "stats_check_period_ms": _NO_PERIOD,
-    "recv_poll_period_ms": _NO_PERIOD,
+    "cancellation_check_period_ms": NO_PERIOD,
+    "stats_check_period_ms": NO_PERIOD,
+    "recv_poll_period_ms": NO_PERIOD,
     # vLLM's engine arguments
     "model": handled_elsewhere,
     "tokenizer": handled_elsewhere,

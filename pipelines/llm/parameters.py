@@ -1,9 +1,6 @@
-"""Applies the parameters of an LLM's config.pbtxt over the options of the command line.
-
-The effect of each parameter stands in `parameter_effects.py` where it is the same on every runtime. A runtime's own
-ones stand in a file of its name, which `_RULE_FINDERS` registers. A runtime without one has the shared parameters, and
-its settings by name.
-"""
+"""Applies the parameters of an LLM's config.pbtxt over the options of the command line. The effect of each parameter
+stands in `parameter_effects.py` where it is the same on every runtime. A runtime's own ones stand in a file of its
+name, which `_RULE_FINDERS` registers. A runtime without one has the shared parameters, and its settings by name."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -32,8 +29,7 @@ _PRECEDENCE = {
     ("batching_strategy", "batch_scheduler_policy"),
     ("batching_strategy", "scheduler_policy"),
 }
-"""Pairs of parameters that are often set together and may differ. The first one wins: V1, for example, has no policy
-to choose."""
+"""Pairs of parameters often set together that may differ. The first wins: V1, for example, has no policy to choose."""
 
 RuleFinder = Callable[[str], Rule | None]
 """Finds the rule of a parameter; None for one that the runtime does not have."""
@@ -54,11 +50,8 @@ def excludes_input(config: ModelConfig) -> bool:
 
 
 def apply_parameters(engine: EngineConfig, model: str, texts: Mapping[str, str]) -> tuple[EngineConfig, list[str]]:
-    """Return `engine` with the parameters of `model` applied, and notes on those without effect on `engine.runtime`.
-
-    `engine.runtime` is the chosen one, not AUTO. Raises SluiceError INVALID, naming the parameter, for one that cannot
-    be applied and must not be ignored.
-    """
+    """Return `engine`, with a runtime other than AUTO, with the parameters of `model` applied, and notes on those
+    without effect. Raises INVALID, naming the parameter, for one that cannot be applied and must not be ignored."""
     find_rule = _rule_finder(engine, texts)
     combined = _CombinedEffects(model)
     for key in sorted(texts, key=_precedence):

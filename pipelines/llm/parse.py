@@ -14,10 +14,8 @@ from pipelines.llm.values import Values
 from pipelines.text.text_tensors import decode_messages
 from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
 from serving.request import InferRequest
-from sluice.errors import SluiceError, invalid
+from sluice.errors import invalid
 
-_DEFAULTS = {name: each.default for name, each in SAMPLING_FIELDS.items() if each.datatype and not each.is_optional}
-"""TensorRT-LLM's defaults, and its 16 tokens. The checkpoint's generation_config.json is not used here."""
 _GUIDE_TYPES = {
     "json": GrammarKind.JSON_OBJECT,
     "json_schema": GrammarKind.JSON_SCHEMA,
@@ -38,10 +36,8 @@ MAX_TIMEOUT_S = 1e7
 
 @dataclass(frozen=True, slots=True)
 class RowRequest:
-    """The request of one row. `pad_id` pads its output to the length of its batch's longest.
-
-    `prompt` is the prompt where the output is to begin with it, else empty. `stop` and `bad` are token sequences.
-    """
+    """The request of one row. `pad_id` pads its output to the length of its batch's longest. `prompt` is the prompt
+    where the output is to begin with it, else empty. `stop` and `bad` are token sequences."""
 
     request: TextRequest
     prompt: str | list[int]
@@ -59,10 +55,8 @@ class RowRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """One model's defaults for requests, and the LoRA adapters that requests may name.
-
-    `excludes_input` applies to prompts of token ids. Answers to text leave the prompt out by default.
-    """
+    """One model's defaults for requests, and the LoRA adapters that requests may name. `excludes_input` applies to
+    prompts of token ids. Answers to text leave the prompt out by default."""
 
     eos_token_ids: Sequence[int]
     excludes_input: bool
@@ -134,10 +128,9 @@ def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) 
 
 
 def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
+    """Read the fields over TensorRT-LLM's defaults, and its 16 tokens. generation_config.json is not used here."""
     fields = {name: field for name, field in SAMPLING_FIELDS.items() if field.datatype}
-    sampling = {
-        name: field.default for name, field in fields.items() if field.default is not None and not field.is_optional
-    }
+    sampling = {name: field.default for name, field in fields.items() if not field.is_optional}
     sampling |= {name: values[name] for name in fields if name in values}
     if not any(name in values for name, field in fields.items() if field.enables_sampling):
         sampling["temperature"] = 0.0
@@ -251,11 +244,6 @@ def _adapter(values: Values, adapters: Sequence[str]) -> str:
     place: int = values.get("lora_task_id", 0)
     if not name and not place:
         return ""
-    _check_adapter(name, place, adapters)
-    return name or adapters[place - 1]
-
-
-def _check_adapter(name: str, place: int, adapters: Sequence[str]) -> None:
     listed = ", ".join(f"{number} {each}" for number, each in enumerate(adapters, 1))
     if name and name not in adapters:
         raise invalid("lora_name", f"input 'lora_name' must be an adapter of this model ({listed}), got '{name[:40]}'")
@@ -266,6 +254,7 @@ def _check_adapter(name: str, place: int, adapters: Sequence[str]) -> None:
         other = adapters[place - 1]
         message = f"inputs 'lora_name' ('{name}') and 'lora_task_id' ({place}, '{other}') name two adapters"
         raise invalid("lora_task_id", message)
+    return name or adapters[place - 1]
 
 
 def check_cache_salt(value: str) -> str:
@@ -282,15 +271,8 @@ def _queue_timeout_s(request: InferRequest, default_us: int) -> float | None:
 
 
 def parse_timeout(name: str, microseconds: Any) -> float | None:
-    """Convert the timeout parameter `name` to seconds. 0 stands for the default, as in Triton: None is returned.
-
-    Raises SluiceError INVALID for a value that is not a duration.
-    """
+    """Convert the timeout `name` to seconds; None for 0, the default as in Triton. Raises INVALID for no duration."""
     if type(microseconds) is not int or not 0 <= microseconds <= MAX_TIMEOUT_S * _US_PER_S:
-        raise _invalid_timeout(name)
+        most = round(MAX_TIMEOUT_S * _US_PER_S)
+        raise invalid(name, f"parameter '{name}' must be a whole number of microseconds from 0 (none) to {most}")
     return microseconds / _US_PER_S or None
-
-
-def _invalid_timeout(name: str) -> SluiceError:
-    most = round(MAX_TIMEOUT_S * _US_PER_S)
-    return invalid(name, f"parameter '{name}' must be a whole number of microseconds from 0 (none) to {most}")

@@ -76,10 +76,8 @@ class ResponseBuilder:
         self._text_shape = self._shape(text, 1) if text is not None else ()
 
     def text_response(self, text: str) -> InferResponse:
-        """Build the response for a piece of a text that has more to come; empty where the text is not requested.
-
-        Nearly every token takes this path, so it avoids arrays.
-        """
+        """Build the response for a piece of a text that has more to come; empty where the text is not requested. Nearly
+        every token takes this path, so it avoids arrays."""
         name = self._text_name
         if name is None:
             return InferResponse(is_final=False)

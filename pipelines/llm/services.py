@@ -18,16 +18,13 @@ class RequestLimits:
 NO_LIMITS = RequestLimits()
 
 
-def default_engine_config(model_path: str, runtime: Runtime | None = None) -> EngineConfig:
-    """Return an engine's configuration without options of the command line."""
-    return EngineConfig(model_path=model_path, runtime=runtime or Runtime.AUTO)
-
-
 @dataclass(frozen=True, slots=True)
 class LlmServices:
     """The services of one server."""
 
-    engine_config: Callable[[str, Runtime | None], EngineConfig] = default_engine_config
+    engine_config: Callable[[str, Runtime | None], EngineConfig] = lambda model_path, runtime: EngineConfig(
+        model_path=model_path, runtime=runtime or Runtime.AUTO
+    )
     """Returns the command line's options for the checkpoint in a folder, on the runtime that the model may name."""
     open_record: OpenRecord = no_record
     heartbeat_timeout_s: float = 10.0

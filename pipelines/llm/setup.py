@@ -35,8 +35,7 @@ _OPTION_FLAGS = {
     "runtime_settings": "--runtime-setting",
     "llm_arguments": "--extra-llm-api-options",
 }
-"""Flags of options that not every runtime obeys, by field of EngineConfig. TensorRT-LLM's engine process itself reports
-those that it ignores."""
+"""Flags, by field, of options that not every runtime obeys. TensorRT-LLM's process reports itself what it ignores."""
 _PATHS = ("lora_dir", "draft_model_path")
 """Parameters with paths that the engine's process opens."""
 
@@ -55,11 +54,8 @@ class Setup:
 
 
 def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], EngineConfig]) -> Setup:
-    """Read the model's files and choose its runtime. `engine_config` is that of `LlmServices`.
-
-    Raises SluiceError NOT_FOUND without a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE where
-    the model needs a runtime that is not installed.
-    """
+    """Read the model's files and choose its runtime. `engine_config` is that of `LlmServices`. Raises NOT_FOUND without
+    a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE without the needed runtime."""
     yaml = read_model_yaml(source.version_folder)
     texts = _collect_parameters(source, yaml)
     checkpoint = find_checkpoint(source, texts, engine_config(str(source.version_folder), None).engine_python)
@@ -98,12 +94,10 @@ def _collect_parameters(source: ModelSource, yaml: ModelYaml) -> dict[str, str]:
         texts.setdefault("max_queue_size", str(max_queue_size))
     if _has_lora(texts) and (adapters := read_lora_file(source.version_folder)) is not None:
         texts.setdefault("lora_modules", adapters)
-    return texts | {key: _resolved_paths(source, texts[key]) for key in _PATHS if key in texts}
-
-
-def _resolved_paths(source: ModelSource, text: str) -> str:
-    """Resolve a path, or several with commas between them."""
-    return ",".join(resolve_path(source, path.strip()) for path in text.split(","))
+    for key in _PATHS:
+        if key in texts:  # a path, or several with commas between them
+            texts[key] = ",".join(resolve_path(source, path.strip()) for path in texts[key].split(","))
+    return texts
 
 
 def _has_lora(texts: dict[str, str]) -> bool:
@@ -133,10 +127,7 @@ def _with_arguments(engine: EngineConfig, checkpoint: CheckpointFolder, yaml: Mo
 
 
 def _as_parameters(yaml: ModelYaml, texts: dict[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Return `texts` over the arguments of `model.yaml`, for a runtime other than TensorRT-LLM.
-
-    Nested arguments have no form as a parameter; a note lists them.
-    """
+    """Return `texts` over `model.yaml`'s arguments. Nested ones have no form as a parameter; a note lists them."""
     nested = [key for key, value in yaml.arguments.items() if isinstance(value, (dict, list))]
     plain = {
         key: parameter_text(value) for key, value in yaml.arguments.items() if key not in nested and value is not None

@@ -1,14 +1,8 @@
-"""Effects of an LLM's config.pbtxt parameters on TensorRT-LLM, where they differ from those on every runtime.
-
-A parameter that is in neither table is a setting of TensorRT-LLM, if
-`engine.delegated.tensorrt_llm.configuration.catalogue` has one of that name.
-"""
+"""Effects of an LLM's config.pbtxt parameters on TensorRT-LLM, where they differ from those on every runtime. A
+parameter in neither table is a setting, if `configuration.catalogue` of its folder in `engine` has it."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
 from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, SETTINGS
@@ -21,13 +15,14 @@ from pipelines.llm.parameter_effects import (
     UNSET_CACHE_SIZE,
     Effect,
     Rule,
+    checked_bool,
     choice_field,
     ignored,
     ignored_unless,
     integer_field,
-    parse_bool,
     parse_dtype,
     parse_integer,
+    parse_object,
     setting_rule,
 )
 
@@ -113,16 +108,9 @@ def _decoding(text: str) -> Effect:
     return NOTHING if is_sampling else _drafts(**setting_rule(SETTINGS["decoding_mode"])(text).settings)
 
 
-def _draft_kind(text: str) -> Effect:
-    return _drafts(**setting_rule(SETTINGS["speculative_decoding_type"])(text).settings)
-
-
 def _speculative_config(text: str) -> Effect:
-    """Read vLLM's `speculative_config`, a JSON object."""
-    try:
-        given = msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise ValueError("must be a JSON object") from None
+    """Read vLLM's `speculative_config`."""
+    given = parse_object(text)
     method = str(given.get("method", "draft_model")).strip("[]")
     count = parse_integer(str(given.get("num_speculative_tokens", _DEFAULT_NUM_DRAFTS)), 1, MAX_DRAFT_TOKENS)
     if method == "ngram":
@@ -154,12 +142,6 @@ def _executor_backend(text: str) -> Effect:
     return setting_rule(SETTINGS["orchestrator_type"])("ray") if text == "ray" else NOTHING
 
 
-def _has_lora(text: str) -> Effect:
-    """Check the text only: adapters are enabled where `lora_modules` names some."""
-    parse_bool(text)
-    return NOTHING
-
-
 TENSORRT_LLM_RULES: dict[str, Rule] = {
     **SHARED_RULES,
     # tensorrtllm_backend
@@ -168,7 +150,9 @@ TENSORRT_LLM_RULES: dict[str, Rule] = {
     "batching_strategy": _batching,
     "max_tokens_in_paged_kv_cache": _cache_tokens,
     "decoding_mode": _decoding,
-    "speculative_decoding_type": _draft_kind,
+    "speculative_decoding_type": lambda text: _drafts(
+        **setting_rule(SETTINGS["speculative_decoding_type"])(text).settings
+    ),
     "num_nodes": ignored_unless(("1",), "processes are placed by what starts them (--engine-launcher)"),
     # vLLM
     "tensor_parallel_size": integer_field("tensor_parallel_size"),
@@ -179,7 +163,7 @@ TENSORRT_LLM_RULES: dict[str, Rule] = {
     "distributed_executor_backend": _executor_backend,
     "swap_space": _swap_space,
     "cpu_offload_gb": ignored("weights stay on the GPU"),
-    "enable_lora": _has_lora,
+    "enable_lora": checked_bool,  # adapters are enabled where `lora_modules` names some
     "speculative_config": _speculative_config,
     # this engine's own parameters
     "dtype": lambda text: Effect({"dtype": parse_dtype(text)}),

@@ -39,10 +39,8 @@ LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 
 
 class LlmText:
-    """The text model of a checkpoint: its tokenizer and sampling defaults over its engine.
-
-    Only the event loop of the engine's client uses it.
-    """
+    """The text model of a checkpoint: its tokenizer and sampling defaults over its engine. Only the event loop of the
+    engine's client uses it."""
 
     takes_parameters = False
     parent = None
@@ -80,10 +78,8 @@ class LlmText:
         version: str = "1",
         open_record: OpenRecord = no_record,
     ) -> Self:
-        """Read the checkpoint's tokenizer and defaults, which takes most of a second. `engine` may start later.
-
-        Raises SluiceError UNAVAILABLE where a file in `path` is missing or cannot be read.
-        """
+        """Read the checkpoint's tokenizer and defaults, which takes most of a second. `engine` may start later. Raises
+        UNAVAILABLE where a file in `path` is missing or cannot be read."""
         tokenizer, defaults = Tokenizer.load(tokenizer_path or path), load_sampling_defaults(path)
         created = int((path / "config.json").stat().st_mtime)
         return cls(name, tokenizer, engine, defaults, created=created, version=version, open_record=open_record)
@@ -142,10 +138,8 @@ class LlmText:
     def generate(
         self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
     ) -> AsyncGenerator[TextEvent, None]:
-        """Generate text. The last event has the finish reason. Closing the generator cancels the request.
-
-        Raises SluiceError at the first event where the request is refused, and at a later one where it failed.
-        """
+        """Generate text. The last event has the finish reason. Closing the generator cancels the request. Raises
+        SluiceError at the first event where the request is refused, and at a later one where it failed."""
         return self._generate(request, while_open, is_counted=True)
 
     async def _generate(
@@ -233,10 +227,8 @@ class LlmText:
         return LogprobTracker(texts, token_ids, has_output=has_output, echo_starts=starts, echo_length=length)
 
     def _max_tokens_after(self, prompt_tokens: int) -> int:
-        """Return the tokens that context and KV cache leave after the prompt.
-
-        It is at least 1, so that the engine refuses a prompt that fills them as too long.
-        """
+        """Return the tokens that context and KV cache leave after the prompt. It is at least 1, so that the engine
+        refuses a prompt that fills them as too long."""
         info = self.info
         # The last token is never fed back, so it needs no slot.
         cache_tokens = info.num_blocks * info.block_size + 1
@@ -285,10 +277,7 @@ class OpenTexts:
 
 
 class TextActivity:
-    """Open generations of one version of a model, and the lengths of its prompts and answers.
-
-    Only the event loop's thread uses it.
-    """
+    """A model version's open generations, and its lengths of prompts and answers. Only the event loop uses it."""
 
     def __init__(self) -> None:
         self.prompt_lengths = Histogram(LENGTH_BUCKETS)

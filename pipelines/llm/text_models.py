@@ -18,10 +18,7 @@ SEPARATOR = ":"
 
 
 def split_name(name: str, models: Collection[str]) -> tuple[str, str]:
-    """Return the names of the model and of its adapter, "" for none.
-
-    Raises NOT_FOUND, as OpenAI does, where `name` means none of the `models`.
-    """
+    """Return the names of model and adapter, "" for none. Raises NOT_FOUND where `name` means none of the `models`."""
     if name in models:
         return name, ""
     base = max((each for each in models if name.startswith(each + SEPARATOR)), key=len, default=None)
@@ -33,9 +30,7 @@ def split_name(name: str, models: Collection[str]) -> tuple[str, str]:
 
 def choose_text_model(model: Model, adapter: str) -> TextModel:
     """Return the text model of `model`, which must have one, or that of its adapter where `adapter` is not empty.
-
-    Raises NOT_FOUND for an adapter that the model does not have.
-    """
+    Raises NOT_FOUND for an adapter that the model does not have."""
     if not adapter:
         found = text_model_of(model)
         assert found is not None
@@ -66,35 +61,14 @@ class AdapterText:
     def __init__(self, base: LlmText, adapter: str) -> None:
         self._base = base
         self._adapter = adapter
-
-    @property
-    def name(self) -> str:
-        return f"{self._base.name}{SEPARATOR}{self._adapter}"
-
-    @property
-    def parent(self) -> str:
-        return self._base.name
-
-    @property
-    def root(self) -> str:
+        self.name = f"{base.name}{SEPARATOR}{adapter}"
+        self.parent = base.name
+        self.root = base.engine.config.lora_modules.get(adapter, adapter)
         """The adapter's folder; its name where the engine found the adapter itself."""
-        return self._base.engine.config.lora_modules.get(self._adapter, self._adapter)
-
-    @property
-    def version(self) -> str:
-        return self._base.version
-
-    @property
-    def created(self) -> int:
-        return self._base.created
-
-    @property
-    def max_model_len(self) -> int:
-        return self._base.max_model_len
-
-    @property
-    def max_beam_width(self) -> int:
-        return self._base.max_beam_width
+        self.version = base.version
+        self.created = base.created
+        self.max_model_len = base.max_model_len
+        self.max_beam_width = base.max_beam_width
 
     @property
     def failure(self) -> str | None:

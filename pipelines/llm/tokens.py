@@ -14,11 +14,9 @@ TokenSequences = tuple[tuple[int, ...], ...]
 
 
 class TokenPiece(TextEvent, frozen=True, gc=False):
-    """Some tokens of a generation. `text` is empty; the counts are those of any text event.
-
-    The token that ended the sequence (end of sequence) is counted but not in `token_ids`, as in TensorRT-LLM.
-    `log_probs` belong to `token_ids`; they are empty where the request did not ask for them.
-    """
+    """Some tokens of a generation. `text` is empty; the counts are those of any text event. The token that ended the
+    sequence (end of sequence) is counted but not in `token_ids`, as in TensorRT-LLM. `log_probs` belong to `token_ids`;
+    they are empty where the request did not ask for them."""
 
     token_ids: Sequence[int] = ()
     log_probs: Sequence[float] = ()
@@ -41,23 +39,19 @@ class StopSequences:
         for index, token_id in enumerate(token_ids):
             self._num_seen += 1
             self._tail.append(token_id)
-            if self._num_seen > self._min_tokens and self._ends_one():
+            is_counted = self._num_seen > self._min_tokens
+            if is_counted and any(self._tail[-len(sequence) :] == sequence for sequence in self._sequences):
                 return index + 1
         del self._tail[: -self._longest]
         return None
-
-    def _ends_one(self) -> bool:
-        return any(self._tail[-len(sequence) :] == sequence for sequence in self._sequences)
 
 
 async def generate_tokens(
     text: LlmText, request: TextRequest, stop: TokenSequences = (), bad: TokenSequences = ()
 ) -> AsyncGenerator[TokenPiece, None]:
-    """Generate up to and including the first of the `stop` sequences, without any of the `bad` ones.
-
-    As with `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is
-    raised at the first piece. Stop strings of `request` are not searched.
-    """
+    """Generate up to and including the first of the `stop` sequences, without any of the `bad` ones. As with
+    `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is raised at
+    the first piece. Stop strings of `request` are not searched."""
     with text.measure(request) as record:
         prompt = await text.prepare(request.prompt)
         sampling = text.sampling(request, len(prompt))

@@ -39,12 +39,9 @@ def read_rows(
     num_rows: int,
     known_inputs: Mapping[str, LlmInput] = INPUTS,
 ) -> list[Values]:
-    """Read the values of each row. Parameters and tensors of one element apply to every row.
-
-    `known_inputs` may come as parameters and in `sampling_config`; parameters of other names are ignored. Raises
-    SluiceError INVALID for values that ask for an unsupported feature, have the wrong type or size, or contradict
-    each other.
-    """
+    """Read the values of each row. Parameters and tensors of one element apply to every row. `known_inputs` may come as
+    parameters and in `sampling_config`; parameters of other names are ignored. Raises INVALID for values that ask for
+    an unsupported feature, have the wrong type or size, or contradict each other."""
     rows: list[Values] = [{} for _ in range(num_rows)]
     for name, tensor in request.inputs.items():
         known = declared[name]

@@ -1,7 +1,5 @@
-"""Sources of a retrieval-augmented answer, and citations: which parts of the answer rest on which source.
-
-Citations come from the markers that the model wrote, else from runs of words that the answer shares with a source.
-"""
+"""Sources of a retrieval-augmented answer, and citations: which parts of the answer rest on which source. Citations
+come from the markers that the model wrote, else from runs of words that the answer shares with a source."""
 
 import re
 from collections import defaultdict
@@ -37,10 +35,8 @@ _Run = tuple[str, ...]
 
 
 class Source(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A retrieved chunk: its document, its heading and its range of characters there.
-
-    `id` is the source's number in the prompt, from 1. Before there is a prompt it is 0, which JSON leaves out.
-    """
+    """A retrieved chunk: its document, its heading and its range of characters there. `id` is the source's number in
+    the prompt, from 1. Before there is a prompt it is 0, which JSON leaves out."""
 
     id: int = 0
     document: str
@@ -55,10 +51,8 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Citation(msgspec.Struct, frozen=True, kw_only=True):
-    """A range of an answer's characters that rests on the source with the id `source`.
-
-    `by` is "marker" where the model cited the source, "overlap" where the answer repeats the source's words.
-    """
+    """A range of an answer's characters that rests on the source with the id `source`. `by` is "marker" where the model
+    cited the source, "overlap" where the answer repeats the source's words."""
 
     source: int
     start: int
@@ -108,7 +102,7 @@ def cite(answer: str, sources: Sequence[Source]) -> list[Citation]:
 def _by_markers(answer: str, ids: set[int]) -> list[Citation]:
     found: list[Citation] = []
     marked, last_end = _Span(0, 0), 0
-    for marker in _MARKER.finditer(_CODE.sub(_mask, answer)):
+    for marker in _MARKER.finditer(_CODE.sub(lambda code: "`" * len(code[0]), answer)):
         if answer[last_end : marker.start()].strip():  # else it follows another marker, and marks the same text
             marked = _find_marked(answer, last_end, marker.start())
         last_end = marker.end()
@@ -119,10 +113,6 @@ def _by_markers(answer: str, ids: set[int]) -> list[Citation]:
                 if number in ids
             ]
     return list(dict.fromkeys(found))
-
-
-def _mask(code: re.Match[str]) -> str:
-    return "`" * len(code[0])
 
 
 def _find_marked(answer: str, after: int, before: int) -> _Span:

@@ -1,9 +1,6 @@
-"""Incremental detokenization: token ids to text, a piece at a time.
-
-However the ids are cut into pieces, the joined text equals the tokenizer's own
-`decode(ids, skip_special_tokens=True)`, and no piece ends within a character. The cost of a token does not
-grow with the text before it.
-"""
+"""Incremental detokenization: token ids to text, a piece at a time. However the ids are cut into pieces, the joined
+text equals the tokenizer's own `decode(ids, skip_special_tokens=True)`, and no piece ends within a character. The cost
+of a token does not grow with the text before it."""
 
 import json
 import re
@@ -72,11 +69,8 @@ class ByteLevelDetokenizer:
 
 
 class WindowDetokenizer:
-    """Detokenizes for all other decoders: a token's text is the text it adds to that of the few tokens before it.
-
-    A run of byte tokens (`<0xE2>`) is kept back until another token ends it, because one invalid byte
-    changes how the whole run decodes.
-    """
+    """Detokenizes for all other decoders: a token's text is what it adds to the few tokens before it. A run of byte
+    tokens (`<0xE2>`) is kept back until another token ends it: one invalid byte changes how the whole run decodes."""
 
     def __init__(self, backend: tokenizers.Tokenizer, shown: frozenset[int], byte_tokens: frozenset[int]) -> None:
         """Take the ids that have text, which are known and not special, as `shown`."""
@@ -107,11 +101,8 @@ class WindowDetokenizer:
 
 
 class SlowDetokenizer:
-    """Detokenizes by the tokenizer's own `decode`, for tokenizers whose decoder is not known.
-
-    A token's text is the text that it adds to that of the tokens shown before it. Text is kept back while it
-    ends within a character, and while more tokens do not make it longer.
-    """
+    """Detokenizes by the tokenizer's own `decode`, for unknown decoders. A token's text is what it adds to the tokens
+    shown before it, kept back while it ends within a character, and while more tokens do not make it longer."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
@@ -120,15 +111,16 @@ class SlowDetokenizer:
         self._pending: list[int] = []
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        return "".join([self._feed_one(token_id) for token_id in token_ids])
+        pieces = []
+        for token_id in token_ids:
+            self._pending.append(token_id)
+            added = self._added()
+            if added and not added.endswith(REPLACEMENT_CHARACTER):
+                pieces.append(self._take(added))
+        return "".join(pieces)
 
     def flush(self) -> str:
         return self._take(self._added())
-
-    def _feed_one(self, token_id: int) -> str:
-        self._pending.append(token_id)
-        added = self._added()
-        return "" if not added or added.endswith(REPLACEMENT_CHARACTER) else self._take(added)
 
     def _added(self) -> str:
         return self._decode(self._shown + self._pending)[len(self._decode(self._shown)) :]
@@ -139,10 +131,8 @@ class SlowDetokenizer:
 
 
 class TokenBytes(dict[int, bytes]):
-    """The bytes of each token id under a ByteLevel decoder, computed when the id is first looked up.
-
-    Special tokens and ids that the vocabulary lacks have no bytes. All sequences of a model share the table.
-    """
+    """The bytes of each token id under a ByteLevel decoder, computed when the id is first looked up. Special tokens and
+    ids that the vocabulary lacks have no bytes. All sequences of a model share the table."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__(dict.fromkeys(special_ids(backend), b""))
@@ -160,11 +150,9 @@ class TokenBytes(dict[int, bytes]):
 
 
 class TokenTexts(dict[int, TokenText]):
-    """The text and bytes of each token by itself, for log probabilities, computed when an id is first looked up.
-
-    A special token has its own name as text, although no generated text shows it; an id that the vocabulary lacks
-    has empty text. All sequences of a model share the table, on the event loop's thread.
-    """
+    """The text and bytes of each token by itself, for log probabilities, computed when an id is first looked up. A
+    special token has its own name as text, although no generated text shows it; an id that the vocabulary lacks has
+    empty text. All sequences of a model share the table, on the event loop's thread."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()
@@ -189,11 +177,10 @@ class TokenTexts(dict[int, TokenText]):
         if self._bytes_of is not None:
             return self._bytes_of[token_id]
         byte = parse_byte_token(written)
-        return self._after_anchor(token_id).encode() if byte is None else byte
-
-    def _after_anchor(self, token_id: int) -> str:
-        """Return the text that the token adds to another one. The first token of a text would lose its space."""
-        return self._backend.decode([*self._anchor, token_id])[len(self._anchor_text) :]
+        if byte is not None:
+            return byte
+        # The text that the token adds to another one: the first token of a text would lose its space.
+        return self._backend.decode([*self._anchor, token_id])[len(self._anchor_text) :].encode()
 
     def _find_anchor(self) -> list[int]:
         """Return some ordinary token that has text, as a list of one; an empty list where there is none."""

@@ -62,9 +62,8 @@ class TextModel(Protocol):
         """Generate text. The last event has the finish reason. Closing the generator cancels the request.
 
         The generator is in the context `while_open` from its start to its end. A generator that is closed before its
-        first event has not started.
-        A retrieval comes in an event of its own, before the first text. Raises SluiceError at the first event
-        where the request is refused, and at a later one where it failed.
+        first event has not started. A retrieval comes in an event of its own, before the first text. Raises SluiceError
+        at the first event where the request is refused, and at a later one where it failed.
         """
         ...
 
@@ -79,9 +78,6 @@ def refuse_parameters(model: str, request: TextRequest) -> None:
 
 @singledispatch
 def text_model_of(model: Model) -> TextModel | None:
-    """Return the text model behind a served model, or None where it does not generate text.
-
-    Each kind of model registers its own answer in the module that defines it. `pipelines/text/tensor_model.py`
-    registers the answer for every other kind.
-    """
+    """Return the text model behind a served model, None where it does not generate text. Each kind of model registers
+    its answer where it is defined, `pipelines/text/tensor_model.py` that for every other kind."""
     return None

@@ -1,7 +1,5 @@
 """How tokens are sampled: a model's defaults, fields of some runtimes only, bad words, biased words.
-
-`build_request_parameters` translates a request's fields for a language model that is called through tensors.
-"""
+`build_request_parameters` translates a request's fields for a language model that is called through tensors."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -55,10 +53,8 @@ class SamplingDefaults(dict[str, Any]):
 
 
 def load_sampling_defaults(model_path: Path) -> SamplingDefaults:
-    """Read the checkpoint's `generation_config.json`, which may be missing.
-
-    `do_sample: false` means greedy. Raises SluiceError UNAVAILABLE for a file that cannot be decoded.
-    """
+    """Read the checkpoint's `generation_config.json`, which may be missing. `do_sample: false` means greedy. Raises
+    UNAVAILABLE for a file that cannot be decoded."""
     path = model_path / "generation_config.json"
     if not path.exists():
         return SamplingDefaults()
@@ -74,9 +70,7 @@ def load_sampling_defaults(model_path: Path) -> SamplingDefaults:
 
 def drop_neutral_fields(sent: SamplingOverrides, supported: Collection[str]) -> SamplingOverrides:
     """Return `sent` without optional fields whose value has no effect: clients of TensorRT-LLM send 0 for absent ones.
-
-    `supported` are the `EngineInfo.sampling_fields` of the runtime.
-    """
+    `supported` are the `EngineInfo.sampling_fields` of the runtime."""
     return {
         name: value
         for name, value in sent.items()
@@ -85,10 +79,8 @@ def drop_neutral_fields(sent: SamplingOverrides, supported: Collection[str]) -> 
 
 
 def tokenize_bad_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of each word at the start of a text and after a space, as transformers and vLLM do.
-
-    Raises SluiceError INVALID where a word is empty or too long, or where there are too many.
-    """
+    """Return the token ids of each word at the start of a text and after a space, as transformers and vLLM do. Raises
+    INVALID where a word is empty or too long, or where there are too many."""
     _check_bad_words(words)
     spelled = {
         tuple(tokenizer.encode_words(prefix + word.lstrip(), "bad_words")): None
@@ -112,10 +104,8 @@ def _check_bad_words(words: tuple[str, ...]) -> None:
 def add_word_biases(
     tokenizer: Tokenizer, words: tuple[tuple[str, float], ...], biases: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return `biases` by token id, plus the weight of each word on each of its tokens, as NVIDIA's models do.
-
-    Raises SluiceError INVALID for too many or too long words, and where a token's sum is out of range.
-    """
+    """Return `biases` by token id, plus the weight of each word on each of its tokens, as NVIDIA's models do. Raises
+    INVALID for too many or too long words, and where a token's sum is out of range."""
     _check_biased_words(words)
     total = dict(biases)
     for word, weight in words:
@@ -123,7 +113,8 @@ def add_word_biases(
             total[token_id] = total.get(token_id, 0.0) + weight
     wrong = next((bias for bias in total.values() if not -MAX_BIAS <= bias <= MAX_BIAS), None)
     if wrong is not None:
-        raise _bias_out_of_range(wrong)
+        allowed = f"between {-MAX_BIAS:g} and {MAX_BIAS:g} for each token, all its words together"
+        raise invalid(_BIAS_WEIGHTS, f"{_BIAS_WEIGHTS} must be {allowed}, got {wrong:g}")
     return total
 
 
@@ -135,16 +126,9 @@ def _check_biased_words(words: tuple[tuple[str, float], ...]) -> None:
             raise invalid(_BIAS_WORDS, f"{_BIAS_WORDS}[{index}] must have at most {MAX_BIASED_WORD_LENGTH} characters")
 
 
-def _bias_out_of_range(bias: float) -> SluiceError:
-    allowed = f"between {-MAX_BIAS:g} and {MAX_BIAS:g} for each token, all its words together"
-    return invalid(_BIAS_WEIGHTS, f"{_BIAS_WEIGHTS} must be {allowed}, got {bias:g}")
-
-
 def build_request_parameters(request: TextRequest, model: str) -> RequestParameters:
     """Return the client's sampling fields under the names of a language model's inputs (`pipelines/llm/fields.py`).
-
-    Raises SluiceError INVALID, naming the field, for one that would not reach the language model behind `model`.
-    """
+    Raises INVALID, naming the field, for one that would not reach the language model behind `model`."""
     sampling = drop_neutral_fields(request.sampling, ())
     parameters: RequestParameters = {}
     for name, value in sampling.items():
@@ -165,10 +149,7 @@ def build_request_parameters(request: TextRequest, model: str) -> RequestParamet
 
 
 def _sampling_config(request: TextRequest) -> dict[str, object]:
-    """Return the fields for `sampling_config`.
-
-    They are lists, which request parameters cannot be, and `top_k`, which is also a parameter of retrieving steps.
-    """
+    """Return the fields for `sampling_config`: lists, and `top_k`, which retrieving steps have as a parameter too."""
     config: dict[str, object] = {name: request.sampling.get(name) for name in _IN_SAMPLING_CONFIG}
     config |= {"stop_words": request.stop, "bad_words": request.bad_words}
     return {name: value for name, value in config.items() if value is not None and value != ()}

@@ -1,7 +1,4 @@
-"""One generation's token events to text events: incremental text, stop strings, log probabilities, echoed prompts.
-
-Also how a stream is measured.
-"""
+"""Token events to text events: incremental text, stop strings, log probabilities, echo; and a stream's measurement."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,11 +19,9 @@ MAX_STOP_LENGTH = 1024
 
 
 class TextStream:
-    """Makes the text events of one generation: detokenizes, ends at stop strings, counts. Only its task uses it.
-
-    The text does not depend on how tokens are merged into events, and the last event has the number of tokens used.
-    Stop strings are searched in the text after the first `min_tokens` tokens.
-    """
+    """Makes the text events of one generation: detokenizes, ends at stop strings, counts. Only its task uses it. The
+    text does not depend on how tokens are merged into events, and the last event has the number of tokens used. Stop
+    strings are searched in the text after the first `min_tokens` tokens."""
 
     def __init__(
         self,
@@ -105,15 +100,12 @@ class TextStream:
             piece = self._detokenizer.feed((token_id,))
             if self._logprobs is not None:
                 self._logprobs.add(piece)
-            pieces.append(self._up_to_stop(piece))
+            if self._stops is not None and self._completion_tokens > self._min_tokens:
+                piece = self._stops.feed(piece)
+            pieces.append(piece)
             if self._matched is not None:
                 break
         return "".join(pieces)
-
-    def _up_to_stop(self, piece: str) -> str:
-        if self._stops is None or self._completion_tokens <= self._min_tokens:
-            return piece
-        return self._stops.feed(piece)
 
     def _event(
         self, text: str, finish_reason: FinishReason | None = None, stop_reason: str | int | None = None
@@ -128,11 +120,8 @@ class TextStream:
 
 
 class StopStrings:
-    """Passes on text up to the first stop string, however the text is cut into pieces.
-
-    The first stop string is the one that is complete first; of several complete at the same character, the longest.
-    Only text that could be the beginning of a stop string is kept back.
-    """
+    """Passes on text up to the first stop string to be complete, the longest of several at one character, however the
+    text is cut into pieces. Only text that could be the beginning of a stop string is kept back."""
 
     def __init__(self, strings: tuple[str, ...]) -> None:
         """Raise SluiceError INVALID where a string is empty or too long, or where there are too many."""
@@ -140,12 +129,8 @@ class StopStrings:
         self._strings = strings
         self._first_chars = frozenset(string[0] for string in strings)
         self._pending = ""
-        self._matched: str | None = None
-
-    @property
-    def matched(self) -> str | None:
+        self.matched: str | None = None
         """The stop string that was found. The text ends before it, and nothing may be fed any more."""
-        return self._matched
 
     def feed(self, piece: str) -> str:
         """Add text and return what certainly stands before any stop string."""
@@ -154,7 +139,7 @@ class StopStrings:
         text = self._pending + piece
         found = [(start + len(s), start, s) for s in self._strings if (start := text.find(s)) >= 0]
         if found:
-            _, end, self._matched = min(found)
+            _, end, self.matched = min(found)
             self._pending = ""
         else:
             end = min((_find_partial(text, s) for s in self._strings), default=len(text))
@@ -188,10 +173,8 @@ def _check_stop_strings(strings: tuple[str, ...]) -> None:
 
 
 class LogprobTracker:
-    """Hands out the log probabilities of one text, each with the event in which its token's text begins.
-
-    So a stream has the same ones as a whole answer, and none for text that a stop string cut off.
-    """
+    """Hands out the log probabilities of one text, each with the event in which its token's text begins. So a stream
+    has the same ones as a whole answer, and none for text that a stop string cut off."""
 
     def __init__(
         self,
@@ -202,11 +185,8 @@ class LogprobTracker:
         echo_starts: list[int] | None = None,
         echo_length: int = 0,
     ) -> None:
-        """Without `has_output` hand out those of the prompt alone.
-
-        `echo_starts` and `echo_length` are the offsets of the prompt's tokens and the length of its text, in
-        characters, where the answer begins with the prompt.
-        """
+        """Without `has_output` hand out those of the prompt alone. `echo_starts` and `echo_length` are the offsets of
+        the prompt's tokens and the length of its text, in characters, where the answer begins with the prompt."""
         self._texts = texts
         self._prompt_token_ids = prompt_token_ids
         self._has_output = has_output
@@ -271,10 +251,7 @@ class PromptEcho:
         self._pieces = pieces
 
     def token_starts(self) -> list[int]:
-        """Return each token's offset in the text, in characters.
-
-        A tokenizer that changes the text's length makes the last offsets approximate.
-        """
+        """Return each token's offset in characters; the last are approximate where the tokenizer changes the length."""
         starts, num_chars = [], 0
         for piece in self._pieces[:-1]:
             starts.append(min(num_chars, len(self.text)))
@@ -323,10 +300,8 @@ def no_record(model: str, protocol: str) -> StreamRecord:
 
 @contextmanager
 def measure(record: StreamRecord) -> Iterator[StreamRecord]:
-    """Measure a generation from here to the end of the context. The generator itself observes each of its events.
-
-    Only a failure is noted as such: without one and without a last event, the client has disconnected.
-    """
+    """Measure a generation from here to the end of the context. The generator itself observes each of its events. Only
+    a failure is noted as such: without one and without a last event, the client has disconnected."""
     try:
         yield record
     except Exception as error:

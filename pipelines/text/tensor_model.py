@@ -20,7 +20,6 @@ from pipelines.text.types import (
     EncodedPrompt,
     Prompt,
     Retrieval,
-    SamplingOverrides,
     TextDetail,
     TextEvent,
     TextRequest,
@@ -71,10 +70,8 @@ class TextSignature:
 
 
 def find_text_signature(config: ModelConfig, spec: ModelSpec) -> TextSignature | None:
-    """Return the text signature of a model that needs no other input than one text; None for any other model.
-
-    Raises SluiceError INVALID where a parameter of the configuration names a tensor that cannot carry text.
-    """
+    """Return the text signature of a model that needs no other input than one text; None for any other model. Raises
+    INVALID where a parameter of the configuration names a tensor that cannot carry text."""
     input = _find_tensor(config, INPUT_KEY, INPUTS, spec.inputs)
     output = _find_tensor(config, OUTPUT_KEY, OUTPUTS, spec.outputs)
     if input is None or output is None:
@@ -105,10 +102,7 @@ _signatures: WeakKeyDictionary[Model, TextSignature | None] = WeakKeyDictionary(
 
 @text_model_of.register
 def _(model: Model) -> TextModel | None:
-    """Return a text model over the tensors of a model that is not an LLM; None where it has no text signature.
-
-    Raises as `find_text_signature`.
-    """
+    """Return a text model over the tensors of a model that is not an LLM, as far as `find_text_signature` finds any."""
     if model not in _signatures:
         _signatures[model] = find_text_signature(model.config, model.spec)
     signature = _signatures[model]
@@ -126,19 +120,10 @@ class TensorText:
     def __init__(self, model: Model, signature: TextSignature) -> None:
         self._model = model
         self._signature = signature
-
-    @property
-    def name(self) -> str:
-        return self._model.name
-
-    @property
-    def version(self) -> str:
-        return str(self._model.version)
-
-    @property
-    def created(self) -> int:
+        self.name = model.name
+        self.version = str(model.version)
+        self.created = model.created
         """When the model was loaded, in seconds since 1970."""
-        return self._model.created
 
     @property
     def takes_parameters(self) -> bool:
@@ -157,7 +142,9 @@ class TensorText:
         with while_open:
             if not self.takes_parameters:
                 refuse_parameters(self.name, request)
-            _check_ranges(request.sampling)
+            # The language model would only refuse fields out of range with the sources already sent.
+            max_tokens = request.sampling.get("max_tokens") or _ANY_LENGTH
+            check_sampling(SamplingDefaults().resolve(request.sampling, max_tokens))
             stream = TensorTextStream(self.name, self._signature.output.name)
             async with aclosing(infer_stream(self._model, self._infer_request(request))) as responses:
                 async for response in responses:
@@ -207,11 +194,6 @@ class TensorText:
             message = f"model '{self.name}' answers a question, so the last message must be the user's"
             raise invalid("messages", f"{message}, got the role {question.role!r}")
         return question.content.encode(), history
-
-
-def _check_ranges(sent: SamplingOverrides) -> None:
-    """Raise INVALID for fields out of range. The language model would only do so with the sources already sent."""
-    check_sampling(SamplingDefaults().resolve(sent, sent.get("max_tokens") or _ANY_LENGTH))
 
 
 def _microseconds(seconds: float | None) -> int:
@@ -275,7 +257,8 @@ class TensorTextStream:
     def _last(self, text: str) -> TextEvent:
         counts, detail = self._counts, None
         if self._retrieval is not None:
-            detail = TextDetail(retrieval=self._with_citations(self._retrieval))
+            citations = cite("".join(self._texts), self._retrieval.sources)
+            detail = TextDetail(retrieval=msgspec.structs.replace(self._retrieval, citations=tuple(citations)))
         return TextEvent(
             text=text,
             num_tokens=counts[NUM_OUTPUT_TOKENS],
@@ -285,10 +268,6 @@ class TensorTextStream:
             cached_tokens=counts[NUM_CACHED_TOKENS],
             detail=detail,
         )
-
-    def _with_citations(self, retrieval: Retrieval) -> Retrieval:
-        citations = cite("".join(self._texts), retrieval.sources)
-        return msgspec.structs.replace(retrieval, citations=tuple(citations))
 
 
 def _event(text: str, detail: TextDetail | None = None) -> TextEvent:

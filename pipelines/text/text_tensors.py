@@ -13,10 +13,7 @@ from sluice.errors import invalid
 
 
 def read_text_rows(request: InferRequest, name: str, *, is_batched: bool) -> list[list[str]]:
-    """Return the texts of each row of the input `name`; without a batch dimension there is one row.
-
-    Raises SluiceError INVALID for elements that are not UTF-8.
-    """
+    """Return each row's texts in the input `name`; without a batch dimension one row. Raises INVALID without UTF-8."""
     array = request.inputs[name].array
     rows = array.reshape(array.shape[0], -1) if is_batched else array.reshape(1, -1)
     try:
@@ -26,10 +23,7 @@ def read_text_rows(request: InferRequest, name: str, *, is_batched: bool) -> lis
 
 
 def build_text_tensor(name: str, rows: Sequence[Sequence[bytes]], *, is_batched: bool) -> Tensor:
-    """Build a tensor [rows, longest row], or [elements] without a batch dimension.
-
-    Shorter rows are padded with empty elements.
-    """
+    """Build a tensor [rows, longest row], padded with empty elements, or [elements] without a batch dimension."""
     width = max(map(len, rows))
     array = np.full((len(rows), width), b"", np.object_)
     for padded, row in zip(array, rows, strict=True):

@@ -5,13 +5,12 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import jinja2
-import tokenizers
 
 from pipelines.text.detokenizer import Detokenizer, SlowDetokenizer, TokenTexts, detokenizer_factory
 from pipelines.text.types import ChatMessage
@@ -45,28 +44,30 @@ T = TypeVar("T")
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template.
-
-    Control tokens written in a prompt or message (`<|end|>`) become those tokens, as in transformers and in servers
-    built on it.
-    """
+    """A model's tokenizer and chat template. Control tokens written in a prompt or message (`<|end|>`) become those
+    tokens, as in transformers and in servers built on it."""
 
     def __init__(self, tokenizer: Any) -> None:
         """Take a tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
         self._tokenizer = tokenizer
         self._backend: Any
-        self._new_detokenizer: Callable[[], Detokenizer]
-        self._backend, self._new_detokenizer = (
-            _fast_backend(tokenizer) if tokenizer.is_fast else _slow_backend(tokenizer)
-        )
+        self.detokenizer: Callable[[], Detokenizer]
+        """Returns a new detokenizer, for one sequence."""
+        if tokenizer.is_fast:
+            self._backend = tokenizer.backend_tokenizer
+            # transformers does this on each call, which would break calls of other threads.
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            self.detokenizer = detokenizer_factory(self._backend)
+        else:
+            self._backend = SlowBackend(tokenizer)
+            self.detokenizer = partial(SlowDetokenizer, self._backend.decode)
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="tokenize")
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Load the tokenizer of a Hugging Face checkpoint directory, which takes most of a second.
-
-        Raises SluiceError UNAVAILABLE where the directory has no usable tokenizer.
-        """
+        """Load the tokenizer of a Hugging Face checkpoint directory, which takes most of a second. Raises UNAVAILABLE
+        where the directory has no usable tokenizer."""
         if not path.is_dir():
             # transformers would take the path for the name of a model to download.
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: it is not a directory")
@@ -107,10 +108,6 @@ class Tokenizer:
         """The normalizer applied to a text before tokens are matched in it; None for none."""
         return self._backend.normalizer
 
-    def detokenizer(self) -> Detokenizer:
-        """Return a new detokenizer, for one sequence."""
-        return self._new_detokenizer()
-
     @cached_property
     def token_texts(self) -> TokenTexts:
         """The text of single tokens."""
@@ -138,23 +135,17 @@ class Tokenizer:
         return await self._run(len(text), lambda: self.encode(text, "prompt", add_special_tokens=True))
 
     async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Return the token ids of a conversation, up to where the assistant's answer begins.
-
-        Raises SluiceError INVALID for no messages, a role not in `ROLES`, messages that the model's template refuses,
-        and a model without a template.
-        """
+        """Return the token ids of a conversation, up to where the assistant's answer begins. Raises INVALID for no
+        messages, a role not in `ROLES`, messages that the model's template refuses, and a model without a template."""
         turns = _turns(messages)
         num_chars = sum(len(message.content) for message in messages)
-        return await self._run(num_chars, lambda: self._encode_turns(turns))
+        # The template writes the special tokens itself.
+        return await self._run(num_chars, lambda: self.encode_words(self._render(turns), "messages"))
 
     async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
         if num_chars <= INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
-
-    def _encode_turns(self, turns: list[dict[str, str]]) -> list[int]:
-        # The template writes the special tokens itself.
-        return self.encode(self._render(turns), "messages", add_special_tokens=False)
 
     def _render(self, turns: list[dict[str, str]]) -> str:
         if self._tokenizer.chat_template is None:
@@ -204,19 +195,6 @@ class SlowBackend:
         return added
 
 
-def _fast_backend(tokenizer: Any) -> tuple[tokenizers.Tokenizer, Callable[[], Detokenizer]]:
-    backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-    # transformers does this on each call, which would break calls of other threads.
-    backend.no_truncation()
-    backend.no_padding()
-    return backend, detokenizer_factory(backend)
-
-
-def _slow_backend(tokenizer: Any) -> tuple[Any, Callable[[], Detokenizer]]:
-    backend = SlowBackend(tokenizer)
-    return backend, lambda: SlowDetokenizer(backend.decode)
-
-
 def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     if not messages:
         raise invalid("messages", "messages is empty; at least one message is needed")
@@ -229,10 +207,8 @@ def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
 
 def _transformers_loader(path: Path) -> Callable[..., Any]:
     """Return transformers' loader for the tokenizer in `path`, imported here because that takes over half a second.
-
-    AutoTokenizer also imports torch where it is installed (2 s and 200 MB), so it is used only for a tokenizer
-    whose class it has to find.
-    """
+    AutoTokenizer also imports torch where it is installed (2 s and 200 MB), so it is used only for a tokenizer whose
+    class it has to find."""
     log = logging.getLogger("transformers")
     log.addFilter(_is_not_torch_advice)
     try:

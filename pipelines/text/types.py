@@ -40,11 +40,10 @@ leave after the prompt.
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for one text. The text ends before the first of the `stop` strings and has none of the `bad_words`.
 
-    The weights of `biased_words` are added to the logits of those words' tokens, on top of `sampling.logit_bias`.
-    With `echo` the text begins with the prompt, and requested log probabilities begin with those of the prompt's
-    tokens. Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`.
-    `parameters` are further request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language
-    model alone refuses them.
+    The weights of `biased_words` are added to the logits of those words' tokens, on top of `sampling.logit_bias`. With
+    `echo` the text begins with the prompt, and requested log probabilities begin with those of the prompt's tokens.
+    Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`. `parameters` are further
+    request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language model alone refuses them.
     """
 
     request_id: str
@@ -74,11 +73,8 @@ class TokenText(msgspec.Struct, frozen=True, gc=False):
 
 
 class TextLogprob(msgspec.Struct, frozen=True):
-    """One token's log probability, and the likeliest alternatives, best first.
-
-    `start` is the offset of the token's text in the request's text, in characters. The first token
-    of a prompt has no log probability, since nothing precedes it.
-    """
+    """One token's log probability, None for a prompt's first, and the likeliest alternatives, best first. `start` is
+    the offset of the token's text in the request's text, in characters."""
 
     token: TokenText
     logprob: float | None
@@ -87,11 +83,9 @@ class TextLogprob(msgspec.Struct, frozen=True):
 
 
 class Retrieval(msgspec.Struct, frozen=True):
-    """The sources that a pipeline retrieved: `sources` are in the prompt, `dropped` did not fit into it.
-
-    `citations` say which part of the answer rests on which source. They come with the last event only; sources
-    come with the event before the first text, and again with the last one.
-    """
+    """The sources that a pipeline retrieved: `sources` are in the prompt, `dropped` did not fit into it. `citations`
+    say which part of the answer rests on which source. They come with the last event only; sources come with the event
+    before the first text, and again with the last one."""
 
     sources: tuple[Source, ...] = ()
     dropped: tuple[Source, ...] = ()

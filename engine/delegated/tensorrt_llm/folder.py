@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from engine.model_folder import ModelFormat, model_format
-from sluice.errors import ErrorCode, SluiceError, invalid
+from engine.model_folder import ModelFormat, model_format, read_json
+from sluice.errors import invalid
 
 Fields = Mapping[str, Any]
 
@@ -49,12 +47,10 @@ class LlmFolder:
 
 
 def read_folder(path: Path, tokenizer: Path | None = None) -> LlmFolder:
-    """Read a model folder. End tokens are looked for in `tokenizer` too: the folder of an engine often has none.
-
-    Raises SluiceError INVALID or NOT_FOUND with what is missing or cannot be read.
-    """
+    """Read a model folder. End tokens are looked for in `tokenizer` too: the folder of an engine often has none. Raises
+    INVALID or NOT_FOUND with what is missing or cannot be read."""
     found = model_format(path)
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     ends = _eos_token_ids(config, path, tokenizer)
     match found:
         case ModelFormat.TENSORRT_LLM_ENGINE:
@@ -64,15 +60,6 @@ def read_folder(path: Path, tokenizer: Path | None = None) -> LlmFolder:
         case ModelFormat.HUGGINGFACE:
             return _read_huggingface(path, config, ends)
     raise invalid("model_path", f"{path} holds no model that TensorRT-LLM runs: {found or 'no config.json'}")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
-    except msgspec.DecodeError as error:
-        raise invalid("model_path", f"{path} is not a JSON object: {error}") from error
 
 
 def _read_huggingface(path: Path, config: Fields, ends: tuple[int, ...]) -> LlmFolder:
@@ -109,7 +96,7 @@ def _rope_factor(text: Fields) -> float:
 def _huggingface_quantization(path: Path, config: Fields) -> str:
     """Return the algorithm, else the method, of ModelOpt's hf_quant_config.json, else of quantization_config."""
     file = path / "hf_quant_config.json"
-    section = _read_json(file).get("quantization") if file.is_file() else config.get("quantization_config")
+    section = read_json(file).get("quantization") if file.is_file() else config.get("quantization_config")
     if not isinstance(section, dict):
         return "none"
     return str(section.get("quant_algo") or section.get("quant_method") or "none").lower()
@@ -132,6 +119,7 @@ def _read_converted(
     """Read a converted checkpoint, or the engine that was compiled of it by `build`."""
     source = path / "config.json"
     is_engine = build is not None
+    mapping = _section(config, "mapping")
     return LlmFolder(
         path,
         ModelFormat.TENSORRT_LLM_ENGINE if is_engine else ModelFormat.TENSORRT_LLM_CHECKPOINT,
@@ -140,22 +128,15 @@ def _read_converted(
         _number(config, "vocab_size", source),
         ends,
         _number(config if build is None else build, "max_seq_len" if is_engine else "max_position_embeddings", source),
-        _converted_quantization(config),
+        str(_section(config, "quantization").get("quant_algo") or "none").lower(),
         build,
-        _parallel_sizes(config),
+        {name: mapping[key] for name, key in _PARALLEL.items() if isinstance(mapping.get(key), int)},
     )
 
 
-def _converted_quantization(pretrained: Fields) -> str:
-    section = pretrained.get("quantization")
-    return str(section.get("quant_algo") or "none").lower() if isinstance(section, dict) else "none"
-
-
-def _parallel_sizes(pretrained: Fields) -> dict[str, int]:
-    mapping = pretrained.get("mapping")
-    if not isinstance(mapping, dict):
-        return {}
-    return {name: mapping[key] for name, key in _PARALLEL.items() if isinstance(mapping.get(key), int)}
+def _section(config: Fields, name: str) -> Fields:
+    section = config.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _number(config: Fields, name: str, source: Path) -> int:
@@ -170,7 +151,7 @@ def _eos_token_ids(config: Fields, path: Path, tokenizer: Path | None) -> tuple[
     folders = [path] if tokenizer is None else [path, tokenizer]
     for folder in folders:
         file = folder / "generation_config.json"
-        if file.is_file() and (ends := _as_ids(_read_json(file).get("eos_token_id"))):
+        if file.is_file() and (ends := _as_ids(read_json(file).get("eos_token_id"))):
             return ends
     for part in (config, _text_part(config), config.get("pretrained_config")):
         if isinstance(part, Mapping) and (ends := _as_ids(part.get("eos_token_id"))):
@@ -188,7 +169,7 @@ def _tokenizer_end(folder: Path) -> tuple[int, ...]:
     config, vocabulary = folder / "tokenizer_config.json", folder / "tokenizer.json"
     if not config.is_file() or not vocabulary.is_file():
         return ()
-    token = _read_json(config).get("eos_token")
+    token = read_json(config).get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
-    added = _read_json(vocabulary).get("added_tokens")
+    added = read_json(vocabulary).get("added_tokens")
     return _as_ids([each.get("id") for each in added or () if each.get("content") == text][:1])

@@ -1,13 +1,10 @@
 """A client's grammar in the words of TensorRT-LLM's guided decoding backends: xgrammar and llguidance."""
 
-import json
 from typing import Any
-
-import msgspec
 
 from engine.guidance.gbnf import is_gbnf, to_lark
 from engine.guidance.schema import parse_schema
-from engine.guidance.translate import MAX_BYTES
+from engine.guidance.translate import MAX_BYTES, choice_in_lark, parse_choices
 from engine.types import Grammar, GrammarKind
 from sluice.errors import invalid
 
@@ -22,10 +19,8 @@ def grammar_kinds(backend: str | None) -> tuple[GrammarKind, ...]:
 
 
 def guide(grammar: Grammar, backend: str | None) -> dict[str, Any]:
-    """Return arguments of `GuidedDecodingParams`, of which exactly one may be given.
-
-    Raises SluiceError INVALID for what is wrong with the text itself, and for what the backend cannot do.
-    """
+    """Return arguments of `GuidedDecodingParams`, of which exactly one may be given. Raises INVALID for what is wrong
+    with the text itself, and for what the backend cannot do."""
     if backend not in BACKENDS:
         raise invalid(
             "grammar",
@@ -45,23 +40,12 @@ def guide(grammar: Grammar, backend: str | None) -> dict[str, Any]:
         case GrammarKind.REGEX:
             return {"regex": grammar.text}
         case GrammarKind.CHOICE:
-            return {"grammar": _choice(grammar.text, backend)}
+            choices = parse_choices(grammar.text)
+            if backend == LLGUIDANCE:
+                return {"grammar": choice_in_lark(choices)}
+            return {"grammar": "root ::= " + " | ".join(map(_quoted, choices))}
         case GrammarKind.EBNF:
             return {"grammar": _ebnf(grammar.text, backend)}
-
-
-def _choice(text: str, backend: str) -> str:
-    try:
-        choices = msgspec.json.decode(text, type=list[str])
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise invalid("grammar", f"choice must be a JSON array of strings: {error}") from None
-    if not choices:
-        raise invalid("grammar", "choice must have at least one string, got an empty array")
-    distinct = dict.fromkeys(choices)
-    if backend == LLGUIDANCE:
-        words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in distinct)
-        return f"start: CHOICE\nCHOICE: {words}\n"
-    return "root ::= " + " | ".join(_quoted(choice) for choice in distinct)
 
 
 def _quoted(text: str) -> str:

@@ -30,9 +30,7 @@ class TensorRtLlmLibrary:
 
     def llm_class(self, model: ModelFormat) -> Any:
         """Return the class that runs a folder of this format: PyTorch's, or `_tensorrt_engine.LLM` for compiled ones.
-
-        Raises SluiceError UNIMPLEMENTED, naming the versions that can, where this one cannot (1.3 has no engines).
-        """
+        Raises UNIMPLEMENTED, naming the versions that can, where this one cannot (1.3 has no engines)."""
         if model is ModelFormat.HUGGINGFACE:
             return import_module("tensorrt_llm").LLM
         return self.engine_class(f"a {model.value.replace('_', ' ')}")
@@ -97,8 +95,7 @@ def load_library() -> TensorRtLlmLibrary:
 
 def _cannot_load(reason: str) -> SluiceError:
     return SluiceError(
-        ErrorCode.UNAVAILABLE,
-        f"TensorRT-LLM cannot be loaded: {reason}. `sluice doctor` says what this machine has",
+        ErrorCode.UNAVAILABLE, f"TensorRT-LLM cannot be loaded: {reason}. `sluice doctor` says what this machine has"
     )
 
 

@@ -32,11 +32,8 @@ _SALT_BYTES = 16
 
 
 def load_llm(config: EngineConfig) -> "TensorRtLlm":
-    """Load the model. Blocks for as long as it takes, minutes for large models. Called with no event loop running,
-    since TensorRT-LLM starts loops and processes of its own.
-
-    Raises SluiceError with what is wrong, and what TensorRT-LLM raises.
-    """
+    """Load the model, which may take minutes. Called with no event loop running, since TensorRT-LLM starts loops and
+    processes of its own. Raises SluiceError with what is wrong, and what TensorRT-LLM raises."""
     stall_timeout_s(config.runtime_settings)  # a wrong one is not to be found out after minutes
     library = load_library()
     tokenizer = None if config.tokenizer_path is None else Path(config.tokenizer_path)
@@ -58,8 +55,7 @@ class PreparedCall:
 
 
 class TensorRtLlm:
-    """Implements `engine.delegated.interface.DelegatedRuntime`. `submit` is called within a running event loop, where
-    the responses are read too."""
+    """Implements `DelegatedRuntime`. `submit` needs a running event loop; the responses are read on it too."""
 
     title = TENSORRT_LLM.title
 
@@ -224,10 +220,8 @@ class TensorRtLlm:
 
 
 def blocks_to_completion(num_prompt: int, max_tokens: int, beam_width: int, block_size: int) -> int:
-    """Return the blocks that TensorRT-LLM reserves for a request that has not begun, under GUARANTEED_NO_EVICT.
-
-    Whole blocks of the prompt are shared by the beams. There is no credit for cached prefixes, and the last token
-    counts, though it is never fed back: the rule is its `getRemainingBlocksToCompletion`.
-    """
+    """Return the blocks that TensorRT-LLM reserves for a request that has not begun, under GUARANTEED_NO_EVICT. Whole
+    blocks of the prompt are shared by the beams. There is no credit for cached prefixes, and the last token counts,
+    though it is never fed back: the rule is its `getRemainingBlocksToCompletion`."""
     shared = num_prompt // block_size
     return shared + (blocks_for(num_prompt + max_tokens, block_size) - shared) * beam_width

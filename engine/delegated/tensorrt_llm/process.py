@@ -1,7 +1,4 @@
-"""TensorRT-LLM as an engine process: `python -m engine.delegated.tensorrt_llm.process`.
-
-Its arguments are those of `engine.process`.
-"""
+"""TensorRT-LLM as an engine process, with the arguments of `engine.process`."""
 
 import sys
 

@@ -45,10 +45,8 @@ class LlmRequestHandle:
         self._output.abort()
 
     def read(self, response: Any) -> ResponseDelta:
-        """Return what `response`, which is the RequestOutput, has that was not there before.
-
-        Raises SluiceError DEADLINE where TensorRT-LLM gave the request up for its time.
-        """
+        """Return what `response`, which is the RequestOutput, has that was not there before. Raises DEADLINE where
+        TensorRT-LLM gave the request up for its time."""
         best = response.outputs[0]  # of a beam search; else it is the only one
         reason = _finish_reason(best.finish_reason)
         token_ids = self._with_end(list(best.token_ids[self._num_read :]), best, reason)
@@ -128,11 +126,8 @@ def _number(logprob: Any) -> float:
 
 
 def read_prompt_logprobs(prompt: Sequence[int], entries: Sequence[Any], num_top: int) -> list[TokenLogprob | None]:
-    """Return one for each token of the prompt; None for the first, and for those whose own is missing.
-
-    An entry belongs either to the token at its place, or (computed from the logits behind each token) to the next one.
-    Which it is, the tokens say.
-    """
+    """Return one for each token of the prompt, None where its own is missing, as for the first. An entry belongs to the
+    token at its place, or (computed from the logits behind each token) to the next one: the tokens say which."""
     here = sum(_has(entry, token_id) for entry, token_id in zip(entries, prompt, strict=False))
     ahead = sum(_has(entry, token_id) for entry, token_id in zip(entries, prompt[1:], strict=False))
     is_in_place = not entries[0] or (len(entries) >= len(prompt) and here > ahead)

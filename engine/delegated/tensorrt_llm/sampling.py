@@ -74,10 +74,8 @@ def sampling_params(
     backend: str | None,
     ignored: frozenset[str] = frozenset(),
 ) -> Any:
-    """Return `tensorrt_llm.SamplingParams` for a request; what was generated before (`resume_token_ids`) counts.
-
-    Raises SluiceError INVALID, naming the field, for what TensorRT-LLM cannot do.
-    """
+    """Return `tensorrt_llm.SamplingParams` for a request; what was generated before (`resume_token_ids`) counts. Raises
+    INVALID, naming the field, for what TensorRT-LLM cannot do."""
     cls = library.llmapi.SamplingParams
     context = SamplingContext(request, folder, backend, field_names(cls), ignored)
     _check(context, library)
@@ -143,10 +141,6 @@ def _always(value: bool) -> Value:
     return lambda context: value
 
 
-def _max_tokens(context: SamplingContext) -> int:
-    return context.params.max_tokens - context.num_resumed
-
-
 def _min_tokens(context: SamplingContext) -> int | None:
     left = context.params.min_tokens - context.num_resumed
     return left if left > 0 else None
@@ -168,10 +162,6 @@ def _seed(context: SamplingContext) -> int | None:
 def _end_id(context: SamplingContext) -> int:
     ends = context.folder.eos_token_ids
     return ends[0] if ends and not context.params.ignore_eos else NO_END
-
-
-def _pad_id(context: SamplingContext) -> int:
-    return context.folder.eos_token_ids[0] if context.folder.eos_token_ids else 0
 
 
 def _stop_token_ids(context: SamplingContext) -> list[int] | None:
@@ -205,10 +195,6 @@ def _prompt_ignore_length(context: SamplingContext) -> int | None:
     return len(context.request.prompt_token_ids) if has_penalty else None
 
 
-def _logprobs(context: SamplingContext) -> int | None:
-    return _logprob_count(context, context.params.logprobs)
-
-
 def _prompt_logprobs(context: SamplingContext) -> int | None:
     return None if context.request.resume_token_ids else _logprob_count(context, context.params.prompt_logprobs)
 
@@ -228,7 +214,8 @@ _NOT_OFFERED = "no API of ours has it"
 
 # fmt: off
 FIELDS = (
-    TensorRtLlmField("max_tokens", "max_tokens", "less what was generated before a resume", _max_tokens, default=32),
+    TensorRtLlmField("max_tokens", "max_tokens", "less what was generated before a resume",
+                  lambda context: context.params.max_tokens - context.num_resumed, default=32),
     TensorRtLlmField("min_tokens", "min_tokens", "less what was generated before a resume", _min_tokens),
     TensorRtLlmField("n", "", "1: each of several answers is a request of its own", default=1),
     TensorRtLlmField("best_of", "beam_width", "for a beam search", _ours("beam_width")),
@@ -236,7 +223,8 @@ FIELDS = (
                   lambda context: True if context.params.beam_width > 1 else None, default=False),
     TensorRtLlmField("beam_width_array", "", _NOT_OFFERED),
     TensorRtLlmField("end_id", "", "the model's first end of sequence; -1 with ignore_eos", _end_id),
-    TensorRtLlmField("pad_id", "", "the model's first end of sequence, else 0", _pad_id),
+    TensorRtLlmField("pad_id", "", "the model's first end of sequence, else 0",
+                  lambda context: next(iter(context.folder.eos_token_ids), 0)),
     TensorRtLlmField("seed", "seed", "drawn where none is given", _seed),
     TensorRtLlmField("temperature", "temperature", "0 is top_k 1 without a temperature",
                   lambda context: context.params.temperature or None),
@@ -276,7 +264,8 @@ FIELDS = (
     TensorRtLlmField("truncate_prompt_tokens", "", "a prompt that is too long is refused"),
     TensorRtLlmField("skip_special_tokens", "", _IDS_ONLY, default=True),
     TensorRtLlmField("spaces_between_special_tokens", "", _IDS_ONLY, default=True),
-    TensorRtLlmField("logprobs", "logprobs", "at least 1 before 1.3", _logprobs),
+    TensorRtLlmField("logprobs", "logprobs", "at least 1 before 1.3",
+                  lambda context: _logprob_count(context, context.params.logprobs)),
     TensorRtLlmField("prompt_logprobs", "prompt_logprobs", "at least 1 before 1.3; not after a resume",
                   _prompt_logprobs),
     TensorRtLlmField("logprobs_mode", "", "its default, RAW: before penalties, temperature and filters", default="RAW"),

@@ -1,7 +1,5 @@
-"""TensorRT-LLM's iteration statistics and KV-cache events under our names.
-
-The fields of the statistics differ by version and backend, and all of them may be null or missing.
-"""
+"""TensorRT-LLM's iteration statistics and KV-cache events under our names. The fields of the statistics differ by
+version and backend, and all of them may be null or missing."""
 
 import asyncio
 import logging
@@ -68,11 +66,8 @@ async def follow(source: Source, take: Callable[[Mapping[str, Any]], None], is_b
 
 
 class IterationReader:
-    """Reads the JSON object of each iteration.
-
-    With the overlap scheduler an iteration's own latency covers about two of them: the time between two that follow
-    each other is nearer the truth.
-    """
+    """Reads the JSON object of each iteration. With the overlap scheduler an iteration's own latency covers about two
+    of them: the time between two that follow each other is nearer the truth."""
 
     def __init__(self) -> None:
         self._last: IterationStats | None = None

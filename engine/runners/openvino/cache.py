@@ -124,10 +124,8 @@ def _warn_if_large(size_bytes: int, free_bytes: int) -> None:
 
 
 class KvCache:
-    """The tensors of the cache inputs, all in one anonymous map. They are valid as long as this object.
-
-    The system commits a page when it is first written, so a large cache costs only the memory that is used.
-    """
+    """The tensors of the cache inputs, all in one anonymous map. They are valid as long as this object. The system
+    commits a page when it is first written, so a large cache costs only the memory that is used."""
 
     def __init__(self, layout: CacheLayout, num_blocks: int) -> None:
         self._memory = _anonymous_map(layout.block_bytes * num_blocks)

@@ -1,8 +1,6 @@
-"""Converts checkpoints that our graphs do not support to an IR in the cache folder, once, by optimum-intel.
-
-`python -m engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does
-not load torch. It ends when its standard input does, which is when the engine that started it is gone.
-"""
+"""Converts checkpoints that our graphs do not support to an IR in the cache folder, once, by optimum-intel. `python -m
+engine.runners.openvino.convert` is the process that runs optimum-intel's command, so that the engine does not load
+torch. It ends when its standard input does, which is when the engine that started it is gone."""
 
 import hashlib
 import logging
@@ -19,7 +17,8 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
-from engine.runners.openvino.config.config_file import ConfigFile, read_json
+from engine.model_folder import read_json
+from engine.runners.openvino.config.config_file import ConfigFile
 from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)
@@ -38,10 +37,7 @@ def can_convert() -> bool:
 
 def convert(directory: Path, quantization: str, folder: Path) -> Path:
     """Return the folder, inside `folder`, with the IR of the checkpoint in `directory`. It is made if it is missing.
-
-    Raises SluiceError: UNIMPLEMENTED if optimum-intel cannot convert the checkpoint, UNAVAILABLE if the folder cannot
-    be written.
-    """
+    Raises UNIMPLEMENTED if optimum-intel cannot convert the checkpoint, UNAVAILABLE if the folder cannot be written."""
     converted = folder / _key(directory, quantization)
     if converted.is_dir():
         return converted
@@ -107,10 +103,7 @@ def _arguments(directory: Path, quantization: str, output: Path) -> Iterator[str
 
 
 def _weight_format(directory: Path, quantization: str) -> str:
-    """Return the weight format, which is always given because optimum-intel compresses large models by default.
-
-    It stores 16-bit weights as fp16.
-    """
+    """Return the format to store weights in, always given because optimum-intel compresses large models by default."""
     if quantization != "none":
         return quantization
     fields = ConfigFile(read_json(directory / "config.json"), directory / "config.json").fields

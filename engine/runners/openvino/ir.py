@@ -1,19 +1,24 @@
 """Opens an OpenVINO IR from optimum-intel: a stateful decoder, which gets paged attention and our inputs.
-
-`_offline_transformations` is private in OpenVINO's Python API, hence the pinned version range.
-"""
+`_offline_transformations` is private in OpenVINO's Python API, hence the pinned version range."""
 
 import logging
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
-from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder, choose_max_model_len, is_cache
+from engine.model_folder import read_json
+from engine.runners.openvino.config.config_file import ConfigFile, PositiveInt, read_eos_token_ids
+from engine.runners.openvino.graph.model import (
+    MAX_CONTEXT_LEN,
+    STEP_INPUTS,
+    Decoder,
+    choose_max_model_len,
+    is_cache,
+    named_parameter,
+)
 from engine.runners.openvino.graph.paged_attention import TESTED_VERSION
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -26,8 +31,6 @@ _ELEMENTWISE = ("Add", "Subtract", "Multiply", "Divide", "Tanh", "Clamp", "Conve
 """Nodes that may be between the head's matmul and the logits: bias, scale, softcap."""
 
 _QUANTIZATIONS = {ov.Type.u8: "int8", ov.Type.i8: "int8", ov.Type.u4: "int4", ov.Type.i4: "int4"}
-
-PositiveInt = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class _ContextLimits(msgspec.Struct, frozen=True):
@@ -55,10 +58,8 @@ def has_ir(directory: Path) -> bool:
 
 def open_ir(directory: Path, core: ov.Core, max_model_len: int | None) -> Decoder:
     """Open the IR in `directory` and give it a paged cache. `max_model_len` is used if config.json has no length.
-
-    Raises SluiceError: INVALID for a damaged IR or one that is no stateful decoder, UNIMPLEMENTED for one that cannot
-    have a paged cache, UNAVAILABLE for an OpenVINO other than the tested one.
-    """
+    Raises INVALID for a damaged IR or one that is no stateful decoder, UNIMPLEMENTED for one that cannot have a paged
+    cache, UNAVAILABLE for an OpenVINO other than the tested one."""
     file = ConfigFile(read_json(directory / "config.json"), directory / "config.json")
     model = _read(directory / IR_GRAPH, core)
     _make_paged(model)
@@ -107,10 +108,11 @@ def _make_paged(model: ov.Model) -> None:
 
 def _select_rows(model: ov.Model) -> None:
     """Pass only the sampled rows to the head, and make the logits [num_sampled, vocab_size] f32."""
-    rows = _parameter(_SAMPLED, [-1])
+    rows = named_parameter(_SAMPLED, [-1], ov.Type.i32)
     result = model.get_results()[0]
     entrance = _head_entrance(result)
-    entrance.replace_source_output(_gathered(entrance.get_source_output(), rows))
+    sampled = ops.gather(entrance.get_source_output(), rows, ops.constant(np.int32(0)))
+    entrance.replace_source_output(sampled.output(0))
     logits = result.input(0).get_source_output()
     flat = ops.squeeze(logits, ops.constant(np.array([1], np.int64)))
     result.input(0).replace_source_output(ops.convert(flat, "f32").output(0))
@@ -130,10 +132,6 @@ def _head_entrance(result: ov.Node) -> ov.Input:
     return entrance
 
 
-def _gathered(source: ov.Output, rows: ov.Node) -> ov.Output:
-    return ops.gather(source, rows, ops.constant(np.int32(0))).output(0)
-
-
 def _rename_inputs(model: ov.Model) -> None:
     """Give the inputs the names and types of `StepBatch`."""
     for parameter in list(model.get_parameters()):
@@ -148,18 +146,12 @@ def _rename_inputs(model: ov.Model) -> None:
 
 
 def _replace_parameter(model: ov.Model, parameter: ov.Node, name: str) -> None:
-    ours = _parameter(name, [-1])
+    ours = named_parameter(name, [-1], ov.Type.i32)
     converted = ops.convert(ours, parameter.get_element_type().get_type_name()).output(0)
     for target in parameter.output(0).get_target_inputs():
         target.replace_source_output(converted)
     model.remove_parameter(parameter)
     model.add_parameters([ours])
-
-
-def _parameter(name: str, shape: list[int]) -> Any:
-    parameter = ops.parameter(ov.PartialShape(shape), ov.Type.i32, name=name)
-    parameter.output(0).get_tensor().set_names({name})
-    return parameter
 
 
 def _vocab_size(model: ov.Model) -> int:

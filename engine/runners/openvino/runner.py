@@ -32,21 +32,14 @@ FINE, COARSE = 4, 16
 
 
 class OpenVinoRunner:
-    """A model with its KV blocks on the CPU.
-
-    `decoder` owns the memory that the compiled constants point into. The session's cache has one block more than
-    `info` says, to which padding writes.
-    """
+    """A model with its KV blocks on the CPU. `decoder` owns the memory that the compiled constants point into. The
+    session's cache has one block more than `info` says, to which padding writes."""
 
     def __init__(self, session: "InferenceSession", decoder: Decoder, info: RunnerInfo) -> None:
         self._session = session
         self._decoder = decoder
-        self._info = info
+        self.info = info
         self._scratch_block = info.num_blocks
-
-    @property
-    def info(self) -> RunnerInfo:
-        return self._info
 
     def run(self, batch: StepBatch) -> FloatArray:
         """Run one forward pass; see `Runner.run`."""
@@ -58,12 +51,9 @@ class OpenVinoRunner:
 
 
 def load_runner(config: EngineConfig) -> OpenVinoRunner:
-    """Build, compile and warm up the model at `config.model_path`, then allocate its KV cache.
-
-    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do not fit it,
-    UNIMPLEMENTED for a model that the graph builder does not know, UNAVAILABLE for an OpenVINO other than the tested
-    one.
-    """
+    """Build, compile and warm up the model at `config.model_path`, then allocate its KV cache. Raises NOT_FOUND for
+    missing files, INVALID for a damaged checkpoint or limits that do not fit it, UNIMPLEMENTED for a model that the
+    graph builder does not know, UNAVAILABLE for an OpenVINO other than the tested one."""
     started = time.monotonic()
     core = ov.Core()
     dtype = choose_dtype(config.dtype, core)
@@ -103,10 +93,7 @@ def _summary(info: RunnerInfo, size_bytes: int) -> str:
 
 
 class InferenceSession:
-    """A compiled decoder, one inference request and the tensors it reads. Used from one thread.
-
-    It starts with a cache of one block, which is enough for `warm_up`.
-    """
+    """A compiled decoder, for one thread. It starts with a cache of one block, enough for `warm_up`."""
 
     def __init__(self, compiled: ov.CompiledModel) -> None:
         self.layout = CacheLayout.of(compiled)
@@ -214,10 +201,7 @@ def choose_dtype(dtype: str, core: ov.Core) -> str:
 
 
 def choose_cache_dtype(kv_cache_dtype: str, dtype: str) -> str:
-    """Choose the type of cached keys and values for a computation in `dtype`: the same or u8, as the kernels allow.
-
-    Raises SluiceError INVALID for others.
-    """
+    """Choose the cache's type for a computation in `dtype`: the same or u8. Raises INVALID for others."""
     if kv_cache_dtype == "auto":
         return dtype
     if kv_cache_dtype not in _CACHE_TYPES:

@@ -29,11 +29,8 @@ class FolderKind(Enum):
 
 
 def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
-    """Open the graph of `config.model_path`, with its weights quantized as configured.
-
-    Raises SluiceError: NOT_FOUND for missing files, INVALID for a damaged checkpoint or limits that do not fit it,
-    UNIMPLEMENTED for a model that cannot be built.
-    """
+    """Open the graph of `config.model_path`, weights quantized as configured. Raises NOT_FOUND for missing files,
+    INVALID for a damaged checkpoint or unfit limits, UNIMPLEMENTED for a model that cannot be built."""
     check_quantization(config.quantization)
     directory = Path(config.model_path)
     kind, reason = identify_folder(directory)
@@ -48,11 +45,8 @@ def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
 
 
 def identify_folder(directory: Path) -> tuple[FolderKind, str]:
-    """Return the kind of a folder, by its files, and the reason for the log.
-
-    Raises SluiceError: NOT_FOUND or INVALID for a folder without a model, UNIMPLEMENTED for a model that our graphs do
-    not support if nothing is installed to convert it.
-    """
+    """Return the kind of a folder, by its files, and the reason for the log. Raises NOT_FOUND or INVALID for a folder
+    without a model, UNIMPLEMENTED for a model that our graphs do not support if nothing is installed to convert it."""
     if has_ir(directory):
         return FolderKind.IR, f"holds an OpenVINO IR ({IR_GRAPH})"
     model_type = read_model_type(directory)
@@ -110,10 +104,8 @@ def check_quantization(quantization: str) -> None:
 
 
 def open_weights(directory: Path, quantization: str, cache: Path) -> CheckpointWeights:
-    """Open a directory's weights, compressed as requested, or as stored if `sluice build` has compressed them.
-
-    Raises SluiceError INVALID if they are stored in another quantization than the requested one.
-    """
+    """Open a directory's weights, compressed as requested, or as stored if `sluice build` has compressed them. Raises
+    INVALID if they are stored in another quantization than the requested one."""
     weights = CheckpointWeights.open(directory)
     if quantization in (NONE, weights.quantization):
         return weights

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.runners.base import FloatArray, StepBatch
@@ -104,6 +104,7 @@ def test_a_draft_model_catches_up_with_a_long_context_in_pieces() -> None:
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
 @settings(deadline=None, max_examples=30)
 @given(arrivals=requests)
+@example(arrivals=[([0], 1, 0), ([1] * 21 + [0] * 8, 1, 1), ([0] * 36, 6, 0), ([2] * 18 + [0], 3, 0)])
 def test_every_promise_holds_with_a_draft_model(policy: str, arrivals: Arrivals) -> None:
     bench = draft_bench(scheduler_policy=policy)
     bench.play(arrivals, 31)

@@ -43,9 +43,7 @@ class LoraAdapter(NamedTuple):
 
 def resolve_adapters(resolution: Resolution, folders: Iterable[str]) -> dict[str, str]:
     """Return the adapters' folders by name, and add the arguments that they need. `folders` are those of `lora_dir`.
-
-    Raises SluiceError NOT_FOUND or INVALID for folders that cannot be used, and where model or settings have no room.
-    """
+    Raises NOT_FOUND or INVALID for folders that cannot be used, and where model or settings have no room."""
     arguments = resolution.arguments
     adapters = _find_adapters(resolution.config.lora_modules, folders)
     if not adapters and not arguments.within(_LORA):

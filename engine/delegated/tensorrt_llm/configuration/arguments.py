@@ -224,10 +224,7 @@ _DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(EngineCo
 
 
 def add_fields(arguments: ArgumentSet, config: EngineConfig) -> None:
-    """Add the fields that make one argument each. Those that hold their default give way to settings.
-
-    Raises SluiceError INVALID, naming the field.
-    """
+    """Add the fields that make one argument each. Those at their default give way to settings. Raises INVALID."""
     for each in FIELDS:
         value = getattr(config, each.name)
         if each.target and each.is_direct and value is not None:

@@ -1,7 +1,5 @@
 """The settings of TensorRT-LLM that flags and config.pbtxt can make: one table of names, arguments, types and versions.
-
-`docs/tensorrt-llm.md` shows it (a test compares), and EngineConfig's own fields are in `arguments.py`.
-"""
+`docs/tensorrt-llm.md` shows it (a test compares), and EngineConfig's own fields are in `arguments.py`."""
 
 import json
 from typing import Any
@@ -48,12 +46,9 @@ NO_DRAFTS = "none"
 
 
 def _row(name: str, target: str, parse: Parse, help: str, where: str = "", also: str = "") -> RuntimeSetting:
-    """Make a row of the table.
-
-    `target` is an argument of the LLM class; "" means the one called `name`, one that ends with a dot the field called
-    `name` in there, and _OWN none. `where` names versions and backend as the documentation shows them: "from 1.3,
-    PyTorch". `also` has the other names, with spaces between.
-    """
+    """Make a row of the table. `target` is an argument of the LLM class; "" means the one called `name`, one that ends
+    with a dot the field called `name` in there, and _OWN none. `where` names versions and backend as the documentation
+    shows them: "from 1.3, PyTorch". `also` has the other names, with spaces between."""
     words = dict(word.split(" ") for word in where.split(", ") if " " in word)
     backend = next((each for each in (PYTORCH, ENGINES) if each in where), "")
     full = f"{target}{name}" if target == "" or target.endswith(".") else target.removeprefix(_OWN)

@@ -47,8 +47,7 @@ IGNORED_BY_TORCH_SAMPLER = frozenset(
         "top_p_reset_ids",
     }
 )
-"""Sampling parameters that TorchSampler takes and ignores before 1.3 (TensorRT-LLM's pull requests 16052, 16485 and
-16594)."""
+"""Sampling parameters that TorchSampler takes and ignores before 1.3 (TensorRT-LLM's pulls 16052, 16485, 16594)."""
 
 _FULL_SAMPLER = "TRTLLMSampler"
 """The sampler of 1.2 that acts on all parameters."""
@@ -101,11 +100,8 @@ class LlmPlan:
 
 
 def plan_llm(config: EngineConfig, folder: LlmFolder, library: TensorRtLlmLibrary) -> LlmPlan:
-    """Resolve every argument, and check it against the installed version first.
-
-    Raises SluiceError INVALID or UNIMPLEMENTED that names the setting, what it held and what is expected or which
-    version has it.
-    """
+    """Resolve every argument, and check it against the installed version first. Raises INVALID or UNIMPLEMENTED that
+    names the setting, what it held and what is expected or which version has it."""
     settings = SETTINGS.check(config.runtime_settings)
     arguments = _gather(config)
     llm_class, is_engine = _choose_class(arguments, folder, library)
@@ -175,10 +171,8 @@ def _resolve_batching(resolution: Resolution) -> None:
 
 
 def _resolve_quantization(resolution: Resolution) -> str:
-    """Return how the weights are compressed, as `EngineInfo.quantization` has it.
-
-    Raises SluiceError INVALID where the checkpoint is not so and TensorRT-LLM would not make it so.
-    """
+    """Return how the weights are compressed, as `EngineInfo.quantization` has it. Raises INVALID where the checkpoint
+    is not so and TensorRT-LLM would not make it so."""
     arguments, folder = resolution.arguments, resolution.folder
     word = resolution.config.quantization.lower()
     if word == "none":
@@ -248,8 +242,7 @@ def _add_defaults(resolution: Resolution) -> None:
 
 def _ignored_sampling(resolution: Resolution, max_beam_width: int) -> frozenset[str]:
     """Return the sampling parameters that would have no effect. The choice "auto" acts on all only where there may be
-    several beams; speculation has a sampler of its own, whatever is chosen.
-    """
+    several beams; speculation has a sampler of its own, whatever is chosen."""
     if not _has_choice_of_sampler(resolution):
         return frozenset()
     sampler = resolution.arguments.get("sampler_type", "auto")

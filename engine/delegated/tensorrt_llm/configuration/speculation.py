@@ -40,10 +40,7 @@ def add_speculation_fields(arguments: ArgumentSet, config: EngineConfig) -> None
 
 
 def resolve_speculation(resolution: Resolution) -> None:
-    """Complete what is given to the fields of one class, under the names of this version.
-
-    Raises SluiceError INVALID or UNIMPLEMENTED.
-    """
+    """Complete what is given to one class's fields, as this version names them. Raises INVALID or UNIMPLEMENTED."""
     arguments = resolution.arguments
     if arguments.get(DECODING_TYPE) == NO_DRAFTS:
         arguments.drop(DECODING_TYPE)

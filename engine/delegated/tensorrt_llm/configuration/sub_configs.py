@@ -58,8 +58,7 @@ _ROWS = {row.target: row for row in SETTINGS.values() if row.target}
 
 def check_versions(resolution: Resolution) -> None:
     """Raise UNIMPLEMENTED for the first argument that the installed version lacks, naming those that have it; INVALID
-    for one that no version has, naming those that are near.
-    """
+    for one that no version has, naming those that are near."""
     library, arguments = resolution.library, resolution.arguments
     known = library.arguments(is_engine=resolution.is_engine)
     for target, argument in arguments.items():
@@ -149,10 +148,7 @@ _WITHHELD = frozenset({"env_overrides"})
 
 
 def as_python(name: str, arguments: dict[str, Any]) -> str:
-    """Return a call as one would write it: `LLM(model='...', kv_cache_config=KvCacheConfig(max_tokens=64))`.
-
-    What looks like a secret is left out.
-    """
+    """Return a call as Python code: `LLM(model='...', max_beam_width=2)`. What looks like a secret is left out."""
     return f"{name}({', '.join(f'{key}={_shown(key, value)}' for key, value in arguments.items())})"
 
 

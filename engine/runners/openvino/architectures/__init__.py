@@ -1,16 +1,14 @@
-"""The table of model families that are built from a checkpoint, and the reading of a checkpoint's `config.json`.
-
-An architecture says how a family reads its `config.json` and how its decoder's graph is built. Related families share
-a file.
-"""
+"""The model families that are built from a checkpoint: how each reads its `config.json`, and how its decoder's graph is
+built. Related families share a file."""
 
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from engine.model_folder import read_json
 from engine.runners.openvino.architectures import gemma, llama, olmo
-from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids, read_json
+from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.decoder import Architecture
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -58,10 +56,7 @@ def find_architecture(model_type: str) -> Architecture:
 
 
 def read_model_type(directory: Path) -> str:
-    """Return the model type of a checkpoint, on which the other fields of its config.json depend.
-
-    Raises SluiceError: NOT_FOUND without a config.json, INVALID if it has no model type.
-    """
+    """Return a checkpoint's model type. Raises NOT_FOUND without a config.json, INVALID without a type in it."""
     path = directory / "config.json"
     model_type = _text_part(read_json(path)).get("model_type")
     if not isinstance(model_type, str):
@@ -70,11 +65,8 @@ def read_model_type(directory: Path) -> str:
 
 
 def read_decoder_config(directory: Path) -> DecoderConfig:
-    """Read a checkpoint's configuration.
-
-    Raises SluiceError: NOT_FOUND without a config.json, INVALID if a field is missing or malformed, UNIMPLEMENTED for
-    an option that the graph builder does not support.
-    """
+    """Read a checkpoint's configuration. Raises NOT_FOUND without a config.json, INVALID if a field is missing or
+    malformed, UNIMPLEMENTED for an option that the graph builder does not support."""
     architecture = find_architecture(read_model_type(directory))
     path = directory / "config.json"
     file = ConfigFile(_text_part(read_json(path)), path)

@@ -1,8 +1,6 @@
-"""Gemma: Llama with scaled embeddings, tanh GELU, and norm weights stored minus 1.
-
-Gemma 2: a norm before and after attention and MLP, a sliding window in every second layer, softcaps. Gemma 3, its text
-part: Gemma 2's blocks with normalized heads, and a rope for each kind of layer.
-"""
+"""Gemma: Llama with scaled embeddings, tanh GELU, and norm weights stored minus 1. Gemma 2: a norm before and after
+attention and MLP, a sliding window in every second layer, softcaps. Gemma 3, its text part: Gemma 2's blocks with
+normalized heads, and a rope for each kind of layer."""
 
 from functools import partial
 

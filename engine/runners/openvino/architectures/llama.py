@@ -1,7 +1,5 @@
-"""Llama, and the families that differ from it in a few details of configuration or layers.
-
-Llama: pre-norm blocks of grouped-query attention and SwiGLU, with biases if config.json has them.
-"""
+"""Llama, and the families that differ from it in a few details of configuration or layers. Llama: pre-norm blocks of
+grouped-query attention and SwiGLU, with biases if config.json has them."""
 
 from functools import partial
 
@@ -13,6 +11,7 @@ from engine.runners.openvino.config.config_file import (
     FULL,
     SLIDING,
     ConfigFile,
+    WindowFields,
     base_config,
     make_layers,
     rope_section,
@@ -152,13 +151,9 @@ HELIUM = Architecture(configure_helium, _ernie4_5_decoder)
 # -- Phi-3 and Phi-4-mini: Llama with fused matrices, partly rotated heads, and LongRoPE
 
 
-class _Phi3Fields(msgspec.Struct, frozen=True):
-    sliding_window: int | None = None
-
-
 def configure_phi3(file: ConfigFile) -> DecoderConfig:
-    file = file.with_defaults(rms_norm_eps=1e-5, original_max_position_embeddings=4096)
-    return with_window(base_config(file, partial=1.0), file.read(_Phi3Fields).sliding_window)
+    file = file.with_defaults(rms_norm_eps=1e-5, original_max_position_embeddings=4096, sliding_window=None)
+    return with_window(base_config(file, partial=1.0), file.read(WindowFields).sliding_window)
 
 
 _phi3_attention = partial(attention, project=fused_projections)
@@ -169,17 +164,12 @@ PHI3 = Architecture(configure_phi3, partial(pre_norm, attention=_phi3_attention,
 #    Ministral 3: queries are scaled by their position
 
 
-class _MistralFields(msgspec.Struct, frozen=True):
-    sliding_window: int | None = 4096
-    layer_types: list[str] | None = None
-
-
 def configure_mistral(file: ConfigFile) -> DecoderConfig:
-    return with_window(base_config(file), file.read(_MistralFields).sliding_window)
+    return with_window(base_config(file), file.read(WindowFields).sliding_window)
 
 
 def configure_ministral(file: ConfigFile) -> DecoderConfig:
-    config, fields = base_config(file), file.read(_MistralFields)
+    config, fields = base_config(file), file.read(WindowFields)
     default = FULL if fields.sliding_window is None else SLIDING
     kinds = fields.layer_types or [default] * config.num_layers
     return replace(config, layers=make_layers(config, kinds, fields.sliding_window))
@@ -187,7 +177,7 @@ def configure_ministral(file: ConfigFile) -> DecoderConfig:
 
 def configure_ministral3(file: ConfigFile) -> DecoderConfig:
     file = file.with_defaults(head_dim=128, rms_norm_eps=1e-5, sliding_window=None)
-    config = with_window(base_config(file), file.read(_MistralFields).sliding_window)
+    config = with_window(base_config(file), file.read(WindowFields).sliding_window)
     rope, rate = config.layers[0].rope, rope_section(file.fields).get("llama_4_scaling_beta")
     if not isinstance(rope, YarnRope) or rate is None:
         return config

@@ -1,24 +1,23 @@
-"""OLMo 2: norms after attention and MLP, and over whole queries and keys. OLMo 3: with sliding windows.
-
-EXAONE 4: OLMo 2's blocks with normalized heads. If it has sliding windows, only the layers with one have a rotary
-embedding.
-"""
+"""OLMo 2: norms after attention and MLP, and over whole queries and keys. OLMo 3: with sliding windows. EXAONE 4: OLMo
+2's blocks with normalized heads. If it has sliding windows, only the layers with one have a rotary embedding."""
 
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.config_file import ConfigFile, base_config, every_nth_full, make_layers, read_ropes
+from engine.runners.openvino.config.config_file import (
+    ConfigFile,
+    WindowFields,
+    base_config,
+    every_nth_full,
+    make_layers,
+    read_ropes,
+)
 from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
 from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, normed_projections, post_norm
 from engine.runners.openvino.graph.layers import rms_norm
 from sluice.errors import invalid
-
-
-class _Olmo3Fields(msgspec.Struct, frozen=True):
-    sliding_window: int | None = 4096
-    layer_types: list[str] | None = None
 
 
 def configure_olmo2(file: ConfigFile) -> DecoderConfig:
@@ -27,7 +26,7 @@ def configure_olmo2(file: ConfigFile) -> DecoderConfig:
 
 
 def configure_olmo3(file: ConfigFile) -> DecoderConfig:
-    fields = file.read(_Olmo3Fields)
+    fields = file.read(WindowFields)
     theta = file.fields.get("rope_theta") or 500_000.0
     ropes = read_ropes(file.fields, full_theta=theta, sliding_theta=theta)
     config = configure_olmo2(file.without_ropes())

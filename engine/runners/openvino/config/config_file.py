@@ -1,7 +1,4 @@
-"""Reads `config.json`: the fields that families share, layers and ropes.
-
-A family's own fields are in its file under `architectures/`.
-"""
+"""Reads `config.json`: fields, layers and ropes that families share. Their own are read under `architectures/`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from engine.model_folder import read_json
 from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
 from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope
 from engine.runners.openvino.graph.nodes import ACTIVATIONS
@@ -39,6 +37,13 @@ class _CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     hidden_act: str = "silu"
     tie_word_embeddings: bool = False
     quantization_config: dict[str, Any] | None = None
+
+
+class WindowFields(msgspec.Struct, frozen=True):
+    """The window of several families, and which layers have it."""
+
+    sliding_window: int | None = 4096
+    layer_types: list[str] | None = None
 
 
 class _EosField(msgspec.Struct, frozen=True):
@@ -80,11 +85,9 @@ class ConfigFile:
 
 
 def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: float | None = None) -> DecoderConfig:
-    """Make a configuration of the common fields: full attention in every layer, one rope, no biases.
-
-    `theta` and `partial` are the family's defaults for the rope (see `read_rope`). Raises SluiceError: INVALID if a
-    field is missing or malformed, UNIMPLEMENTED for an option that no family supports.
-    """
+    """Make a configuration of the common fields: full attention in every layer, one rope, no biases. `theta` and
+    `partial` are the family's defaults for the rope (see `read_rope`). Raises INVALID if a field is missing or
+    malformed, UNIMPLEMENTED for an option that no family supports."""
     common = file.read(_CommonFields)
     _check_supported(common)
     num_kv_heads = common.num_key_value_heads or common.num_attention_heads
@@ -120,9 +123,7 @@ def make_layers(
     config: DecoderConfig, kinds: Sequence[str], window: int | None, ropes: Mapping[str, Rope | None] | None = None
 ) -> tuple[Layer, ...]:
     """Return the layers of `config` with the given kinds, each FULL or SLIDING, and `ropes` by kind if they differ.
-
-    Raises SluiceError for an unknown kind, for too few kinds, and for sliding layers without a window.
-    """
+    Raises SluiceError for an unknown kind, for too few kinds, and for sliding layers without a window."""
     if len(kinds) < config.num_layers:
         raise invalid("model_path", f"config.json: layer_types names {len(kinds)} layers of {config.num_layers}")
     for kind in kinds:
@@ -142,11 +143,9 @@ def every_nth_full(num_layers: int, period: int) -> list[str]:
 
 
 def read_rope(config: dict[str, Any], *, theta: float = DEFAULT_THETA, partial: float | None = None) -> Rope:
-    """Read the rope that all layers share. `theta` is the family's default.
-
-    `partial` is the default fraction of a head that is rotated, None in families that rotate whole heads. Raises
-    SluiceError: UNIMPLEMENTED for an unsupported kind, INVALID for a malformed one.
-    """
+    """Read the rope that all layers share. `theta` is the family's default. `partial` is the default fraction of a head
+    that is rotated, None in families that rotate whole heads. Raises UNIMPLEMENTED for an unsupported kind, INVALID for
+    a malformed one."""
     return _make_rope(config, rope_section(config), config.get("rope_theta") or theta, partial)
 
 
@@ -157,10 +156,8 @@ def rope_section(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_ropes(config: dict[str, Any], *, full_theta: float, sliding_theta: float) -> dict[str, Rope | None]:
-    """Read the ropes of a family whose full and sliding layers have different ones, by layer type.
-
-    The thetas are the family's defaults. In the older format only the full layers are scaled.
-    """
+    """Read the ropes of a family whose full and sliding layers have different ones, by layer type. The thetas are the
+    family's defaults. In the older format only the full layers are scaled."""
     sections = config.get("rope_parameters") or {}
     full = {**(sections.get(FULL) or {}), **(config.get("rope_scaling") or {})}
     sliding = sections.get(SLIDING) or {}
@@ -215,15 +212,6 @@ def read_eos_token_ids(directory: Path, file: ConfigFile) -> tuple[int, ...]:
     if eos is None:
         return ()
     return (eos,) if isinstance(eos, int) else tuple(eos)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
-    except msgspec.DecodeError as error:
-        raise invalid("model_path", f"{path} is not a JSON object: {error}") from error
 
 
 def unsupported(message: str) -> SluiceError:

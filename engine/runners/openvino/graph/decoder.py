@@ -36,11 +36,8 @@ class Architecture:
 def attention(
     context: Context, x: ov.Node, layer: int, *, project: Projection | None = None, heads_step: HeadStep | None = None
 ) -> ov.Node:
-    """Project, rotate queries and keys, attend, project back.
-
-    `project` replaces the usual three matrices; `heads_step` is applied to each query and key head before it is
-    rotated.
-    """
+    """Project, rotate queries and keys, attend, project back. `project` replaces the usual three matrices; `heads_step`
+    is applied to each query and key head before it is rotated."""
     query, key, value = (project or projections)(context, x, layer)
     name = tensors_prefix(layer)
     query = _position(context, query, layer, f"{name}.q", heads_step)

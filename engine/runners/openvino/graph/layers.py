@@ -1,8 +1,6 @@
-"""The layers of decoder graphs: norms, MLPs, rotary embedding. Activations are [num_tokens, features] f32 nodes.
-
-They are written in the forms that OpenVINO's CPU plugin recognizes and fuses: RMS norm, rotation, matmul with bias and
-paged attention each become one kernel.
-"""
+"""The layers of decoder graphs: norms, MLPs, rotary embedding. Activations are [num_tokens, features] f32 nodes. They
+are written in the forms that OpenVINO's CPU plugin recognizes and fuses: RMS norm, rotation, matmul with bias and paged
+attention each become one kernel."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -149,10 +147,8 @@ def rotate(x: ov.Node, rotation: Rotation) -> ov.Node:
 
 
 def uninterleaved(x: ov.Node) -> ov.Node:
-    """Reorder the components of each head, even ones first, for families that pair neighbours.
-
-    Queries and keys are reordered alike, so their products do not change.
-    """
+    """Reorder the components of each head, even ones first, for families that pair neighbours. Queries and keys are
+    reordered alike, so their products do not change."""
     size = num_features(x)
     return ops.gather(x, ints64(_evens_first(size)), ints64([_HEAD_AXIS]))
 

@@ -1,7 +1,7 @@
 """Builds the OpenVINO model of a checkpoint: the inputs of one step in, logits of the sampled rows out."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import openvino as ov
@@ -9,8 +9,7 @@ from openvino import opset13 as ops
 
 from engine.runners.openvino.architectures import find_architecture
 from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.config.rope import Rope
-from engine.runners.openvino.graph.layers import Context, Rotation, rotation
+from engine.runners.openvino.graph.layers import Context, rotation
 from engine.runners.openvino.graph.nodes import scaled, softcapped
 from engine.runners.openvino.graph.paged_attention import PagedInputs
 from engine.runners.openvino.weights.checkpoint import EMBEDDING, HEAD, CheckpointWeights, TextModelTensors
@@ -63,8 +62,8 @@ def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len
     Raises SluiceError if the checkpoint does not match its config.json, or is not supported.
     """
     decoder = find_architecture(config.model_type).decoder
-    step = {name: _parameter(name, [-1], ov.Type.i32) for name in STEP_INPUTS}
-    max_context_len = _parameter(MAX_CONTEXT_LEN, [], ov.Type.i32)
+    step = {name: named_parameter(name, [-1], ov.Type.i32) for name in STEP_INPUTS}
+    max_context_len = named_parameter(MAX_CONTEXT_LEN, [], ov.Type.i32)
     caches = tuple((_cache(f"{_KEY_CACHE}{i}"), _cache(f"{_VALUE_CACHE}{i}")) for i in range(config.num_layers))
     paged = PagedInputs(
         past_lens=step["past_lens"],
@@ -73,7 +72,9 @@ def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len
         block_indices_begins=step["block_indices_begins"],
         max_context_len=max_context_len,
     )
-    rotations = _rotations(config, max_model_len or config.max_position_embeddings, step["position_ids"])
+    longest = max_model_len or config.max_position_embeddings
+    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
+    rotations = {rope: rotation(rope, config.head_dim, longest, step["position_ids"]) for rope in ropes}
     tensors = TextModelTensors(weights)
     context = Context(config, tensors, paged, step["position_ids"], rotations, caches)
     embedding = tensors.constant(EMBEDDING, (config.vocab_size, config.hidden_size))
@@ -88,10 +89,8 @@ def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len
 
 
 def choose_max_model_len(requested: int | None, default: int, most: int | None = None) -> int:
-    """Return the requested length, or the default. Raises SluiceError INVALID if the model does not support it.
-
-    `most` is more than the `default` for a model that can be stretched beyond it.
-    """
+    """Return the requested length, or the default. Raises INVALID if the model does not support it. `most` is more than
+    the `default` for a model that can be stretched beyond it."""
     if requested is None:
         return default
     most = default if most is None else most
@@ -106,11 +105,6 @@ def is_cache(name: str) -> bool:
     return name.startswith((_KEY_CACHE, _VALUE_CACHE))
 
 
-def _rotations(config: DecoderConfig, max_model_len: int, position_ids: ov.Node) -> dict[Rope, Rotation]:
-    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-    return {rope: rotation(rope, config.head_dim, max_model_len, position_ids) for rope in ropes}
-
-
 def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) -> ov.Node:
     if config.tie_word_embeddings and not tensors.has_own_head:
         return embedding
@@ -118,10 +112,11 @@ def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) 
 
 
 def _cache(name: str) -> ov.Node:
-    return _parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
+    return named_parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
 
 
-def _parameter(name: str, shape: list[int], kind: ov.Type) -> ov.Node:
+def named_parameter(name: str, shape: list[int], kind: ov.Type) -> Any:
+    """Return an input of a graph, whose tensor has its name too."""
     parameter = ops.parameter(ov.PartialShape(shape), kind, name=name)
     parameter.output(0).get_tensor().set_names({name})
     return parameter

@@ -93,7 +93,10 @@ def paged_attention(
         "qq_bias_begins": no_ints,
     }
     node = _make_node(list(inputs.values()))
-    _describe_heads(node, heads)
+    # The sizes from which the plugin shapes the caches [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim].
+    info: Any = node.get_rt_info()
+    info["num_k_heads"] = info["num_v_heads"] = heads.num_kv_heads
+    info["k_head_size"] = info["v_head_size"] = heads.head_dim
     return node.output(0)
 
 
@@ -113,13 +116,6 @@ def _make_node(inputs: list[ov.Node]) -> ov.Node:
             f"the paged attention of openvino {ov.__version__} is not the one Sluice knows "
             f"({len(inputs)} inputs); install openvino {TESTED_VERSION}",
         ) from error
-
-
-def _describe_heads(node: ov.Node, heads: Heads) -> None:
-    """Set the sizes from which the plugin shapes the caches [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim]."""
-    info: Any = node.get_rt_info()
-    info["num_k_heads"] = info["num_v_heads"] = heads.num_kv_heads
-    info["k_head_size"] = info["v_head_size"] = heads.head_dim
 
 
 _LOWEST = float(np.finfo(np.float32).min)

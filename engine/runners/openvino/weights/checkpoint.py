@@ -30,9 +30,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 class CheckpointWeights:
     """The tensors of a directory, mapped copy-on-write, some of them perhaps compressed, now or when it was built.
-
-    Graph constants point into the maps, so this object must live as long as the model built from it.
-    """
+    Graph constants point into the maps, so this object must live as long as the model built from it."""
 
     def __init__(
         self,
@@ -65,10 +63,8 @@ class CheckpointWeights:
         return _plain(name, stored) if compressed is None else compressed.node(name)
 
     def release_pages(self) -> None:
-        """Release the resident pages of the maps. If they are accessed again, they are read from the files.
-
-        Once inference has run, the compiled model has the weights in its own layout.
-        """
+        """Release the resident pages of the maps. If they are accessed again, they are read from the files. Once
+        inference has run, the compiled model has the weights in its own layout."""
         parts = [part for compressed in self._compressed.values() for part in compressed.parts]
         for stored in {id(stored.file): stored for stored in (*self.tensors.values(), *parts)}.values():
             stored.release()
@@ -81,9 +77,7 @@ def compressed_file(quantization: str) -> str:
 
 def weight_files(directory: Path) -> list[Path]:
     """Return the files of a checkpoint: the single file, else those in its index, else all that can be part of it.
-
-    Raises SluiceError: NOT_FOUND without any, or if a file in the index is missing, INVALID for a malformed index.
-    """
+    Raises NOT_FOUND without any, or if a file in the index is missing, INVALID for a malformed index."""
     if (directory / WHOLE).is_file():
         return [directory / WHOLE]
     index = directory / INDEX

@@ -77,8 +77,7 @@ class CompressedTensor:
 
     def node(self, name: str) -> ov.Node:
         """Return the matrix as f32, in the form that the plugin keeps compressed: Convert, Subtract, Multiply,
-        Reshape.
-        """
+        Reshape."""
         scales = _constant(self.scales, ov.Type.f32, self.scales.shape)
         if self.zeros is None:
             codes = _constant(self.codes, ov.Type.i8, self.codes.shape, name)
@@ -110,9 +109,7 @@ def compress(
     tensors: Mapping[str, StoredTensor], files: Sequence[Path], quantization: str, folder: Path
 ) -> dict[str, CompressedTensor]:
     """Return the compressed matrices of `tensors`, which are in `files`. Their file is made in `folder` if missing.
-
-    Raises SluiceError UNAVAILABLE if the folder cannot be written.
-    """
+    Raises UNAVAILABLE if the folder cannot be written."""
     path = folder / f"{_key(files, quantization)}.safetensors"
     if not path.is_file():
         started = time.monotonic()
@@ -240,10 +237,7 @@ def _tasks(tensors: Mapping[str, StoredTensor], kinds: Mapping[str, str]) -> Ite
 
 
 def quantize_rows(weights: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
-    """Quantize to symmetric int8 with one scale a row. `weights` is overwritten.
-
-    Returns codes [rows, columns] and scales [rows, 1].
-    """
+    """Quantize `weights`, overwriting them, to int8 codes [rows, columns] with symmetric scales [rows, 1]."""
     largest = np.maximum(weights.max(1, keepdims=True), -weights.min(1, keepdims=True))
     scales = np.maximum(largest / np.float32(127), _LEAST_SCALE)
     weights *= 1 / scales
@@ -251,11 +245,9 @@ def quantize_rows(weights: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
 
 
 def quantize_groups(weights: FloatArray) -> tuple[NDArray[np.uint8], FloatArray, NDArray[np.uint8]]:
-    """Quantize to int4 with a scale and a zero point for each GROUP weights of a row. `weights` is overwritten.
-
-    Returns codes [rows, columns / 2], two in a byte, the first in its lower half, and scales and zero points
-    [rows, groups, 1], the latter a byte each. The number of columns must be a multiple of GROUP.
-    """
+    """Quantize to int4 with a scale and a zero point for each GROUP weights of a row. `weights` is overwritten. Returns
+    codes [rows, columns / 2], two in a byte, the first in its lower half, and scales and zero points [rows, groups, 1],
+    the latter a byte each. The number of columns must be a multiple of GROUP."""
     grouped = weights.reshape(len(weights), -1, GROUP)
     # Zero stays exact, because rows are often padded with it.
     low = np.minimum(_fold(np.minimum, grouped), 0)

@@ -1,7 +1,5 @@
-"""Memory-mapped tensors: safetensors files, and any map as an OpenVINO tensor.
-
-A mapped tensor takes no memory until it is read, and the memory can be released again.
-"""
+"""Memory-mapped tensors: safetensors files, and any map as an OpenVINO tensor. A mapped tensor takes no memory until it
+is read, and the memory can be released again."""
 
 import mmap
 from collections.abc import Sequence
@@ -74,12 +72,11 @@ def map_tensors(path: Path) -> dict[str, StoredTensor]:
     header = msgspec.json.decode(file[_HEADER_LENGTH_BYTES:base])
     header.pop("__metadata__", None)
     entries = msgspec.convert(header, dict[str, _HeaderEntry])
-    return {name: _stored(file, base, entry) for name, entry in entries.items()}
-
-
-def _stored(file: mmap.mmap, base: int, entry: _HeaderEntry) -> StoredTensor:
-    begin, end = entry.data_offsets
-    return StoredTensor(file, base + begin, end - begin, entry.dtype, entry.shape)
+    tensors = {}
+    for name, entry in entries.items():
+        begin, end = entry.data_offsets
+        tensors[name] = StoredTensor(file, base + begin, end - begin, entry.dtype, entry.shape)
+    return tensors
 
 
 def _check_intact(path: Path) -> None:
@@ -94,10 +91,7 @@ def _check_intact(path: Path) -> None:
 
 
 def shared_tensor(memory: mmap.mmap, offset: int, size_bytes: int, kind: ov.Type, shape: Sequence[int]) -> ov.Tensor:
-    """Return `size_bytes` of `memory` from `offset` as a tensor, without a copy.
-
-    The tensor does not keep the map alive; its owner must.
-    """
+    """Return `size_bytes` of `memory` from `offset` as a tensor, not copied. The map's owner must keep it alive."""
     # numpy has no bf16 and no 4-bit types, but OpenVINO only compares the size of the elements.
     element = np.dtype(_ELEMENTS[kind.size])
     flat = np.frombuffer(memory, element, size_bytes // kind.size, offset)
