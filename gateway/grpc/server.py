@@ -179,11 +179,12 @@ class HealthService:
         request = parse_message(health_pb2.HealthCheckRequest, raw)
         sent: Any = None
         while True:
+            is_last = self._stopping.is_set()  # before the write: a stop during it is still to be sent
             status = self._status(request.service)
             if status != sent:
                 sent = status
                 await context.write(health_pb2.HealthCheckResponse(status=status).SerializeToString())
-            if self._stopping.is_set():
+            if is_last:
                 return
             try:
                 await asyncio.wait_for(self._stopping.wait(), _WATCH_PERIOD_S)

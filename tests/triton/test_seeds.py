@@ -24,6 +24,7 @@ from tests.triton.test_clients_stream import streaming
 
 PROMPT = "Once upon a time"
 MAX_TOKENS = 12
+LONG_ANSWER = 300
 INPUT_IDS = np.array([[101, 2054, 2003, 1996, 2034, 102]], np.int64)
 """The printed program's input of the classifier."""
 WITHOUT_MASK = {
@@ -101,10 +102,10 @@ def token_inputs(library: Library, tokens: list[int], **more: NDArray[Any]) -> l
     return [library.tensor(name, value) for name, value in values.items()]
 
 
-def greedy_answer(server: ServerProcess, tokens: list[int]) -> list[int]:
+def greedy_answer(server: ServerProcess, tokens: list[int], **more: NDArray[Any]) -> list[int]:
     """Return the prompt and its continuation, from one HTTP answer."""
     with HTTP.client(server) as client:
-        result = client.infer("llama3_8b", token_inputs(HTTP, tokens))
+        result = client.infer("llama3_8b", token_inputs(HTTP, tokens, **more))
     [length] = result.as_numpy("sequence_length")[0]
     answer: list[int] = result.as_numpy("output_ids")[0].tolist()
     assert length == len(answer)
@@ -139,9 +140,12 @@ def test_the_same_llm_over_the_openai_routes(seeded: ServerProcess, tokenizer: A
 @pytest.mark.parametrize("is_streaming", [True, False])
 def test_the_llm_over_a_stream(seeded: ServerProcess, tokenizer: Any, is_streaming: bool) -> None:
     prompt = tokenizer.encode(PROMPT)
-    expected = greedy_answer(seeded, prompt)
+    # Tokens that wait for one another share a response: a busy machine may merge a short answer into one.
+    length = {"request_output_len": np.array([[LONG_ANSWER]], np.int32)}
+    expected = greedy_answer(seeded, prompt, **length)
     config = json.dumps({"temperature": 1.0, "runtime_top_k": 1, "top_k": 1}).encode()
-    inputs = token_inputs(GRPC, prompt, sampling_config=text(config)[None], streaming=np.array([[is_streaming]]))
+    streams = np.array([[is_streaming]])
+    inputs = token_inputs(GRPC, prompt, sampling_config=text(config)[None], streaming=streams, **length)
     arrived: list[Any] = []
     with streaming(seeded) as (client, answers):
         client.async_stream_infer("llama3_8b_stream", inputs, enable_empty_final_response=True)

@@ -15,6 +15,7 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.goldens import checkpoint_path, read_goldens
+from tests.errors import error_of
 
 NAME = "gpt2_ir"
 
@@ -29,9 +30,7 @@ def load(path: Path, **limits: Any) -> Any:
 
 
 def refusal(path: Path, **limits: Any) -> SluiceError:
-    with pytest.raises(SluiceError) as caught:
-        load(path, **limits)
-    return caught.value
+    return error_of(load, path, **limits)
 
 
 @pytest.mark.parametrize("chunk_sizes", [(512,), (1, 5, 17, 40)])

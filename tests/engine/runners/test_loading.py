@@ -16,6 +16,7 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.goldens import read_goldens
+from tests.errors import error_of
 
 BLOCK_BYTES = 3 * 2 * 2 * 32 * 16 * 4
 """llama_tiny in f32: layers, K and V, key heads, tokens, head size, element."""
@@ -26,9 +27,7 @@ def load(path: Path, **limits: Any) -> Any:
 
 
 def refusal(path: Path, **limits: Any) -> SluiceError:
-    with pytest.raises(SluiceError) as caught:
-        load(path, **limits)
-    return caught.value
+    return error_of(load, path, **limits)
 
 
 def test_info(checkpoint: EditableCheckpoint) -> None:

@@ -18,6 +18,7 @@ from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.goldens import checkpoint_path
+from tests.errors import error_of
 
 RILL = paths.MODELS / "rill" / "1"
 PROMPT = np.random.default_rng(0).integers(3, 192, 90).tolist()
@@ -34,9 +35,7 @@ def load(path: Path, cache: Path, **fields: Any) -> OpenVinoRunner:
 
 
 def refusal(path: Path, cache: Path, **fields: Any) -> SluiceError:
-    with pytest.raises(SluiceError) as caught:
-        load(path, cache, **fields)
-    return caught.value
+    return error_of(load, path, cache, **fields)
 
 
 def logits_of(runner: Runner, chunk: int = 512) -> FloatArray:

@@ -13,6 +13,7 @@ from engine.scheduling.admission import (
 )
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
+from tests.errors import error_of
 
 FULL_HOUSE = FreeCapacity(sequences=0, blocks=0)
 
@@ -46,9 +47,7 @@ def check(
 
 
 def refusal(*arguments: object, **named: object) -> SluiceError:
-    with pytest.raises(SluiceError) as caught:
-        check(*arguments, **named)  # type: ignore[arg-type]
-    return caught.value
+    return error_of(check, *arguments, **named)
 
 
 def test_as_many_may_wait_as_the_limit_says_and_no_more() -> None:

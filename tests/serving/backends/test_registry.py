@@ -9,6 +9,7 @@ from serving.backends.registry import BackendRegistry
 from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode
 from sluice.errors import ErrorCode, SluiceError
+from tests.errors import error_of
 from tests.serving.repository.parts import CONFIG, StampBackend, ask, context_for, rows, write_model
 
 MODULE = """
@@ -49,9 +50,7 @@ def distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refusal(registry: BackendRegistry, name: str) -> SluiceError:
-    with pytest.raises(SluiceError) as caught:
-        registry.get(name)
-    return caught.value
+    return error_of(registry.get, name)
 
 
 @pytest.mark.usefixtures("distribution")

@@ -17,6 +17,7 @@ from engine.model_folder import ModelFormat
 from engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.flavours import imported
+from tests.errors import error_of
 
 Sample = Callable[..., Any]
 PROMPT = [5, 6, 7]
@@ -45,9 +46,7 @@ def sample(flavour: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sample]:
 
 
 def refusal(sample: Sample, **given: Any) -> SluiceError:
-    with pytest.raises(SluiceError) as refused:
-        sample(**given)
-    return refused.value
+    return error_of(sample, **given)
 
 
 def test_what_nobody_asked_for_stays_at_its_default(sample: Sample) -> None:
