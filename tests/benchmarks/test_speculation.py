@@ -5,6 +5,8 @@ import pytest
 from benchmarks import speculation
 from gateway.checkpoint import find_checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def test_each_workload_is_measured_without_drafts_and_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speculation, "NUM_REQUESTS", 2)

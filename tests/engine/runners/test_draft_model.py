@@ -12,6 +12,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.scripted_executor import ScriptedExecutor
 
+pytestmark = pytest.mark.slow
+
 MODEL = checkpoint_path("llama_tiny")
 
 

@@ -19,6 +19,8 @@ import pytest
 from tests.engine.fake_runner import echo_next
 from tests.stand_ins.model_folders import VOCAB_SIZE, make_checkpoint
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 20
 OpenLlm = Callable[..., Any]
 ImportStandIn = Callable[..., ModuleType]
@@ -400,7 +402,6 @@ def ranks_of(pid: int) -> list[psutil.Process]:
     return [each for each in psutil.Process(pid).children() if any("stand-in-rank" in part for part in each.cmdline())]
 
 
-@pytest.mark.slow
 async def test_a_rank_that_dies_ends_all_requests(
     import_stand_in: ImportStandIn, open_llm: OpenLlm, flavour: str
 ) -> None:
@@ -435,7 +436,6 @@ def test_a_process_that_ends(flavour: str, checkpoint: Path, faults: str, code: 
     assert done.returncode == code, done.stderr.decode()
 
 
-@pytest.mark.slow
 async def test_a_rank_that_dies_may_leave_all_hanging(import_stand_in: ImportStandIn, open_llm: OpenLlm) -> None:
     package = import_stand_in(STAND_IN_FAULT="rank_dies_after=2", STAND_IN_RANK_DEATH="hang")
     result = open_llm(package, tensor_parallel_size=2).generate_async([1], greedy(package), streaming=True)
@@ -474,7 +474,6 @@ def test_an_unknown_fault_is_an_error(import_stand_in: ImportStandIn) -> None:
         import_stand_in(STAND_IN_FAULT="hang_later=3")
 
 
-@pytest.mark.slow
 def test_after_a_shutdown_nothing_goes(stand_in: ModuleType, open_llm: OpenLlm) -> None:
     llm = open_llm(stand_in, tensor_parallel_size=2)
     llm.shutdown()
