@@ -81,12 +81,12 @@ async def test_many_at_once_get_what_each_gets_alone(make: "type[EngineClient]")
 @pytest.mark.parametrize("make", CLIENTS)
 async def test_cancel_frees_the_blocks(make: "type[EngineClient]") -> None:
     async with started(make()) as client:  # type: ignore[call-arg]
-        stream = client.submit(make_request([1, 2], max_tokens=400, ignore_eos=True))
+        stream = client.submit(make_request([1, 2], max_tokens=500, ignore_eos=True))
         await anext(stream)
         stream.cancel()
         stream.cancel()
         await until_idle(client)
-        assert client.stats.generation_tokens_total < 400
+        assert client.stats.generation_tokens_total < 500
 
 
 @pytest.mark.parametrize("make", CLIENTS)

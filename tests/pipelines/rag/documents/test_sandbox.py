@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +145,16 @@ async def test_a_large_pdf_is_refused_unread_or_read_within_the_memory_limit() -
 )
 async def test_a_large_document_does_not_hold_the_event_loop(format: DocumentFormat, content: bytes) -> None:
     task = asyncio.create_task(parse(content, format))
-    longest_s, last_s = 0.0, time.perf_counter()
+    begin_s = time.perf_counter()
+    times: list[tuple[float, float]] = []
     while not task.done():
         await asyncio.sleep(0.001)
-        now_s = time.perf_counter()
-        longest_s, last_s = max(longest_s, now_s - last_s), now_s
+        times.append((time.perf_counter() - begin_s, time.process_time()))
     assert "Some" in (await task).text
-    assert longest_s < 0.3, "HTML and Markdown of this size take more than a second to read"
+    longest_s, longest_cpu_s = (max(b - a for a, b in pairwise(each)) for each in zip(*times, strict=True))
+    assert longest_cpu_s < 0.3, "HTML and Markdown of this size take more than a second to read"
+    # A loop that only waits for the reading wakes once. On a busy machine it may wake late, but goes on waking.
+    assert longest_s < 0.3 or longest_s < times[-1][0] / 2
 
 
 async def test_deep_html_ends_within_the_limit() -> None:
