@@ -12,7 +12,7 @@ import psutil
 from tests.server_process import PATIENCE_S, ServerProcess, StartServer
 
 NUM_STREAMS = 32
-MAX_TOKENS = 150
+MAX_TOKENS = 400
 BEFORE_KILL = 5
 """Events that every stream has received when the engine is killed."""
 
