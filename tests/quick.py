@@ -1,8 +1,8 @@
 """The choice of `make quick`: tests that start no process, no server and no library that runs models.
 
 A test is left out if its function, its fixtures, or a function or class of the tests that these refer to, refers to one
-of STARTERS. A test that starts something through the product's own code carries the marker `slow`; one that lacks it
-fails as soon as it starts a process.
+of STARTERS. A test that runs torch, or starts something through the product's own code, has a marker (`torch`, `slow`).
+One that lacks it fails as soon as it starts a process.
 """
 
 import inspect
@@ -41,7 +41,8 @@ STARTERS = (
 
 def is_quick(item: pytest.Item) -> bool:
     """Say whether neither the test nor its fixtures start anything."""
-    if item.get_closest_marker("slow") or not isinstance(item, pytest.Function):
+    is_marked = any(item.get_closest_marker(name) for name in ("slow", "torch"))
+    if is_marked or not isinstance(item, pytest.Function):
         return False
     fixtures = (definitions[-1].func for definitions in item._fixtureinfo.name2fixturedefs.values())
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
