@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Errors alone: with an index of many mirrors pip's warnings would fill the screen before the banner.
+INSTALL := -m pip install --quiet --quiet --disable-pip-version-check
 GOLDENS := build/goldens-venv
 TORCH := torch==2.13.0
 # tests/conftest.py chooses the number of workers (another: ARGS="-n 8") and the order of the files.
@@ -64,24 +66,24 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.serve: pyproject.toml | $(VENV)/.made
-	@echo "Installing Sluice into $(VENV) (about 650 MB, once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@echo "Installing Sluice into $(VENV) (about 650 MB, once; a minute or a few) ..."
+	@$(BIN)/python $(INSTALL) --editable .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.made
-	@echo "Installing Sluice and its test tools into $(VENV) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@echo "Installing Sluice and its test tools into $(VENV) (once; a minute or a few) ..."
+	@$(BIN)/python $(INSTALL) --editable '.[dev]'
 	@touch $@ $(VENV)/.serve
 
 $(VENV)/.docs: pyproject.toml | $(VENV)/.dev
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@$(BIN)/python $(INSTALL) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/.torch: $(VENV)/.dev
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH)
+	@$(BIN)/python $(INSTALL) $(TORCH)
 	@touch $@
 
 $(GOLDENS)/.done: pyproject.toml
 	$(PYTHON) -m venv $(GOLDENS)
-	$(GOLDENS)/bin/pip install --quiet --disable-pip-version-check $(TORCH) 'transformers>=5,<6' safetensors numpy msgspec
+	$(GOLDENS)/bin/python $(INSTALL) $(TORCH) 'transformers>=5,<6' safetensors numpy msgspec
 	touch $@
