@@ -92,6 +92,12 @@ def error_response(path: str, error: SluiceError) -> Response:
     return Response(body, HTTP_STATUS[error.code], _error_headers(error), "application/json")
 
 
+def broken_request_body(target: str, status: HTTPStatus, message: str) -> bytes:
+    """Return the body for a request that is no HTTP. Only OpenAI's paths, where one was read, have OpenAI's shape."""
+    error = SluiceError(_CODE_OF_STATUS.get(status, ErrorCode.INVALID), message)
+    return openai_error_body(error) if target.startswith("/v1/") else v2_error_body(error)
+
+
 def _error_headers(error: SluiceError) -> dict[str, str]:
     headers = {}
     if error.retry_after_s is not None:

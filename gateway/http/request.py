@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
@@ -44,7 +44,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = _sent_id(scope) or f"{_PROCESS_MARK}{next(_NUMBERS):010x}"
+        request_id = choose_request_id(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
         current_request_id.set(request_id)
         await self._serve(scope, receive, send, request_id)
@@ -70,13 +70,15 @@ class RequestIdMiddleware:
             await response(scope, receive, send_with_id)
 
 
-def _sent_id(scope: Scope) -> str | None:
-    """Return the client's id where it is safe to repeat in a header and a log line."""
-    for name, value in scope["headers"]:
+def choose_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return the client's id where it is safe to repeat in a header and a log line, else a new one."""
+    for name, value in headers:
         if name == _ID_HEADER:
             sent = value.decode("latin-1")
-            return sent if _REPEATABLE_ID.fullmatch(sent) else None
-    return None
+            if _REPEATABLE_ID.fullmatch(sent):
+                return sent
+            break
+    return f"{_PROCESS_MARK}{next(_NUMBERS):010x}"
 
 
 def get_request_id(request: HTTPConnection) -> str:

@@ -2,13 +2,21 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from http import HTTPStatus
 from typing import Any
 
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.http.errors import broken_request_body
+from gateway.http.request import choose_request_id
+
+log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open: longer than in the pools of common clients, so that they close first."""
@@ -17,10 +25,17 @@ MAX_HEAD_BYTES = 64 << 10
 """Most bytes of request line and headers. The parser itself would collect them without end."""
 HEAD_TIMEOUT_S = 30.0
 """Longest time from the first byte of a request (or from connecting) to the end of its headers."""
+_BYTES_PER_BODY_BYTE = 17
+"""Bytes that one byte of a body may take on the wire: chunks of one byte and a short extension. The rest is framing."""
 NAMES_AS_SENT = "sluice.header_names"
 """Key of the ASGI scope's extension that has the headers' names as the client wrote them, in order."""
 
-_HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+LINGER_S = 2.0
+"""Longest time that a refused client may go on to send. Closing at once would discard the answer it has not read."""
+_REFUSAL = (
+    "HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n"
+    "connection: close\r\nx-request-id: {request_id}\r\n\r\n"
+)
 _RESPONSE_START = b"HTTP/1.1 "
 
 
@@ -76,18 +91,21 @@ class _SignallessServer(uvicorn.Server):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with bounds on the size of a request's head and on the time it takes to arrive.
 
-    It also keeps the headers' names as they were sent. uvicorn passes them on in lower case, and Triton's clients find
-    forwarded headers among the request's parameters as they wrote them.
+    What is no HTTP is refused in JSON, with a request id. The protocol also keeps the headers' names as they were sent:
+    uvicorn passes them on in lower case, and Triton's clients find forwarded headers among the request's parameters as
+    they wrote them.
     """
 
-    _head_bytes = 0
+    url = b""
+    _framing_bytes = 0
     _head_began = 0.0
     _is_in_head = True
+    _is_refused = False
     _head_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = CorkedTransport(transport, self.loop)  # type: ignore[assignment]
+        self.transport = CorkedTransport(transport, self.loop, self._linger)  # type: ignore[assignment]
         self._begin_head()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head_age)
 
@@ -102,12 +120,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._is_in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-                self.transport.write(_HEAD_TOO_LARGE)
-                self.transport.close()
+        """Parse what came. A request to change the protocol is answered as if it did not ask for that."""
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass
+        except httptools.HttpParserError as error:
+            self._refuse(HTTPStatus.BAD_REQUEST, f"the request is not valid HTTP: {error}")
+            return
+        self._framing_bytes = max(0, self._framing_bytes + len(data))
+        if self._framing_bytes > MAX_HEAD_BYTES:
+            text = f"the request's line, headers and trailers exceed {MAX_HEAD_BYTES} bytes"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
+
+    def on_body(self, body: bytes) -> None:
+        self._framing_bytes -= len(body) * _BYTES_PER_BODY_BYTE
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
@@ -119,20 +150,54 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _begin_head(self) -> None:
         self._is_in_head = True
-        self._head_bytes = 0
+        self._framing_bytes = 0
         self._head_began = self.loop.time()
 
     def _check_head_age(self) -> None:
-        """Close the connection where its head is late; else look again when it would be.
+        """Refuse a request whose head is late, and close a connection without one; else look again when it would be.
 
         There is one timer for each connection, not one for each request.
         """
         age_s = self.loop.time() - self._head_began
         if self._is_in_head and age_s >= HEAD_TIMEOUT_S:
-            self.timeout_keep_alive_handler()
+            if self._framing_bytes:
+                text = f"the request's headers did not end within {HEAD_TIMEOUT_S:.0f} s"
+                self._refuse(HTTPStatus.REQUEST_TIMEOUT, text)
+            else:
+                self.timeout_keep_alive_handler()
             return
         wait_s = HEAD_TIMEOUT_S - age_s if self._is_in_head else HEAD_TIMEOUT_S
         self._head_timer = self.loop.call_later(wait_s, self._check_head_age)
+
+    def _refuse(self, status: HTTPStatus, message: str) -> None:
+        """Answer a request that cannot be read, and close. An earlier one that is not answered yet has the line."""
+        self._is_refused = True
+        if self.transport.is_closing():
+            return
+        is_line_taken = self.cycle is not None and not self.cycle.response_complete
+        if is_line_taken and (self._is_in_head or self.cycle.response_started):
+            self.transport.close()
+            return
+        request_id = choose_request_id(self.headers or ())
+        log.info("request %s refused: %s", request_id, message)
+        body = broken_request_body(self.url.decode("latin-1"), status, message)
+        head = _REFUSAL.format(status=status, length=len(body), request_id=request_id)
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+        if is_line_taken:  # nobody reads the rest of its body
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _linger(self, close: Callable[[], None]) -> None:
+        """Close. Where the client is still sending, end the answer first and read on, so that it can be read."""
+        is_sending = self._is_refused or (self.cycle is not None and self.cycle.more_body)
+        if not is_sending or not self.transport.can_write_eof():
+            close()
+            return
+        self._is_refused = True
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, close)
 
 
 class CorkedTransport:
@@ -141,14 +206,24 @@ class CorkedTransport:
     uvicorn writes head and body separately, and each write is a system call.
     """
 
-    __slots__ = ("_head", "_loop", "_transport")
+    __slots__ = ("_close", "_head", "_is_closing", "_loop", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        close: Callable[[Callable[[], None]], None] = lambda close: close(),
+    ) -> None:
+        """`close` is called once, with the function that closes the connection, and decides when it is called."""
         self._transport = transport
         self._loop = loop
+        self._close = close
         self._head = b""
+        self._is_closing = False
 
     def write(self, piece: bytes) -> None:
+        if self._is_closing:
+            return
         if self._head:
             piece, self._head = self._head + piece, b""
         elif piece.startswith(_RESPONSE_START):
@@ -165,7 +240,12 @@ class CorkedTransport:
 
     def close(self) -> None:
         self.flush()
-        self._transport.close()
+        if not self.is_closing():
+            self._is_closing = True
+            self._close(self._transport.close)
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._transport.is_closing()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

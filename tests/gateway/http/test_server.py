@@ -1,7 +1,9 @@
 """Raw bytes at the port: whatever arrives, the next client is served."""
 
+import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -54,15 +56,64 @@ def exchange(url: str, data: bytes) -> bytes:
 def test_garbage_is_refused(url: str, garbage: bytes) -> None:
     answer = exchange(url, garbage)
     assert answer.startswith(b"HTTP/1.1 400 "), answer
+    assert refusal(answer)["error"].startswith("the request is not valid HTTP: ")
+
+
+def refusal(answer: bytes) -> dict[str, Any]:
+    """Return the JSON of a refused request, whose head must name a request id."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\ncontent-type: application/json\r\n" in head and b"\r\nx-request-id: " in head
+    parsed: dict[str, Any] = json.loads(body)
+    return parsed
+
+
+def test_what_is_no_http_is_refused_in_the_protocol_s_shape_under_the_client_s_id(url: str) -> None:
+    head = (
+        b"POST %s HTTP/1.1\r\nhost: x\r\nx-request-id: mine\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    answer = exchange(url, head % b"/v1/completions")
+    assert b"\r\nx-request-id: mine\r\n" in answer
+    assert refusal(answer)["error"]["type"] == "invalid_request_error"
+    assert "Transfer-Encoding" in refusal(exchange(url, head % b"/v2"))["error"]
+
+
+def test_a_broken_body_is_refused_while_its_request_waits_for_it(url: str) -> None:
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n"
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
+        client.sendall(head)
+        client.sendall(b"ZZZ\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 400 ")
+
+
+def test_trailers_without_end_are_refused(url: str) -> None:
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    answer = exchange(url, head + b"x: " + b"y" * (server.MAX_HEAD_BYTES * 8))
+    assert answer.startswith(b"HTTP/1.1 431 ")
+
+
+def test_bodies_of_tiny_chunks_pass(url: str) -> None:
+    answer = httpx.post(url, content=iter([b"a"] * 3 * server.MAX_HEAD_BYTES))
+    assert answer.text == "a" * 3 * server.MAX_HEAD_BYTES
+
+
+def test_a_request_to_change_the_protocol_is_answered_without_advice(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = {"connection": "upgrade", "upgrade": "websocket"}
+    assert httpx.get(url, headers=headers).text == "hello"
+    assert not caplog.records
 
 
 def test_a_head_without_end_is_refused(url: str) -> None:
-    many = b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * (server.MAX_HEAD_BYTES // 4)
-    assert exchange(url, many).startswith(b"HTTP/1.1 431 ")
+    many = b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * server.MAX_HEAD_BYTES
+    answer = exchange(url, many)
+    assert answer.startswith(b"HTTP/1.1 431 ")
+    assert refusal(answer)["error"].endswith(f"exceed {server.MAX_HEAD_BYTES} bytes")
 
 
 def test_one_header_without_end_is_refused(url: str) -> None:
-    long = b"GET / HTTP/1.1\r\nx: " + b"y" * (server.MAX_HEAD_BYTES * 2)
+    long = b"GET / HTTP/1.1\r\nx: " + b"y" * (server.MAX_HEAD_BYTES * 64)
     assert exchange(url, long).startswith(b"HTTP/1.1 431 ")
 
 
@@ -72,7 +123,8 @@ def test_an_ordinary_large_head_passes(url: str) -> None:
 
 def test_a_head_that_never_ends_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
-    assert exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\n") == b""
+    answer = exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\n")
+    assert answer.startswith(b"HTTP/1.1 408 ") and "did not end" in refusal(answer)["error"]
     assert exchange(url, b"") == b""
 
 
@@ -104,3 +156,13 @@ def test_pipelined_requests_are_answered_in_order(url: str) -> None:
     request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n%s\r\n%s"
     answer = exchange(url, request % (b"", b"1") + request % (b"connection: close\r\n", b"2"))
     assert [part[-1:] for part in answer.split(b"HTTP/1.1 200 OK")[1:]] == [b"1", b"2"]
+
+
+def test_a_client_that_sends_on_reads_why_it_was_refused() -> None:
+    async def refuse(request: Request) -> Response:
+        return Response(b"too large", 413, {"connection": "close"})
+
+    with serving(Starlette(routes=[Route("/", refuse, methods=["POST"])])) as refusing:
+        size = 32 << 20
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % size
+        assert exchange(refusing, head + bytes(size)).endswith(b"too large")
