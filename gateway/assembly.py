@@ -74,6 +74,7 @@ def make_service(config: ServeConfig) -> InferenceService:
         trace=make_trace_settings(config.trace),
         log_settings=make_log_settings(config.logging),
         library=library,
+        takes_model_files=config.repository.takes_model_files,
         closes_last=[library.close, page.close, *([cache.close] if cache is not None else [])],
     )
     metrics.registry.register(EngineCollector(service))

@@ -45,6 +45,7 @@ class InferenceService:
         trace: TraceSettings | None = None,
         log_settings: LogSettings | None = None,
         library: DocumentLibrary | None = None,
+        takes_model_files: bool = False,
         closes_last: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         """`closes_last` are awaited after everything else is closed. `library` None: no collections of documents."""
@@ -55,6 +56,7 @@ class InferenceService:
         self.trace = trace or TraceSettings()
         self.log_settings = log_settings or LogSettings()
         self.library = library
+        self.takes_model_files = takes_model_files
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
         self._closes_last = closes_last

@@ -11,7 +11,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 _SERVICE = "/inference.GRPCInferenceService/"
 _OPEN_METHODS = (f"{_SERVICE}ServerLive", f"{_SERVICE}ServerReady")
-_OPEN_SERVICES = ("/grpc.health.", "/grpc.reflection.")
+_OPEN_SERVICE = "/grpc.health."
 _KEY_PREFIX = "triton-grpc-protocol-"
 API_CATEGORIES = {
     "ServerLive": ApiCategory.HEALTH,
@@ -45,7 +45,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # gr
         self._key = api_key.encode()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
-        if details.method in _OPEN_METHODS or details.method.startswith(_OPEN_SERVICES):
+        if details.method in _OPEN_METHODS or details.method.startswith(_OPEN_SERVICE):
             return await continuation(details)
         refusal = check_api_key(_find_metadata(details, "authorization"), self._key, "authorization", "metadata")
         return await continuation(details) if refusal is None else _refuse(refusal)

@@ -8,7 +8,15 @@ from tritonclient.grpc import service_pb2 as pb
 
 from gateway.grpc.unary import async_handler, sync_handler
 from gateway.v2.log_settings import LOG_SETTINGS, LogValue
-from gateway.v2.server import V2Service, index_row, model_metadata, parse_version, server_metadata, statistics
+from gateway.v2.server import (
+    V2Service,
+    build_overrides,
+    index_row,
+    model_metadata,
+    parse_version,
+    server_metadata,
+    statistics,
+)
 from gateway.v2.trace import TRACE_SETTINGS, TraceValue
 from serving.backend import LoadOverrides
 from serving.request import LATEST
@@ -88,7 +96,7 @@ class RepositoryCalls:
 
     async def load(self, request: Any) -> Any:
         _refuse_repository(request)
-        overrides = _parse_overrides(request.parameters)
+        overrides = _parse_overrides(self._service, request.parameters)
         await self._finish(self._service.repository.load(request.model_name, overrides))
         return pb.RepositoryModelLoadResponse()
 
@@ -109,7 +117,7 @@ class RepositoryCalls:
         await asyncio.shield(task)
 
 
-def _parse_overrides(parameters: Any) -> LoadOverrides | None:
+def _parse_overrides(service: V2Service, parameters: Any) -> LoadOverrides | None:
     config_json: str | None = None
     files: list[tuple[str, bytes]] = []
     for name, value in parameters.items():
@@ -122,7 +130,7 @@ def _parse_overrides(parameters: Any) -> LoadOverrides | None:
             files.append((name.removeprefix(_FILE_PREFIX), value.bytes_param))
         else:
             raise _invalid(f"unrecognized load parameter '{name}'.")
-    return LoadOverrides(config_json, tuple(files)) if config_json is not None or files else None
+    return build_overrides(service, config_json, files)
 
 
 def _expect(name: str, kind: str | None, expected: str) -> None:

@@ -23,6 +23,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 _SERVICE = "inference.GRPCInferenceService"
+_MAX_MESSAGE_BYTES = 2**31 - 1
 _WATCH_PERIOD_S = 0.5
 """Seconds between looks at a watched state: nothing announces its changes."""
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -117,7 +118,7 @@ def channel_options(options: GrpcOptions) -> list[tuple[str, int]]:
     """Return the settings of gRPC's core, by its own names; -1 is no limit."""
     chosen: dict[str, int | None] = {
         "grpc.so_reuseport": int(options.shares_port),
-        "grpc.max_receive_message_length": options.max_input_bytes or -1,
+        "grpc.max_receive_message_length": min(options.max_input_bytes, _MAX_MESSAGE_BYTES),
         "grpc.max_send_message_length": -1,
         "grpc.default_compression_level": _COMPRESSION_LEVELS[options.compression_level] or None,
         "grpc.keepalive_time_ms": options.keepalive_time_ms,

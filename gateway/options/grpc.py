@@ -32,13 +32,13 @@ class GrpcOptions:
         _BOOL,
         "let several servers listen on the same port, each taking some of the connections; all need this option",
     )
-    max_input_bytes: int | None = option(
+    max_input_bytes: int = option(
         "--grpc-max-input-size",
-        None,
+        64 << 20,
         size(1),
         "SIZE",
-        "longest request message: bytes, or 64M. Default: no limit but protobuf's 2 GiB. Each request takes several "
-        "times its size in memory while it is read",
+        "longest request message: bytes, or 64M; at most 2 GiB, which is protobuf's own limit. Each request may take "
+        "several times this in memory while it is read",
     )
     header_forward_pattern: str | None = option(
         "--grpc-header-forward-pattern",

@@ -63,6 +63,14 @@ class RepositoryOptions:
         "model to load at the start, in explicit mode; * for all. May be given several times",
         is_many=True,
     )
+    takes_model_files: bool = option(
+        "--allow-model-file-override",
+        False,
+        truth,
+        "BOOL",
+        "let clients that may load models bring a model's files in the request (file:PATH). Such files may be code: "
+        "whoever may send them runs commands as the server's user",
+    )
     poll_s: float = option(
         "--repository-poll-secs",
         15.0,

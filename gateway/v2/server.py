@@ -82,6 +82,8 @@ class V2Service(Protocol):
     def trace(self) -> TraceSettings: ...
     @property
     def log_settings(self) -> LogSettings: ...
+    @property
+    def takes_model_files(self) -> bool: ...
 
     def find(self, name: str, version: int = -1) -> Model: ...
     def route(self, name: str, version: int = -1, key: str = "") -> Model: ...
@@ -90,6 +92,19 @@ class V2Service(Protocol):
     def is_live(self) -> bool: ...
     def is_ready(self) -> bool: ...
     def is_model_ready(self, name: str, version: int) -> bool: ...
+
+
+def build_overrides(
+    service: V2Service, config_json: str | None, files: Sequence[tuple[str, bytes]]
+) -> LoadOverrides | None:
+    """Return what a load request brings; None for nothing. Raises FORBIDDEN for files where the server takes none."""
+    if files and not service.takes_model_files:
+        text = (
+            f"load parameter 'file:{files[0][0]}' is refused: a model's files may be code that the server would run, "
+            "and it takes them from clients only with --allow-model-file-override=true"
+        )
+        raise SluiceError(ErrorCode.FORBIDDEN, text)
+    return LoadOverrides(config_json, tuple(files)) if config_json is not None or files else None
 
 
 def parse_version(text: str) -> int:

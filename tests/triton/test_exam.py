@@ -16,6 +16,7 @@ SAMPLE = EXCHANGES.with_name("sample.jsonl")
 NOT_LOADED = {"on_demand", "bad_load"}
 FLAGS = (
     "--model-control-mode=explicit",
+    "--allow-model-file-override=true",
     "--http-header-forward-pattern=x-fwd-.*",
     "--grpc-header-forward-pattern=x-fwd-.*",
 )

@@ -9,7 +9,7 @@ import orjson
 from gateway.http.v2.exchange import Exchange, RequestTarget
 from gateway.http.v2.json_document import boolean, find, has, members, parse, string, unreadable
 from gateway.http.v2.request import BodyReader
-from gateway.v2.server import V2Service, index_row, model_metadata, server_metadata, statistics
+from gateway.v2.server import V2Service, build_overrides, index_row, model_metadata, server_metadata, statistics
 from serving.backend import LoadOverrides
 from serving.config.config_json import config_json
 from serving.repository.routing import Routing
@@ -91,7 +91,7 @@ class RepositoryRoutes:
     async def load(self, exchange: Exchange, target: RequestTarget) -> None:
         """Load or reload a model, with the configuration and files that the request brings."""
         body = await self._body.read(exchange)
-        await self._service.repository.load(target.name, _parse_overrides(parse(body)) if body else None)
+        await self._service.repository.load(target.name, _parse_overrides(self._service, parse(body)) if body else None)
         await exchange.reply(200)
 
     async def unload(self, exchange: Exchange, target: RequestTarget) -> None:
@@ -104,7 +104,7 @@ class RepositoryRoutes:
         raise SluiceError(ErrorCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
 
-def _parse_overrides(document: object) -> LoadOverrides | None:
+def _parse_overrides(service: V2Service, document: object) -> LoadOverrides | None:
     """Return a load request's configuration and files; None where it has neither."""
     if not has(document, "parameters"):
         return None
@@ -118,7 +118,7 @@ def _parse_overrides(document: object) -> LoadOverrides | None:
             files.append((name.removeprefix(_FILE_PREFIX), _decode_file(name, text)))
         else:
             raise unreadable("unexpected error on creating Triton parameter")
-    return LoadOverrides(config, tuple(files)) if config is not None or files else None
+    return build_overrides(service, config, files)
 
 
 def _decode_file(name: str, text: str) -> bytes:

@@ -136,6 +136,19 @@ async def test_loading_and_unloading() -> None:
     ]
 
 
+async def test_files_of_a_load_need_the_operator_s_leave() -> None:
+    service = SmallService()
+    service.takes_model_files = False
+    async with serving(service) as running:
+        message = pb.RepositoryModelLoadRequest(model_name="m")
+        set_parameters(message.parameters, {"config": "{}"})
+        await running.stub.RepositoryModelLoad(message)
+        set_parameters(message.parameters, {"file:1/model.py": ("bytes_param", b"x")})
+        code, text = await failure(running.stub.RepositoryModelLoad(message))
+    assert code == "PERMISSION_DENIED" and "--allow-model-file-override" in text
+    assert service.repository.calls == [("load", "m", LoadOverrides("{}"))]
+
+
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [

@@ -587,8 +587,8 @@ async def test_a_deadline_cancels_the_request() -> None:
         await model.until(lambda: model.cancelled == ["late"])
 
 
-async def test_a_message_of_a_hundred_megabytes() -> None:
-    raw = bytes(100_000_000)
+async def test_a_message_of_sixty_megabytes() -> None:
+    raw = bytes(60_000_000)
     request = service_pb2.ModelInferRequest(model_name="echo")
     add_input(request, "UINT8", [len(raw)], raw)
     async with serving(SmallService(EchoModel(datatype="UINT8"))) as running:

@@ -57,10 +57,10 @@ def test_tls_needs_its_files() -> None:
 
 
 def test_what_the_core_is_told_by_default() -> None:
-    """Triton's values; its message length has no limit either."""
+    """Triton's values, but for the message's length: as much as HTTP takes."""
     assert dict(channel_options(GrpcOptions())) == {
         "grpc.so_reuseport": 0,
-        "grpc.max_receive_message_length": -1,
+        "grpc.max_receive_message_length": 64 << 20,
         "grpc.max_send_message_length": -1,
         "grpc.keepalive_time_ms": 7_200_000,
         "grpc.keepalive_timeout_ms": 20_000,

@@ -134,7 +134,13 @@ async def test_probes_need_no_key() -> None:
         assert (await running.stub.ServerLive(pb.ServerLiveRequest())).live
         assert (await running.stub.ServerReady(pb.ServerReadyRequest())).ready
         assert await _check(running.channel) == SERVING
-        assert await _services(running.channel)
+
+
+async def test_reflection_needs_the_key() -> None:
+    async with serving(SmallService(), api_key="secret") as running:
+        with pytest.raises(grpc.RpcError) as caught:
+            await _services(running.channel)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 # --- health and reflection ---

@@ -70,6 +70,7 @@ class SmallService:
         self.shared_memory = SharedMemoryRegistry()
         self.trace = trace or TraceSettings()
         self.log_settings = LogSettings(logging.Logger("small", logging.INFO))
+        self.takes_model_files = True
         self.live = self.ready = True
 
     def find(self, name: str, version: int = LATEST) -> Model:

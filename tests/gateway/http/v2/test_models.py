@@ -40,6 +40,14 @@ def test_load(small: SmallServer, body: Any, overrides: LoadOverrides | None) ->
     assert small.service.repository.calls[-1] == ("load", "m", overrides)
 
 
+def test_files_of_a_load_need_the_operator_s_leave(small: SmallServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(small.service, "takes_model_files", False)
+    file = {"file:1/model.py": base64.b64encode(b"x").decode()}
+    answer = small.post(LOAD, {"parameters": {"config": "{}", **file}})
+    assert answer.status_code == 403 and "--allow-model-file-override" in answer.json()["error"]
+    assert small.post(LOAD, {"parameters": {"config": "{}"}}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "unload_dependents"),
     [
