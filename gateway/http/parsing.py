@@ -5,17 +5,22 @@ would silently give another answer than the client asked for. A value that chang
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
+from gateway.http.json_pieces import INLINE_BYTES, DocumentError, DocumentLimits, parse_aside, parse_pieces
 from pipelines.rag import owner_keys
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
+REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 15)
+"""A prompt of token ids has up to 2**20 values, and a conversation or a guiding schema fewer than 2**15 members."""
+MAX_FIELDS = 1024
+"""Most fields of a long body: looking at an unknown one takes a microsecond."""
 _SHOWN_CHARS = 60
 _WARNED_FIELDS = 10
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -74,8 +79,37 @@ def parse_body(schema: type[RequestT], body: bytes, is_strict: bool) -> tuple[Re
     Raises INVALID for the first thing that is wrong: bad JSON, a wrong type, a field that is not supported or, when
     `is_strict`, an unknown field.
     """
+    return _check_request(lambda: schema.model_validate_json(body), is_strict)
+
+
+async def parse_long_body(
+    schema: type[RequestT], body: bytes, is_strict: bool, limits: DocumentLimits = REQUEST_LIMITS
+) -> tuple[RequestT, list[str]]:
+    """Return and raise as `parse_body`, without holding up the event loop where the body is long."""
+    if len(body) <= INLINE_BYTES:
+        return parse_body(schema, body, is_strict)
+    return await parse_aside(lambda: parse_in_pieces(schema, body, is_strict, limits))
+
+
+def parse_in_pieces(
+    schema: type[RequestT], body: bytes, is_strict: bool, limits: DocumentLimits
+) -> tuple[RequestT, list[str]]:
+    """Return and raise as `parse_body`, on a thread that leaves the others time. INVALID also for a body with more
+    values than `limits` allow, or with too many fields."""
     try:
-        request = schema.model_validate_json(body)
+        document = parse_pieces(body, limits)
+    except DocumentError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the request body {error}") from None
+    if isinstance(document, dict) and len(document) > MAX_FIELDS:
+        raise SluiceError(
+            ErrorCode.INVALID, f"the request body has {len(document)} fields; at most {MAX_FIELDS} are read"
+        )
+    return _check_request(lambda: schema.model_validate(document), is_strict)
+
+
+def _check_request(validate: Callable[[], RequestT], is_strict: bool) -> tuple[RequestT, list[str]]:
+    try:
+        request = validate()
     except ValidationError as error:
         raise _as_invalid(error.errors(include_url=False)[0]) from None
     ignored = []
