@@ -8,7 +8,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import adapter, executor, guidance, install_size, recovery, sampling, scheduling, serving, speculation
+from benchmarks import (
+    adapter,
+    executor,
+    guidance,
+    install_size,
+    isolation,
+    recovery,
+    sampling,
+    scheduling,
+    serving,
+    speculation,
+)
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, print_figures, write_figures
 from benchmarks.offline import comparison
 from benchmarks.rag import answers, encoder, orchestration, pipeline, quality, stores, stores_postgres
@@ -31,6 +42,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   offline       batch throughput and latency of one stream beside vLLM and OpenVINO GenAI, which it installs
                 under --out into environments of their own (5.3 GB); 15 minutes
   recovery      kill -9 of the engine under 32 streams: pause, recovery time, equality of the answers
+  isolation     hostile requests beside a stream and a poller of /health: longest stalls, memory (3 minutes)
   scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   speculation   prompt lookup on text that is copied and on text that cannot be predicted
   triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (8 minutes)
@@ -86,6 +98,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "install-size": lambda: install_size.measure(arguments.out),
         "offline": lambda: comparison.measure(repeats, arguments.out),
         "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
+        "isolation": lambda: isolation.measure(arguments.out, arguments.model, arguments.only, report),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
         "triton": lambda: triton.measure(repeats, arguments.out, report),
@@ -119,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats", type=int, default=3, metavar="N", help="number of repeats (%(default)s); medians are reported"
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="checkpoint to serve instead of the bundled one")
+    parser.add_argument("--only", default="", metavar="TEXT", help="rows of `isolation` whose names have TEXT in them")
     parser.add_argument(
         "--out",
         type=Path,

@@ -85,7 +85,7 @@ class _Document:
         self._num_members = 0
         self._num_fed = 0
         self._pending = b""
-        """What follows the last cut."""
+        """The bytes that follow the last cut."""
         self._has_begun = False
         self._root: Any = None
         self._brackets = b""

@@ -1,0 +1,292 @@
+"""What one client's request does to the others: hostile requests beside a stream and a poller of `/health`.
+
+Each row of `HOSTILE` is sent by a process of its own while this one measures the longest answer of `/health`, the
+longest gap of the stream, and the server's memory.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
+from benchmarks.server import Server, running_server
+from gateway.checkpoint import find_checkpoint, model_name
+
+POLL_S = 0.005
+SETTLE_S = 1.5
+"""Pause after a request, in which the server gives its memory back."""
+ANSWER_TIMEOUT_S = 120.0
+STALL_TARGET = Target(50.0)
+MEMORY_TARGET = Target(4.0)
+LEAST_BODY_MB = 8.0
+"""Memory is compared with bodies of at least this size: under it the noise of the server is larger."""
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+GENERATE, INFER = "/v2/models/{model}/generate", "/v2/models/{model}/infer"
+
+
+@dataclass(frozen=True, slots=True)
+class HostileRequest:
+    """A POST that costs a server much. `{model}` in the path stands for the model's name, which `body` is given too."""
+
+    name: str
+    path: str
+    body: Callable[[str], bytes]
+    copies: int = 1
+    """How many connections send it at once."""
+
+
+def _json(**fields: Any) -> Callable[[str], bytes]:
+    return lambda model: json.dumps({"model": model, "max_tokens": 4, **fields}).encode()
+
+
+def _with(field: bytes) -> Callable[[str], bytes]:
+    """Return a maker of a body with a field that is too large to make of Python's objects."""
+    return lambda model: b'{"model":"%s","prompt":"x","max_tokens":4,%s}' % (model.encode(), field)
+
+
+def _chat(*messages: Any, **more: Any) -> Callable[[str], bytes]:
+    return _json(messages=list(messages), **more)
+
+
+def _text_input(text: str) -> Callable[[str], bytes]:
+    return lambda model: json.dumps({"text_input": text, "max_tokens": 4}).encode()
+
+
+def _schema(num_properties: int) -> dict[str, Any]:
+    properties = {f"field_{number}": {"type": "string"} for number in range(num_properties)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+_MESSAGE = {"role": "user", "content": "hi"}
+_PART = {"type": "text", "text": "x"}
+_CHOICES = [f"choice {number}" for number in range(8000)]
+_DEEP = b"[" * 500_000 + b"]" * 500_000
+
+HOSTILE = (
+    HostileRequest("no hostile request", COMPLETIONS, _json(prompt="x")),
+    HostileRequest("prompt of 1 MB", COMPLETIONS, _json(prompt="a b " * (1 << 18))),
+    HostileRequest("prompt of 8 MB", COMPLETIONS, _json(prompt="a b " * (1 << 21))),
+    HostileRequest("prompt of 60 MB", COMPLETIONS, _json(prompt="a b " * (15 << 20))),
+    HostileRequest("prompt of 60 MB, escaped", COMPLETIONS, _json(prompt="\n" * (30 << 20))),
+    HostileRequest("prompt of 60 MB of spaces", COMPLETIONS, _json(prompt=" " * (60 << 20))),
+    HostileRequest("prompt of 60 MB, one word", COMPLETIONS, _json(prompt="a" * (60 << 20))),
+    HostileRequest("prompt of 8 MB, 8 clients", COMPLETIONS, _json(prompt="a b " * (1 << 21)), copies=8),
+    HostileRequest("512 prompts of 100 kB", COMPLETIONS, _json(prompt=["a b " * 25_000] * 512)),
+    HostileRequest("message of 8 MB", CHAT, _chat({"role": "user", "content": "a b " * (1 << 21)})),
+    HostileRequest("100,000 messages", CHAT, _chat(*[_MESSAGE] * 100_000)),
+    HostileRequest("2,000 messages", CHAT, _chat(*[_MESSAGE] * 2000)),
+    HostileRequest("100,000 parts", CHAT, _chat({"role": "user", "content": [_PART] * 100_000})),
+    HostileRequest("2,000 parts", CHAT, _chat({"role": "user", "content": [_PART] * 2000})),
+    HostileRequest("300,000 unknown fields", CHAT, _chat(_MESSAGE, **{f"u{n}": 1 for n in range(300_000)})),
+    HostileRequest("1,000 unknown fields", CHAT, _chat(_MESSAGE, **{f"u{n}": 1 for n in range(1000)})),
+    HostileRequest("30,000,000 numbers", COMPLETIONS, _with(b'"u":[' + b"1," * 30_000_000 + b"1]")),
+    HostileRequest("20,000,000 objects", COMPLETIONS, _with(b'"u":[' + b"{}," * 20_000_000 + b"1]")),
+    HostileRequest("30,000 objects", COMPLETIONS, _with(b'"u":[' + b"{}," * 30_000 + b"1]")),
+    HostileRequest("nested 500,000 deep", COMPLETIONS, _with(b'"u":' + _DEEP)),
+    HostileRequest("1,000,000 token ids", COMPLETIONS, _json(prompt=[300] * 1_000_000)),
+    HostileRequest("512 prompts of 2,000 ids", COMPLETIONS, _json(prompt=[[300] * 2000] * 512)),
+    HostileRequest("512 prompts of 8 ids", COMPLETIONS, _json(prompt=[[300] * 8] * 512)),
+    HostileRequest("128 choices", COMPLETIONS, _json(prompt="a b " * 200, n=128)),
+    HostileRequest("1,000,000 stop strings", COMPLETIONS, _json(prompt="x", stop=["ab"] * 1_000_000)),
+    HostileRequest("64 long stop strings", COMPLETIONS, _json(prompt="x", stop=["\n" * 1024] * 64, max_tokens=200)),
+    HostileRequest("1,000,000 stop tokens", COMPLETIONS, _json(prompt="x", stop_token_ids=[5] * 1_000_000)),
+    HostileRequest("256 long bad words", COMPLETIONS, _json(prompt="x", bad_words=["a b " * 256] * 256)),
+    HostileRequest("300,000 biases", COMPLETIONS, _json(prompt="x", logit_bias={str(n): 1 for n in range(300_000)})),
+    HostileRequest("4,000 biases", COMPLETIONS, _json(prompt="x", logit_bias={str(n): 1 for n in range(4000)})),
+    HostileRequest("schema of 3,000 properties", COMPLETIONS, _json(prompt="x", guided_json=_schema(3000))),
+    HostileRequest("schema of 8,000 properties", COMPLETIONS, _json(prompt="x", guided_json=_schema(8000))),
+    HostileRequest("regex of 8,000 letters", COMPLETIONS, _json(prompt="x", guided_regex="(a?b|c*d)+" * 800)),
+    HostileRequest("regex that repeats", COMPLETIONS, _json(prompt="x", guided_regex="((a{1,50}){1,50}){1,50}")),
+    HostileRequest("8,000 choices to match", COMPLETIONS, _json(prompt="x", guided_choice=_CHOICES)),
+    HostileRequest("model of 8 MB", COMPLETIONS, lambda model: b'{"model":"%s","prompt":"x"}' % (b"m" * (8 << 20))),
+    HostileRequest("generate, text of 8 MB", GENERATE, _text_input("a b " * (1 << 21))),
+    HostileRequest("generate, text of 60 MB", GENERATE, _text_input("a b " * (15 << 20))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a request did to the others. Memory is that of all processes, in MB."""
+
+    answer: str
+    body_mb: float
+    health_ms: float
+    gap_ms: float
+    peak_mb: float
+    left_mb: float
+
+
+def measure(folder: Path, bundled: Path | None, only: str, report: ReportProgress) -> list[Figure]:
+    """Send every row whose name has `only` in it, to a server of the bundled model or of the checkpoint `bundled`."""
+    checkpoint = bundled or find_checkpoint(None)
+    model = model_name(checkpoint)
+    effects: dict[str, Effect] = {}
+    report(f"{'request':28} {'body':>6} {'/health':>8} {'stream':>8} {'peak':>7} {'left':>7}  answer")
+    with running_server(checkpoint, folder / "isolation.log") as server, _sender(server.url, model) as send:
+        for row in HOSTILE:
+            if only in row.name:
+                effects[row.name] = effect = asyncio.run(_measure_row(server, model, row, send))
+                report(_line(row.name, effect))
+    if not effects:
+        raise BenchmarkError(f"no request of this benchmark has {only!r} in its name")
+    return [figure for name, effect in effects.items() for figure in _figures(name, effect)]
+
+
+def _line(name: str, effect: Effect) -> str:
+    times = f"{effect.health_ms:6.0f}ms {effect.gap_ms:6.0f}ms"
+    memory = f"{effect.peak_mb:5.0f}MB {effect.left_mb:5.0f}MB"
+    return f"{name:28} {effect.body_mb:4.0f}MB {times} {memory}  {effect.answer}"
+
+
+def _figures(name: str, effect: Effect) -> Iterator[Figure]:
+    yield Figure("longest /health", name, "ms", (effect.health_ms,), STALL_TARGET)
+    yield Figure("longest gap of a stream", name, "ms", (effect.gap_ms,), STALL_TARGET)
+    over_body = effect.peak_mb / max(effect.body_mb, LEAST_BODY_MB)
+    yield Figure("memory at the peak", name, "of the body", (over_body,), MEMORY_TARGET)
+    yield Figure("memory left", name, "MB", (effect.left_mb,))
+
+
+@dataclass(slots=True)
+class _Watch:
+    """What is measured while a request runs: the longest waits, and the most memory."""
+
+    processes: list[psutil.Process]
+    health_s: float = 0.0
+    gap_s: float = 0.0
+    peak_mb: float = 0.0
+    streamed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def poll_health(self, client: httpx.AsyncClient) -> None:
+        while True:
+            sent_s = time.perf_counter()
+            response = await client.get("/health")
+            response.raise_for_status()
+            self.health_s = max(self.health_s, time.perf_counter() - sent_s)
+            await asyncio.sleep(POLL_S)
+
+    async def read_stream(self, client: httpx.AsyncClient, model: str) -> None:
+        body = {"model": model, "prompt": [300] * 8, "max_tokens": 800, "ignore_eos": True, "stream": True}
+        while True:
+            async with client.stream("POST", COMPLETIONS, json=body) as response:
+                last_s = None
+                async for _ in response.aiter_raw():
+                    now_s = time.perf_counter()
+                    self.gap_s = max(self.gap_s, now_s - (last_s or now_s))
+                    last_s = now_s
+                    self.streamed.set()
+
+    async def watch_memory(self) -> None:
+        while True:
+            self.peak_mb = max(self.peak_mb, _memory_mb(self.processes))
+            await asyncio.sleep(POLL_S)
+
+
+async def _measure_row(server: Server, model: str, row: HostileRequest, send: "Sender") -> Effect:
+    watch = _Watch(server.processes())
+    async with httpx.AsyncClient(base_url=server.url, timeout=ANSWER_TIMEOUT_S) as client:
+        tasks = [asyncio.create_task(watch.read_stream(client, model))]
+        await watch.streamed.wait()
+        tasks += [asyncio.create_task(watch.poll_health(client)), asyncio.create_task(watch.watch_memory())]
+        await asyncio.to_thread(send.prepare, row.name)
+        await asyncio.sleep(0.1)
+        watch.health_s = watch.gap_s = 0.0
+        before_mb = watch.peak_mb = _memory_mb(watch.processes)
+        answer, body_mb = await asyncio.to_thread(send.send)
+        peak_mb = watch.peak_mb
+        await asyncio.sleep(SETTLE_S)
+        left_mb = _memory_mb(watch.processes) - before_mb
+        for task in tasks:
+            if task.done():
+                task.result()
+            task.cancel()
+        await asyncio.wait(tasks)
+    return Effect(answer, body_mb, watch.health_s * 1e3, watch.gap_s * 1e3, peak_mb - before_mb, left_mb)
+
+
+def _memory_mb(processes: list[psutil.Process]) -> float:
+    """Return the resident memory of the processes. Shared pages count in each, before and after alike."""
+    return sum(process.memory_info().rss for process in processes) / 1e6
+
+
+class Sender:
+    """Sends rows from a process of its own, which takes no time from the measuring one."""
+
+    def __init__(self, orders: Any) -> None:
+        self._orders = orders
+
+    def prepare(self, name: str) -> None:
+        """Make the body of the row."""
+        self._orders.send(name)
+        self._orders.recv()
+
+    def send(self) -> tuple[str, float]:
+        """Send the prepared row. Returns its answer, and the size of its body in MB."""
+        self._orders.send(None)
+        answer: tuple[str, float] = self._orders.recv()
+        return answer
+
+
+@contextmanager
+def _sender(url: str, model: str) -> Iterator[Sender]:
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_send_rows, args=(theirs, url, model), daemon=True)
+    process.start()
+    try:
+        yield Sender(ours)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _send_rows(orders: Any, url: str, model: str) -> None:
+    """Run the sending process: a name prepares the row, None sends it."""
+    rows = {row.name: row for row in HOSTILE}
+    while True:
+        row = rows[orders.recv()]
+        body = row.body(model)
+        orders.send(None)
+        orders.recv()
+        orders.send((_send_copies(url, row, row.path.format(model=model), body), len(body) * row.copies / 1e6))
+
+
+def _send_copies(url: str, row: HostileRequest, path: str, body: bytes) -> str:
+    if row.copies == 1:
+        return _post(url, path, body)
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(row.copies) as threads:
+        return " | ".join(sorted(set(threads.map(lambda _: _post(url, path, body), range(row.copies)))))
+
+
+def _post(url: str, path: str, body: bytes) -> str:
+    """Return the status and the beginning of the answer."""
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_TIMEOUT_S)
+    try:
+        connection.request("POST", path, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
+    except OSError as error:
+        return type(error).__name__
+    finally:
+        connection.close()
+    return f"{response.status} {_message(text)[:80]}"
+
+
+def _message(text: str) -> str:
+    try:
+        error = json.loads(text)["error"]
+    except (ValueError, KeyError):
+        return ""
+    return error if isinstance(error, str) else str(error["message"])
