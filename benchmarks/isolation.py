@@ -129,12 +129,11 @@ class Effect:
 
 
 def measure(folder: Path, bundled: Path | None, only: str, report: ReportProgress) -> list[Figure]:
-    """Send every row whose name has `only` in it, to a server of the bundled model or of the checkpoint `bundled`."""
-    checkpoint = bundled or find_checkpoint(None)
-    model = model_name(checkpoint)
+    """Send every row whose name has `only` in it, to the bundled models or to the checkpoint `bundled`."""
+    model = model_name(bundled or find_checkpoint(None))
     effects: dict[str, Effect] = {}
     report(f"{'request':28} {'body':>6} {'/health':>8} {'stream':>8} {'peak':>7} {'left':>7}  answer")
-    with running_server(checkpoint, folder / "isolation.log") as server, _sender(server.url, model) as send:
+    with running_server(bundled, folder / "isolation.log") as server, _sender(server.url, model) as send:
         for row in HOSTILE:
             if only in row.name:
                 effects[row.name] = effect = asyncio.run(_measure_row(server, model, row, send))

@@ -110,9 +110,9 @@ class LlmText:
     async def prepare(self, prompt: Prompt) -> list[int]:
         """Return the prompt's token ids. Raises SluiceError INVALID; the engine checks length and range of ids."""
         if isinstance(prompt, str):
-            return await self.tokenizer.encode_text(prompt)
+            return await self.tokenizer.encode_text(prompt, self.max_model_len)
         if isinstance(prompt, tuple):
-            return await self.tokenizer.encode_chat(prompt)
+            return await self.tokenizer.encode_chat(prompt, self.max_model_len)
         return prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
 
     async def warm_up(self) -> None:
@@ -149,8 +149,8 @@ class LlmText:
             if request.parameters:
                 refuse_parameters(self.name, request)
             token_ids = await self.prepare(request.prompt)
-            sampling = self.sampling(request, len(token_ids))
-            echo = PromptEcho(self.tokenizer, request.prompt, token_ids) if request.echo else None
+            sampling = await self.sampling(request, len(token_ids))
+            echo = await self._echo(request, token_ids) if request.echo else None
             logprobs = self._logprob_tracker(sampling, token_ids, echo)
             stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), logprobs)
             with self.activity.follow(self.submit(request, token_ids, sampling)) as generation:
@@ -199,20 +199,28 @@ class LlmText:
                 error.param = "messages"
             raise
 
-    def sampling(self, request: TextRequest, prompt_tokens: int) -> SamplingParams:
+    async def sampling(self, request: TextRequest, prompt_tokens: int) -> SamplingParams:
         """Return the sampling parameters of `request`: its own fields over the model's defaults."""
         max_tokens = request.sampling.get("max_tokens")
         if max_tokens is None:
             max_tokens = self._max_tokens_after(prompt_tokens)
         sampling = self.defaults.resolve(drop_neutral_fields(request.sampling, self.info.sampling_fields), max_tokens)
+        if not request.bad_words and not request.biased_words:
+            return sampling
+        num_chars = sum(map(len, request.bad_words)) + sum(len(word) for word, _ in request.biased_words)
+        return await self.tokenizer.run(num_chars, lambda: self._with_words(request, sampling))
+
+    def _with_words(self, request: TextRequest, sampling: SamplingParams) -> SamplingParams:
         if request.bad_words:
-            sampling = msgspec.structs.replace(
-                sampling, bad_words=tokenize_bad_words(self.tokenizer, request.bad_words)
-            )
+            bad_words = tokenize_bad_words(self.tokenizer, request.bad_words)
+            sampling = msgspec.structs.replace(sampling, bad_words=bad_words)
         if request.biased_words:
             biases = add_word_biases(self.tokenizer, request.biased_words, sampling.logit_bias)
             sampling = msgspec.structs.replace(sampling, logit_bias=biases)
         return sampling
+
+    async def _echo(self, request: TextRequest, token_ids: list[int]) -> PromptEcho:
+        return await self.tokenizer.run(len(token_ids), lambda: PromptEcho(self.tokenizer, request.prompt, token_ids))
 
     def _logprob_tracker(
         self, sampling: SamplingParams, token_ids: list[int], echo: PromptEcho | None

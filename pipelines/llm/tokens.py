@@ -54,7 +54,7 @@ async def generate_tokens(
     the first piece. Stop strings of `request` are not searched."""
     with text.measure(request) as record:
         prompt = await text.prepare(request.prompt)
-        sampling = text.sampling(request, len(prompt))
+        sampling = await text.sampling(request, len(prompt))
         if bad:
             sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
         pieces = _Pieces(len(prompt), StopSequences(stop, sampling.min_tokens))

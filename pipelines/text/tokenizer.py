@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
@@ -32,8 +33,21 @@ TOKENIZER_FILES = (
 
 _GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
+TURN_CHARS = 8
+"""Characters that a message counts for besides its content."""
+
 INLINE_CHARS = 4000
 """Longest text that is tokenized on the event loop, in under a millisecond. Longer text goes to a worker thread."""
+
+_FREE_CHARS = 1 << 20
+"""Length that any text may have. A tokenizer may drop white space or take a long word for one unknown token, so that
+the context alone implies no bound."""
+_LIKELY_CHARS = 8
+"""Characters for each token of the context up to which a text is tokenized without being counted in pieces first."""
+_PIECE_CHARS = 64 << 10
+_UNSURE_TOKENS = 256
+"""Tokens that a piece may have only because a token, or a stretch of `_LONG_SPACE`, was cut."""
+_LONG_SPACE = re.compile(r"\s{65,}")
 
 _NUM_WORKERS = 2
 
@@ -62,6 +76,7 @@ class Tokenizer:
         else:
             self._backend = SlowBackend(tokenizer)
             self.detokenizer = partial(SlowDetokenizer, self._backend.decode)
+        self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="tokenize")
 
     @classmethod
@@ -116,7 +131,10 @@ class Tokenizer:
     def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text of any length, on this thread. Errors name the field `param`."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) <= INLINE_CHARS:
+                ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            else:  # `encode` keeps the interpreter's lock, three seconds for a megabyte; a batch releases it
+                ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except TypeError:  # raised by the library for lone surrogates
             raise invalid(param, f"{param} is not valid Unicode text: it has half a surrogate pair") from None
         return ids
@@ -130,22 +148,50 @@ class Tokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    async def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of plain text, with the special tokens that the tokenizer adds to it."""
-        return await self._run(len(text), lambda: self.encode(text, "prompt", add_special_tokens=True))
+    async def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
+        """Return the token ids of plain text, with the special tokens that the tokenizer adds to it. Raises INVALID for
+        a long text that has more than `max_tokens`; one that is not so long may have more."""
+        return await self.run(len(text), lambda: self._encode(text, "prompt", max_tokens, add_special_tokens=True))
 
-    async def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Return the token ids of a conversation, up to where the assistant's answer begins. Raises INVALID for no
-        messages, a role not in `ROLES`, messages that the model's template refuses, and a model without a template."""
-        turns = _turns(messages)
-        num_chars = sum(len(message.content) for message in messages)
-        # The template writes the special tokens itself.
-        return await self._run(num_chars, lambda: self.encode_words(self._render(turns), "messages"))
+    async def encode_chat(self, messages: Sequence[ChatMessage], max_tokens: int | None = None) -> list[int]:
+        """Return the token ids of a conversation, up to where the assistant's answer begins. Raises as `encode_text`,
+        and INVALID for no messages, a role not in `ROLES`, messages that the model's template refuses, and a model
+        without a template."""
+        num_chars = sum([len(message.content) for message in messages]) + TURN_CHARS * len(messages)
+        if max_tokens is not None and num_chars > self._max_chars(max_tokens):
+            raise _too_long("messages", num_chars, max_tokens)
 
-    async def _run(self, num_chars: int, work: Callable[[], T]) -> T:
+        def encode() -> list[int]:
+            # The template writes the special tokens itself.
+            return self._encode(self._render(_turns(messages)), "messages", max_tokens, add_special_tokens=False)
+
+        return await self.run(num_chars, encode)
+
+    async def run(self, num_chars: int, work: Callable[[], T]) -> T:
+        """Return the result of `work`, which tokenizes so many characters: on a worker thread where they are many."""
         if num_chars <= INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def _encode(self, text: str, param: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
+        if max_tokens is not None and len(text) > max(_PIECE_CHARS, _LIKELY_CHARS * max_tokens):
+            self._check_length(text, param, max_tokens)
+        return self.encode(text, param, add_special_tokens=add_special_tokens)
+
+    def _check_length(self, text: str, param: str, max_tokens: int) -> None:
+        """Raise INVALID for a text that has more than `max_tokens` tokens, without tokenizing all of it: that takes
+        seconds and hundreds of bytes a token. One with a few more may pass."""
+        if len(text) > self._max_chars(max_tokens):
+            raise _too_long(param, len(text), max_tokens)
+        num_tokens = 0
+        for start in range(0, len(text), _PIECE_CHARS):
+            piece = _LONG_SPACE.sub(" ", text[start : start + _PIECE_CHARS])
+            num_tokens += max(0, len(self.encode_words(piece, param)) - _UNSURE_TOKENS)
+            if num_tokens > 2 * max_tokens:
+                raise _too_long(param, len(text), max_tokens)
+
+    def _max_chars(self, max_tokens: int) -> int:
+        return max(_FREE_CHARS, self._longest_token * max_tokens)
 
     def _render(self, turns: list[dict[str, str]]) -> str:
         if self._tokenizer.chat_template is None:
@@ -176,6 +222,9 @@ class SlowBackend:
     def encode(self, text: str, add_special_tokens: bool = True) -> _Encoding:
         return _Encoding(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
+    def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[_Encoding]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of the ids, ignoring those that the vocabulary lacks."""
         known = [token_id for token_id in token_ids if token_id < len(self._tokenizer)]
@@ -203,6 +252,14 @@ def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
             allowed = ", ".join(ROLES)
             raise invalid("messages", f"messages[{index}].role is {message.role!r}; allowed are {allowed}")
     return [{"role": ROLES[message.role], "content": message.content} for message in messages]
+
+
+def _too_long(param: str, num_chars: int, max_tokens: int) -> SluiceError:
+    return invalid(
+        param,
+        f"the prompt has {num_chars} characters, which are more tokens than this model's context: it is {max_tokens} "
+        f"tokens and must leave room for at least 1 of output; shorten the prompt",
+    )
 
 
 def _transformers_loader(path: Path) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pipelines.text.tokenizer import INLINE_CHARS, Tokenizer
+from pipelines.text.tokenizer import INLINE_CHARS, TURN_CHARS, Tokenizer
 from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError
 from tests.paths import ROOT
@@ -106,7 +106,10 @@ async def test_half_a_surrogate_pair_is_refused(rill: Tokenizer) -> None:
     assert "surrogate" in await refusal(rill, ChatMessage("user", "a\ud83d"))
 
 
-@pytest.mark.parametrize(("num_chars", "is_inline"), [(INLINE_CHARS, True), (INLINE_CHARS + 1, False)])
+MOST_INLINE = INLINE_CHARS - 2 * TURN_CHARS
+
+
+@pytest.mark.parametrize(("num_chars", "is_inline"), [(MOST_INLINE, True), (MOST_INLINE + 1, False)])
 async def test_long_text_leaves_the_event_loop_free(
     num_chars: int, is_inline: bool, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
