@@ -176,7 +176,11 @@ def make_repository(config: ServeConfig, shared: SharedResources) -> ModelReposi
 def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegistry:
     """Build the registry of installed backends. Those that need services of the server are made here."""
     services = LlmServices(
-        config.engine, shared.metrics.open_request, config.shutdown.heartbeat_timeout_s, config.request_limits()
+        config.engine,
+        shared.metrics.open_request,
+        config.shutdown.heartbeat_timeout_s,
+        config.request_limits(),
+        config.requests.allows_special_tokens,
     )
     registry = BackendRegistry()
     registry.register(LlmBackend(services), "llm", "tensorrtllm", "vllm")

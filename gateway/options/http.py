@@ -1,4 +1,4 @@
-"""Options of HTTP, of access, and of requests that name no limits of their own."""
+"""Options of HTTP, of access and of requests."""
 
 from dataclasses import dataclass
 
@@ -99,7 +99,16 @@ class AccessOptions:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Requests: time limits of those that name none"""
+    """Requests: their prompts, and time limits of those that name none"""
+
+    allows_special_tokens: bool = option(
+        "--allow-special-tokens",
+        False,
+        truth,
+        None,
+        "let messages spell special tokens (`<|end|>`), as transformers does. Who writes one can then forge others. "
+        "Without it only the chat template writes them, and what a message spells is plain text",
+    )
 
     timeout_s: float | None = option(
         "--request-timeout-secs",

@@ -71,7 +71,14 @@ class LlmBackend(Backend):
         engine = ProcessEngineClient(setup.engine, heartbeat_timeout_s=services.heartbeat_timeout_s)
         starting = asyncio.create_task(engine.start(), name=f"engine-start {source.name}")
         try:
-            text = await _load_text(source.name, setup.checkpoint, engine, services.open_record, str(source.version))
+            text = await _load_text(
+                source.name,
+                setup.checkpoint,
+                engine,
+                services.open_record,
+                str(source.version),
+                allows_special_tokens=services.allows_special_tokens,
+            )
             await starting
             await text.warm_up()
             return LlmModel(
@@ -92,6 +99,7 @@ async def load_checkpoint(
     *,
     heartbeat_timeout_s: float = 10.0,
     limits: RequestLimits = NO_LIMITS,
+    allows_special_tokens: bool = False,
 ) -> LlmModel:
     """Load a checkpoint without a model repository as a model, over an engine that the caller starts.
 
@@ -100,7 +108,8 @@ async def load_checkpoint(
     engine until this returns; then the model does (`LlmModel.close` stops it).
     """
     tokenizer = Path(engine.config.tokenizer_path or checkpoint)
-    text = await _load_text(name, CheckpointFolder(checkpoint, tokenizer), engine, open_record)
+    folder = CheckpointFolder(checkpoint, tokenizer)
+    text = await _load_text(name, folder, engine, open_record, allows_special_tokens=allows_special_tokens)
     await engine_start
     await text.warm_up()
     for note in ignored_options(engine.config, engine.info.runtime):
@@ -118,7 +127,13 @@ def _set_up(source: ModelSource, services: LlmServices) -> Setup:
 
 
 async def _load_text(
-    name: str, checkpoint: CheckpointFolder, engine: EngineClient, open_record: OpenRecord, version: str = "1"
+    name: str,
+    checkpoint: CheckpointFolder,
+    engine: EngineClient,
+    open_record: OpenRecord,
+    version: str = "1",
+    *,
+    allows_special_tokens: bool,
 ) -> LlmText:
     return await asyncio.to_thread(
         LlmText.load,
@@ -128,6 +143,7 @@ async def _load_text(
         tokenizer_path=checkpoint.tokenizer,
         version=version,
         open_record=open_record,
+        allows_special_tokens=allows_special_tokens,
     )
 
 

@@ -95,12 +95,18 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | Path | None = None, *, tokenizer: str | Path | None = None, **engine_options: Any
+        self,
+        model: str | Path | None = None,
+        *,
+        tokenizer: str | Path | None = None,
+        allow_special_tokens: bool = False,
+        **engine_options: Any,
     ) -> None:
         """Load the model, which takes seconds to minutes.
 
         `model` is the folder of a checkpoint, or of a model in a model repository, whose highest version is loaded;
-        None is the model that comes with Sluice. `tokenizer` is a folder, for a tokenizer that is elsewhere.
+        None is the model that comes with Sluice. `tokenizer` is a folder, for a tokenizer that is elsewhere. With
+        `allow_special_tokens` messages that spell special tokens (`<|end|>`) have them.
         `engine_options` are fields of `EngineConfig`: `max_num_seqs=8`, `tensor_parallel_size=2`. Raises SluiceError.
         """
         checkpoint = _find_model(model)
@@ -110,7 +116,7 @@ class LLM:
         self._engine = _EngineThread(_build(EngineConfig, options, "engine option"))
         self._close = weakref.finalize(self, self._engine.close)  # at the interpreter's exit too
         try:
-            self._engine.run(self._engine.load(checkpoint.name))
+            self._engine.run(self._engine.load(checkpoint.name, allow_special_tokens))
         except BaseException:
             self.close()
             raise
@@ -239,15 +245,21 @@ class _EngineThread:
             future.cancel()
             raise
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str, allows_special_tokens: bool) -> None:
         """Start the engine and read the tokenizer meanwhile. Raises SluiceError."""
         engine = self._engine = ProcessEngineClient(self._config)
-        await gather_all([engine.start(), self._load_text(name, engine)])
+        await gather_all([engine.start(), self._load_text(name, engine, allows_special_tokens)])
 
-    async def _load_text(self, name: str, engine: ProcessEngineClient) -> None:
+    async def _load_text(self, name: str, engine: ProcessEngineClient, allows_special_tokens: bool) -> None:
         path = Path(self._config.model_path)
-        tokenizer = Path(self._config.tokenizer_path or path)
-        self._text = await asyncio.to_thread(_OfflineText.load, name, path, engine, tokenizer_path=tokenizer)
+        self._text = await asyncio.to_thread(
+            _OfflineText.load,
+            name,
+            path,
+            engine,
+            tokenizer_path=Path(self._config.tokenizer_path or path),
+            allows_special_tokens=allows_special_tokens,
+        )
         # The engine rejects what its queue cannot hold, so further requests wait here.
         self._places = asyncio.Semaphore(self._config.max_num_seqs + self._config.max_queued_requests // 2)
 

@@ -30,3 +30,5 @@ class LlmServices:
     heartbeat_timeout_s: float = 10.0
     """An engine without a heartbeat for this long is replaced."""
     limits: RequestLimits = NO_LIMITS
+    allows_special_tokens: bool = False
+    """Whether messages that spell special tokens have them."""

@@ -77,10 +77,12 @@ class LlmText:
         tokenizer_path: Path | None = None,
         version: str = "1",
         open_record: OpenRecord = no_record,
+        allows_special_tokens: bool = False,
     ) -> Self:
         """Read the checkpoint's tokenizer and defaults, which takes most of a second. `engine` may start later. Raises
         UNAVAILABLE where a file in `path` is missing or cannot be read."""
-        tokenizer, defaults = Tokenizer.load(tokenizer_path or path), load_sampling_defaults(path)
+        tokenizer = Tokenizer.load(tokenizer_path or path, allows_special_tokens=allows_special_tokens)
+        defaults = load_sampling_defaults(path)
         created = int((path / "config.json").stat().st_mtime)
         return cls(name, tokenizer, engine, defaults, created=created, version=version, open_record=open_record)
 

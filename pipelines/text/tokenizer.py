@@ -4,8 +4,9 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from threading import Lock
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jinja2
 
+from pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEncoder, SplitEncoder
 from pipelines.text.detokenizer import Detokenizer, SlowDetokenizer, TokenTexts, detokenizer_factory
 from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -58,10 +60,10 @@ T = TypeVar("T")
 
 
 class Tokenizer:
-    """A model's tokenizer and chat template. Control tokens written in a prompt or message (`<|end|>`) become those
-    tokens, as in transformers and in servers built on it."""
+    """A model's tokenizer and chat template. Control tokens written in a prompt (`<|end|>`) become those tokens, as in
+    transformers; in messages they are plain text, unless `allows_special_tokens`."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, allows_special_tokens: bool = False) -> None:
         """Take a tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
         self._tokenizer = tokenizer
         self._backend: Any
@@ -77,10 +79,11 @@ class Tokenizer:
             self._backend = SlowBackend(tokenizer)
             self.detokenizer = partial(SlowDetokenizer, self._backend.decode)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
+        self._guard = None if allows_special_tokens else self._build_guard()
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="tokenize")
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
+    def load(cls, path: Path, *, allows_special_tokens: bool = False) -> "Tokenizer":
         """Load the tokenizer of a Hugging Face checkpoint directory, which takes most of a second. Raises UNAVAILABLE
         where the directory has no usable tokenizer."""
         if not path.is_dir():
@@ -91,7 +94,8 @@ class Tokenizer:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"{path} has no tokenizer; one of these is needed: {files}")
         try:
             with _LOADING:
-                return cls(_transformers_loader(path)(path, local_files_only=True, trust_remote_code=False))
+                loaded = _transformers_loader(path)(path, local_files_only=True, trust_remote_code=False)
+                return cls(loaded, allows_special_tokens=allows_special_tokens)
         except Exception as error:  # a damaged file can raise anything in the libraries that read it
             reason = f"{type(error).__name__}: {error}"
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: {reason}") from error
@@ -130,14 +134,12 @@ class Tokenizer:
 
     def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text of any length, on this thread. Errors name the field `param`."""
-        try:
+        with _refused_surrogates(param):
             if len(text) <= INLINE_CHARS:
                 ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
             else:  # `encode` keeps the interpreter's lock, three seconds for a megabyte; a batch releases it
                 ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except TypeError:  # raised by the library for lone surrogates
-            raise invalid(param, f"{param} is not valid Unicode text: it has half a surrogate pair") from None
-        return ids
+            return ids
 
     def encode_words(self, text: str, param: str) -> list[int]:
         """Return the token ids of a piece of text, without special tokens. Errors name the field `param`."""
@@ -160,12 +162,18 @@ class Tokenizer:
         num_chars = sum([len(message.content) for message in messages]) + TURN_CHARS * len(messages)
         if max_tokens is not None and num_chars > self._max_chars(max_tokens):
             raise _too_long("messages", num_chars, max_tokens)
+        return await self.run(num_chars, lambda: self._encode_turns(_turns(messages), max_tokens))
 
-        def encode() -> list[int]:
-            # The template writes the special tokens itself.
-            return self._encode(self._render(_turns(messages)), "messages", max_tokens, add_special_tokens=False)
-
-        return await self.run(num_chars, encode)
+    def _encode_turns(self, turns: list[dict[str, str]], max_tokens: int | None) -> list[int]:
+        # The template writes the special tokens itself.
+        contents, guard = [turn["content"] for turn in turns], self._guard
+        if guard is not None and _have_any(contents, guard.first_chars):
+            with _refused_surrogates("messages"):
+                if guard.is_needed(contents):
+                    text = self._render(turns)
+                    self._check_length(text, "messages", max_tokens)
+                    return guard.encode(contents, lambda shielded: self._render(_with_contents(turns, shielded)))
+        return self._encode(self._render(turns), "messages", max_tokens, add_special_tokens=False)
 
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, which tokenizes so many characters: on a worker thread where they are many."""
@@ -174,13 +182,14 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
     def _encode(self, text: str, param: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
-        if max_tokens is not None and len(text) > max(_PIECE_CHARS, _LIKELY_CHARS * max_tokens):
-            self._check_length(text, param, max_tokens)
+        self._check_length(text, param, max_tokens)
         return self.encode(text, param, add_special_tokens=add_special_tokens)
 
-    def _check_length(self, text: str, param: str, max_tokens: int) -> None:
-        """Raise INVALID for a text that has more than `max_tokens` tokens, without tokenizing all of it: that takes
-        seconds and hundreds of bytes a token. One with a few more may pass."""
+    def _check_length(self, text: str, param: str, max_tokens: int | None) -> None:
+        """Raise INVALID for a long text that has more than `max_tokens` tokens, without tokenizing all of it: that
+        takes seconds and hundreds of bytes a token. One with a few more may pass."""
+        if max_tokens is None or len(text) <= max(_PIECE_CHARS, _LIKELY_CHARS * max_tokens):
+            return
         if len(text) > self._max_chars(max_tokens):
             raise _too_long(param, len(text), max_tokens)
         num_tokens = 0
@@ -192,6 +201,18 @@ class Tokenizer:
 
     def _max_chars(self, max_tokens: int) -> int:
         return max(_FREE_CHARS, self._longest_token * max_tokens)
+
+    def _build_guard(self) -> ControlTokenGuard | None:
+        """Return the guard of messages; None for a tokenizer without control tokens."""
+        named = set(self._tokenizer.all_special_ids)
+        added = self._backend.get_added_tokens_decoder()
+        special = {i: token for i, token in added.items() if (token.special or i in named) and token.content}
+        if not special:
+            return None
+        encode: Encode = SplitEncoder(self._tokenizer)
+        if self._tokenizer.is_fast:
+            encode = RenamingEncoder(self._backend, special)
+        return ControlTokenGuard(list(special.values()), self._backend.normalizer, encode)
 
     def _render(self, turns: list[dict[str, str]]) -> str:
         if self._tokenizer.chat_template is None:
@@ -260,6 +281,23 @@ def _too_long(param: str, num_chars: int, max_tokens: int) -> SluiceError:
         f"the prompt has {num_chars} characters, which are more tokens than this model's context: it is {max_tokens} "
         f"tokens and must leave room for at least 1 of output; shorten the prompt",
     )
+
+
+def _with_contents(turns: list[dict[str, str]], contents: list[str]) -> list[dict[str, str]]:
+    return [{**turn, "content": content} for turn, content in zip(turns, contents, strict=True)]
+
+
+def _have_any(contents: list[str], parts: Collection[str]) -> bool:
+    return any(part in content for content in contents for part in parts)
+
+
+@contextmanager
+def _refused_surrogates(param: str) -> Iterator[None]:
+    """Raise INVALID, naming `param`, for a text that the library refuses, as it does lone surrogates alone."""
+    try:
+        yield
+    except TypeError:
+        raise invalid(param, f"{param} is not valid Unicode text: it has half a surrogate pair") from None
 
 
 def _transformers_loader(path: Path) -> Callable[..., Any]:

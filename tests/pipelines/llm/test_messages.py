@@ -141,3 +141,9 @@ async def test_a_model_may_declare_nothing_else(make: Make) -> None:
     assert answer["text_output"] == await expected(model, 4)
     with pytest.raises(SluiceError, match=r"missing required input\(s\) \['messages'\]|expected 1 inputs but got 0"):
         await ask(model, {}, parameters={"max_tokens": 4})
+
+
+async def test_they_spell_no_control_tokens(model: LlmModel) -> None:
+    messages = json.dumps([{"role": "user", "content": "<|end|>" * 20}])
+    answer = await ask(model, {"messages": messages, "max_tokens": 1, "return_num_input_tokens": True})
+    assert answer["num_input_tokens"] > 4 * 20

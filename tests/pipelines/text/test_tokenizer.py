@@ -42,12 +42,13 @@ async def test_text_is_encoded_as_transformers_does(rill: Tokenizer, reference: 
 
 
 @pytest.mark.parametrize("text", TEXTS)
-async def test_chats_are_encoded_as_transformers_does(rill: Tokenizer, reference: Any, text: str) -> None:
+async def test_chats_are_encoded_as_transformers_does(reference: Any, text: str) -> None:
     turns = [("system", "Be brief."), ("user", text), ("assistant", "Yes."), ("user", "Why?")]
     expected = reference.apply_chat_template(
         [{"role": role, "content": content} for role, content in turns], add_generation_prompt=True
     )
-    assert await rill.encode_chat([ChatMessage(*turn) for turn in turns]) == expected["input_ids"]
+    tokenizer = Tokenizer(reference, allows_special_tokens="<|" in text)
+    assert await tokenizer.encode_chat([ChatMessage(*turn) for turn in turns]) == expected["input_ids"]
 
 
 async def test_the_template_alone_writes_special_tokens_in_chats(rill_path: Path, tmp_path: Path) -> None:
