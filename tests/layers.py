@@ -50,6 +50,7 @@ TOWER = (
     "pipelines.remote",
     "pipelines.stages",
     "pipelines.rag",
+    "gateway.path_masking",
     "gateway.restrictions gateway.v2",
     "gateway.options",
     "gateway.telemetry",

@@ -9,6 +9,7 @@ from typing import Any
 from tritonclient.grpc import service_pb2
 
 from gateway.grpc.requests import GrpcInferRequest, parse_infer_request, parse_message
+from gateway.path_masking import client_message
 from gateway.v2.classification import classify
 from gateway.v2.server import V2Service, parse_version
 from gateway.v2.shared_memory import write_output
@@ -156,7 +157,7 @@ def stream_message(parsed: GrpcInferRequest, response: InferResponse) -> "servic
             error = caught
             inner.Clear()
     if error is not None:
-        message.error_message = error.message
+        message.error_message = client_message(error)
     if not inner.model_name:
         inner.model_name = parsed.model.name
         inner.id = response.id
@@ -166,7 +167,7 @@ def stream_message(parsed: GrpcInferRequest, response: InferResponse) -> "servic
 
 def refusal_message(request_id: str, error: SluiceError) -> "service_pb2.ModelStreamInferResponse":
     """Make the message for a request of a stream that was refused."""
-    message = service_pb2.ModelStreamInferResponse(error_message=error.message)
+    message = service_pb2.ModelStreamInferResponse(error_message=client_message(error))
     message.infer_response.id = request_id
     message.infer_response.SetInParent()
     return message

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import grpc
 
 from gateway.grpc.requests import parse_message
+from gateway.path_masking import client_message
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -80,5 +81,5 @@ async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: SluiceErro
     metadata: tuple[tuple[str, str], ...] = ()
     if error.retry_after_s is not None:
         metadata = (("grpc-retry-pushback-ms", str(max(1, round(error.retry_after_s * 1000)))),)
-    await context.abort(GRPC_CODE[error.code], error.message, metadata)
+    await context.abort(GRPC_CODE[error.code], client_message(error), metadata)
     raise AssertionError("abort raises")

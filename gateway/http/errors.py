@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from gateway.path_masking import client_message
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -72,13 +73,13 @@ def openai_error_body(error: SluiceError) -> bytes:
     """Return `{"error": {"message", "type", "param", "code"}}`, as OpenAI's clients parse it."""
     is_model = error.code is ErrorCode.NOT_FOUND and error.param == "model"
     code = "model_not_found" if is_model else error.code.value
-    fields = {"message": error.message, "type": OPENAI_TYPE[error.code], "param": error.param, "code": code}
+    fields = {"message": client_message(error), "type": OPENAI_TYPE[error.code], "param": error.param, "code": code}
     return orjson.dumps({"error": fields})
 
 
 def v2_error_body(error: SluiceError) -> bytes:
     """Return `{"error": "message"}`, as Triton's HTTP protocol has it."""
-    return orjson.dumps({"error": error.message})
+    return orjson.dumps({"error": client_message(error)})
 
 
 def is_v2(path: str) -> bool:

@@ -7,6 +7,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from gateway.http.access import find_api_category
+from gateway.path_masking import hide_paths
 from gateway.restrictions import ApiCategory, Restrictions
 from gateway.service import InferenceService
 from sluice import __version__
@@ -76,7 +77,7 @@ def router(service: InferenceService, restrictions: Restrictions, metrics_port: 
         # Models that answer conversations come first, as in the list of the OpenAI API.
         llms = [model.name for model in service.text_models()]
         models = list(dict.fromkeys(llms + [model.name for model in service.repository.models()]))
-        found = Overview(service.readiness().reason, models, links, metrics_port)
+        found = Overview(hide_paths(service.readiness().reason), models, links, metrics_port)
         headers = {"vary": "accept", "cache-control": "no-cache"}
         if "text/html" not in request.headers.get("accept", ""):
             return Response(found.json(), headers=headers, media_type=_JSON)
@@ -90,7 +91,7 @@ def router(service: InferenceService, restrictions: Restrictions, metrics_port: 
         readiness = service.readiness()
         if readiness.is_ok:
             return Response(b'{"status":"ok"}', media_type=_JSON)
-        body = orjson.dumps({"status": "unavailable", "reason": readiness.reason})
+        body = orjson.dumps({"status": "unavailable", "reason": hide_paths(readiness.reason)})
         return Response(body, 503, media_type=_JSON)
 
     return routes

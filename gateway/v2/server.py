@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gateway.path_masking import hide_paths
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
@@ -151,7 +152,7 @@ def index_row(entry: IndexEntry) -> dict[str, str]:
     if entry.state is None:
         return {"name": entry.name}
     row = {"name": entry.name, "version": str(entry.version), "state": entry.state.value}
-    return {**row, "reason": entry.reason} if entry.reason else row
+    return {**row, "reason": hide_paths(entry.reason)} if entry.reason else row
 
 
 def statistics(models: Iterable[Model], name: str = "", version: int = LATEST) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from gateway.http.parsing import parse_long_body, warning_header
 from gateway.http.request import get_request_id, parse_scheduling, read_body, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
+from gateway.path_masking import hide_paths
 from gateway.service import InferenceService
 from pipelines.llm.text_models import SEPARATOR, AdapterText
 from pipelines.rag import owner_keys
@@ -114,7 +115,9 @@ def model_object(model: TextModel) -> dict[str, object]:
     longest = model.max_model_len
     if longest is not None:
         fields["max_model_len"] = longest
-    return {**fields, "root": model.root, "parent": model.parent} if isinstance(model, AdapterText) else fields
+    if isinstance(model, AdapterText):
+        fields |= {"root": hide_paths(model.root), "parent": model.parent}
+    return fields
 
 
 def _model_name(fields: GenerationRequest) -> str:

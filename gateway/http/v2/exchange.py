@@ -7,6 +7,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import HTTP_STATUS, error_response
+from gateway.path_masking import client_message
 from gateway.v2.server import parse_version
 from sluice.errors import ErrorCode, SluiceError
 
@@ -97,4 +98,4 @@ async def reply_error(exchange: Exchange, error: SluiceError) -> None:
 
 def error_json(error: SluiceError) -> bytes:
     """Return the body for an error. Characters that are no Unicode are replaced."""
-    return orjson.dumps({"error": error.message.encode("utf-8", "replace").decode()})
+    return orjson.dumps({"error": client_message(error).encode("utf-8", "replace").decode()})
