@@ -234,18 +234,30 @@ def completion_logprobs(entries: Sequence[TextLogprob], num_top: int) -> dict[st
     return {
         "text_offset": [entry.start for entry in entries],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],
-        "tokens": [entry.token.text for entry in entries],
-        "top_logprobs": [_by_text(entry, num_top) for entry in entries],
+        "tokens": [_label(entry.token) for entry in entries],
+        "top_logprobs": [_by_label(entry, num_top) for entry in entries],
     }
 
 
-def _by_text(entry: TextLogprob, num_top: int) -> dict[str, float | None] | None:
-    """Return the likeliest tokens and the chosen one by text. Of tokens with equal texts, the likeliest counts."""
+def _label(token: TokenText) -> str:
+    """Return a token's text; OpenAI's `bytes:\\xe2\\x80` for one that is no whole character."""
+    if token.text.encode() == token.spelled:
+        return token.text
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.spelled)
+
+
+def _by_label(entry: TextLogprob, num_top: int) -> dict[str, float | None] | None:
+    """Return the likeliest tokens and the chosen one by label, or by vLLM's `token_id:N` where another one has it."""
     if entry.logprob is None:
         return None
+    chosen = _label(entry.token)
     logprobs: dict[str, float | None] = {}
-    for token, logprob in (*entry.top[:num_top], (entry.token, entry.logprob)):
-        logprobs.setdefault(token.text, _finite(logprob))
+    for token, logprob in entry.top[:num_top]:
+        label = _label(token)
+        is_taken = label in logprobs or label == chosen
+        name = f"token_id:{token.token_id}" if is_taken and token.token_id != entry.token.token_id else label
+        logprobs[name] = _finite(logprob)
+    logprobs.setdefault(chosen, _finite(entry.logprob))
     return logprobs
 
 

@@ -6,6 +6,8 @@ from typing import Any
 import openai
 import pytest
 
+from gateway.http.openai.reply import completion_logprobs
+from pipelines.text.types import TextLogprob, TokenText
 from tests.gateway.http.live import LiveServer
 from tests.gateway.http.sse import events_of
 
@@ -126,3 +128,51 @@ def test_a_banned_token_s_log_probability_is_the_model_s_own(live: LiveServer) -
     biased = live.post(TEXT_PATH, body | {"logit_bias": {str(token): -100}}).json()["choices"][0]
     assert biased["text"] != plain["text"]
     assert biased["logprobs"]["top_logprobs"][0][plain["text"]] == pytest.approx(LIKELIEST, rel=1e-5)
+
+
+def spelled_by(label: str) -> bytes:
+    """Return the bytes of a completion's token, which is text or OpenAI's form for a part of a character."""
+    if not label.startswith("bytes:"):
+        return label.encode()
+    return bytes.fromhex(label.removeprefix("bytes:").replace("\\x", ""))
+
+
+def test_tokens_that_are_no_whole_characters_keep_their_places(live: LiveServer) -> None:
+    prompt = "a😀漢é"
+    body = TEXT | {"prompt": prompt, "max_tokens": 1, "echo": True, "logprobs": 20}
+    told = live.post(TEXT_PATH, body).json()["choices"][0]["logprobs"]
+    assert b"".join(map(spelled_by, told["tokens"][:-1])).decode() == prompt
+    assert any(token.startswith("bytes:") for token in told["tokens"])
+    for token, top in zip(told["tokens"][1:], told["top_logprobs"][1:], strict=True):
+        assert token in top and len(top) in (20, 21)
+
+
+def test_chat_spells_parts_of_characters_in_bytes(live: LiveServer) -> None:
+    table = live.model.tokenizer.token_texts
+    [part_id, *_] = live.run(live.model.prepare("😀"))
+    bias = {str(part_id): 100}
+    body = CHAT | {"logprobs": True, "top_logprobs": 20, "max_tokens": 3, "logit_bias": bias}
+    entries = live.post(CHAT_PATH, body).json()["choices"][0]["logprobs"]["content"]
+    for entry in entries:
+        assert (
+            entry["token"] == "\ufffd"
+            and bytes(entry["bytes"]) == table[part_id].spelled == "😀".encode()[: len(entry["bytes"])]
+        )
+        spelled = [bytes(each["bytes"]) for each in entry["top_logprobs"]]
+        assert len(set(spelled)) == len(spelled) == 20
+
+
+def test_tokens_of_one_text_have_an_entry_each() -> None:
+    same = [TokenText(5, "A", b"A"), TokenText(65, "A", b"A"), TokenText(66, "A", b"A")]
+    part = [
+        TokenText(200, "\ufffd", b"\xe2"),
+        TokenText(201, "\ufffd", b"\xe3"),
+        TokenText(9, "\ufffd", b"\xef\xbf\xbd"),
+    ]
+    top = tuple((token, -1.0 - place) for place, token in enumerate((*same, *part)))
+    told = completion_logprobs([TextLogprob(same[1], -2.0, 0, top), TextLogprob(part[1], -9.0, 1, top[:2])], 6)
+    assert told["tokens"] == ["A", "bytes:\\xe3"]
+    assert told["top_logprobs"] == [
+        {"token_id:5": -1.0, "A": -2.0, "token_id:66": -3.0, "bytes:\\xe2": -4.0, "bytes:\\xe3": -5.0, "\ufffd": -6.0},
+        {"A": -1.0, "token_id:65": -2.0, "bytes:\\xe3": -9.0},
+    ]
