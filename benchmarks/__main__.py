@@ -98,7 +98,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "install-size": lambda: install_size.measure(arguments.out),
         "offline": lambda: comparison.measure(repeats, arguments.out),
         "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
-        "isolation": lambda: isolation.measure(arguments.out, arguments.model, arguments.only, report),
+        "isolation": lambda: isolation.measure(repeats, arguments.out, arguments.model, arguments.only, report),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
         "triton": lambda: triton.measure(repeats, arguments.out, report),

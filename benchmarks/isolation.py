@@ -7,6 +7,7 @@ longest gap of the stream, and the server's memory.
 import asyncio
 import json
 import multiprocessing
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -128,33 +129,36 @@ class Effect:
     left_mb: float
 
 
-def measure(folder: Path, bundled: Path | None, only: str, report: ReportProgress) -> list[Figure]:
+def measure(num_repeats: int, folder: Path, bundled: Path | None, only: str, report: ReportProgress) -> list[Figure]:
     """Send every row whose name has `only` in it, to the bundled models or to the checkpoint `bundled`."""
     model = model_name(bundled or find_checkpoint(None))
-    effects: dict[str, Effect] = {}
+    effects: dict[str, list[Effect]] = {}
     report(f"{'request':28} {'body':>6} {'/health':>8} {'stream':>8} {'peak':>7} {'left':>7}  answer")
     with running_server(bundled, folder / "isolation.log") as server, _sender(server.url, model) as send:
         for row in HOSTILE:
             if only in row.name:
-                effects[row.name] = effect = asyncio.run(_measure_row(server, model, row, send))
-                report(_line(row.name, effect))
+                measured = [asyncio.run(_measure_row(server, model, row, send)) for _ in range(num_repeats)]
+                effects[row.name] = measured
+                report(_line(row.name, measured))
     if not effects:
         raise BenchmarkError(f"no request of this benchmark has {only!r} in its name")
     return [figure for name, effect in effects.items() for figure in _figures(name, effect)]
 
 
-def _line(name: str, effect: Effect) -> str:
-    times = f"{effect.health_ms:6.0f}ms {effect.gap_ms:6.0f}ms"
-    memory = f"{effect.peak_mb:5.0f}MB {effect.left_mb:5.0f}MB"
-    return f"{name:28} {effect.body_mb:4.0f}MB {times} {memory}  {effect.answer}"
+def _line(name: str, effects: list[Effect]) -> str:
+    figures = {figure.name: figure.median for figure in _figures(name, effects)}
+    health_ms, gap_ms, _, left_mb = figures.values()
+    peak_mb = statistics.median(effect.peak_mb for effect in effects)
+    times, memory = f"{health_ms:6.0f}ms {gap_ms:6.0f}ms", f"{peak_mb:5.0f}MB {left_mb:5.0f}MB"
+    return f"{name:28} {effects[0].body_mb:4.0f}MB {times} {memory}  {effects[0].answer}"
 
 
-def _figures(name: str, effect: Effect) -> Iterator[Figure]:
-    yield Figure("longest /health", name, "ms", (effect.health_ms,), STALL_TARGET)
-    yield Figure("longest gap of a stream", name, "ms", (effect.gap_ms,), STALL_TARGET)
-    over_body = effect.peak_mb / max(effect.body_mb, LEAST_BODY_MB)
-    yield Figure("memory at the peak", name, "of the body", (over_body,), MEMORY_TARGET)
-    yield Figure("memory left", name, "MB", (effect.left_mb,))
+def _figures(name: str, effects: list[Effect]) -> Iterator[Figure]:
+    yield Figure("longest /health", name, "ms", tuple(effect.health_ms for effect in effects), STALL_TARGET)
+    yield Figure("longest gap of a stream", name, "ms", tuple(effect.gap_ms for effect in effects), STALL_TARGET)
+    over_body = tuple(effect.peak_mb / max(effect.body_mb, LEAST_BODY_MB) for effect in effects)
+    yield Figure("memory at the peak", name, "of the body", over_body, MEMORY_TARGET)
+    yield Figure("memory left", name, "MB", tuple(effect.left_mb for effect in effects))
 
 
 @dataclass(slots=True)

@@ -118,6 +118,8 @@ class SamplingField:
         """Raise SluiceError INVALID for a value that is not allowed. None stands for no value."""
         if value is None or self.allowed is None:
             return
+        if isinstance(value, Mapping) and all(map(self.allowed.__contains__, value.values())):
+            return  # at once: there may be one for each token of the vocabulary
         for label, number in self._numbers(value):
             if number not in self.allowed:
                 raise invalid(self.name, f"{label} must be {self.allowed.text}, got {number}")

@@ -46,10 +46,12 @@ class DocumentError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class DocumentLimits:
-    """Most values of a document, and most arrays, objects and members of objects, which cost more than numbers."""
+    """Most values of a document; most arrays, objects and members of objects, which cost more than numbers; and most
+    characters of a string, of which there is a second copy when its pieces are joined."""
 
     values: int | None = None
     members: int | None = None
+    string_chars: int | None = None
 
 
 async def parse_aside(work: Callable[[], T]) -> T:
@@ -63,22 +65,20 @@ def parse_pieces(body: bytes | memoryview, limits: DocumentLimits | None = None,
     Raises DocumentError for what is no JSON, for more than `limits` allow, and where a piece ends in an object that has
     the same name twice in it.
     """
-    document = _Document(limits or DocumentLimits(), piece_bytes)
-    view = memoryview(body)
-    for start in range(0, len(view), piece_bytes):
-        document.feed(bytes(view[start : start + piece_bytes]))
+    document = Document(limits or DocumentLimits(), piece_bytes)
+    document.feed(body)
     return document.finish()
 
 
-class _Document:
-    """A document up to the last place where it was cut: before a comma, or in a string.
+class Document:
+    """A document as far as it has been fed, up to the last place where it was cut: before a comma, or in a string.
 
     A piece becomes a document of its own: it gets the brackets that are open before it, with a first value in the
     innermost, and those that close it, after a last value by which the innermost is known. Its values are then moved
     into the containers that were open.
     """
 
-    def __init__(self, limits: DocumentLimits, piece_bytes: int) -> None:
+    def __init__(self, limits: DocumentLimits, piece_bytes: int = PIECE_BYTES) -> None:
         self._limits = limits
         self._piece_bytes = piece_bytes
         self._num_values = 0
@@ -94,8 +94,15 @@ class _Document:
         self._text: list[str] | None = None
         """The pieces of the string that was cut. It is the innermost container's value at `_text_key`."""
         self._text_key: Any = None
+        self._text_chars = 0
 
-    def feed(self, window: bytes) -> None:
+    def feed(self, body: bytes | bytearray | memoryview) -> None:
+        """Parse the next part of the document, piece by piece. Raises as `parse_pieces`."""
+        view = memoryview(body)
+        for start in range(0, len(view), self._piece_bytes):
+            self._feed_piece(bytes(view[start : start + self._piece_bytes]))
+
+    def _feed_piece(self, window: bytes) -> None:
         self._num_fed += len(window)
         piece = self._pending + window
         if self._text is not None:
@@ -152,6 +159,7 @@ class _Document:
         if not (isinstance(first, str) and first.endswith(_AFTER)):
             raise self._repeated_name()
         self._text = [first.removesuffix(_AFTER)]
+        self._text_chars = len(self._text[0])
         return True
 
     def _continue_text(self, piece: bytes, text: list[str]) -> bytes | None:
@@ -165,6 +173,9 @@ class _Document:
             text.append(orjson.loads(b'"' + piece[:end] + b'"'))
         except orjson.JSONDecodeError as error:
             raise self._error(error.msg) from None
+        self._text_chars += len(text[-1])
+        if self._limits.string_chars is not None and self._text_chars > self._limits.string_chars:
+            raise DocumentError(f"has a string of more than {self._limits.string_chars} characters")
         if not has_end:
             self._pending = piece[end:]
             return None

@@ -5,22 +5,28 @@ would silently give another answer than the client asked for. A value that chang
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.http.json_pieces import INLINE_BYTES, DocumentError, DocumentLimits, parse_aside, parse_pieces
+from gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits, parse_aside
 from pipelines.rag import owner_keys
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 15)
-"""A prompt of token ids has up to 2**20 values, and a conversation or a guiding schema fewer than 2**15 members."""
+REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 15, string_chars=1 << 24)
+"""A prompt of token ids has up to 2**20 values, and a conversation or a guiding schema fewer than 2**15 members. No
+context takes 2**24 characters."""
+_BATCH_BYTES = 256 << 10
+"""Bytes of a body that are parsed at once while the rest arrives."""
 MAX_FIELDS = 1024
 """Most fields of a long body: looking at an unknown one takes a microsecond."""
+MAX_LIST = 4096
+"""Most elements of lists of strings and token ids that are no prompt. What checks them may allow fewer."""
 _SHOWN_CHARS = 60
 _WARNED_FIELDS = 10
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
@@ -91,20 +97,50 @@ async def parse_long_body(
     return await parse_aside(lambda: parse_in_pieces(schema, body, is_strict, limits))
 
 
+async def parse_pieces_of_body(
+    schema: type[RequestT], pieces: AsyncIterable[bytes], is_strict: bool, limits: DocumentLimits = REQUEST_LIMITS
+) -> tuple[RequestT, list[str]]:
+    """Return and raise as `parse_long_body` for a body that arrives in pieces: what has arrived is parsed, not kept."""
+    arrived, document = bytearray(), None
+    async for piece in pieces:
+        arrived += piece
+        if len(arrived) > _BATCH_BYTES:
+            document = document or Document(limits)
+            batch, arrived = arrived, bytearray()
+            await parse_aside(partial(_feed, document, batch))
+    if document is None:
+        return await parse_long_body(schema, bytes(arrived), is_strict, limits)
+    return await parse_aside(partial(_finish, document, arrived, schema, is_strict))
+
+
 def parse_in_pieces(
     schema: type[RequestT], body: bytes, is_strict: bool, limits: DocumentLimits
 ) -> tuple[RequestT, list[str]]:
     """Return and raise as `parse_body`, on a thread that leaves the others time. INVALID also for a body with more
     values than `limits` allow, or with too many fields."""
+    return _finish(Document(limits), body, schema, is_strict)
+
+
+def _feed(document: Document, body: bytes | bytearray) -> None:
     try:
-        document = parse_pieces(body, limits)
+        document.feed(body)
     except DocumentError as error:
         raise SluiceError(ErrorCode.INVALID, f"the request body {error}") from None
-    if isinstance(document, dict) and len(document) > MAX_FIELDS:
-        raise SluiceError(
-            ErrorCode.INVALID, f"the request body has {len(document)} fields; at most {MAX_FIELDS} are read"
-        )
-    return _check_request(lambda: schema.model_validate(document), is_strict)
+
+
+def _finish(
+    document: Document, rest: bytes | bytearray, schema: type[RequestT], is_strict: bool
+) -> tuple[RequestT, list[str]]:
+    """Parse the rest of `document`, and check it."""
+    _feed(document, rest)
+    try:
+        values = document.finish()
+    except DocumentError as error:
+        raise SluiceError(ErrorCode.INVALID, f"the request body {error}") from None
+    if isinstance(values, dict) and len(values) > MAX_FIELDS:
+        message = f"the request body has {len(values)} fields; at most {MAX_FIELDS} are read"
+        raise SluiceError(ErrorCode.INVALID, message)
+    return _check_request(lambda: schema.model_validate(values), is_strict)
 
 
 def _check_request(validate: Callable[[], RequestT], is_strict: bool) -> tuple[RequestT, list[str]]:
@@ -187,6 +223,8 @@ def _as_invalid(error: ErrorDetails) -> SluiceError:
         return invalid(path, f"{path} is required")
     if kind in ("too_short", "string_too_short"):
         return invalid(path, f"{path} must not be empty")
+    if kind == "string_too_long":
+        return invalid(path, f"{path} must have at most {error['ctx']['max_length']} characters, got {len(value)}")
     if kind == "too_long":
         return invalid(path, f"{path} must have at most {error['ctx']['max_length']} elements, got {len(value)}")
     allowed = error["msg"].removeprefix("Input should be ")
@@ -227,7 +265,7 @@ class RequestObject(BaseModel):
 
 
 StopStrings = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[str], Field(fail_fast=True), Tag("<list>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Field(fail_fast=True, max_length=MAX_LIST), Tag("<list>")],
     Discriminator(_text_or_list, **union_error("a string or an array of strings")),
 ]
 

@@ -4,7 +4,8 @@ import asyncio
 import itertools
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
@@ -92,26 +93,34 @@ BODY_TIMEOUT_S = 60.0
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """Read the whole body.
+    """Read the whole body. Raises as `read_pieces`."""
+    body = bytearray()
+    async with aclosing(read_pieces(request, limit_bytes)) as pieces:
+        async for piece in pieces:
+            body += piece
+    return bytes(body)
 
-    Raises TOO_LARGE as soon as it is known to exceed `limit_bytes` (from its Content-Length, or while chunks arrive),
+
+async def read_pieces(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the pieces of the body as they arrive.
+
+    Raises TOO_LARGE as soon as it is known to exceed `limit_bytes` (from its Content-Length, or while pieces arrive),
     DEADLINE where the client stops sending, and ClientDisconnect where it disconnects.
     """
     declared = int(request.headers.get("content-length", 0))
     if declared > limit_bytes:
         raise body_too_large(f"is {declared} bytes", limit_bytes)
-    body = bytearray()
-    more_body = True
+    num_bytes, more_body = 0, True
     while more_body:
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 piece, more_body = await next_piece(request.receive)
         except TimeoutError:
             raise body_timeout() from None
-        body += piece
-        if len(body) > limit_bytes:
+        num_bytes += len(piece)
+        if num_bytes > limit_bytes:
             raise body_too_large("is longer", limit_bytes)
-    return bytes(body)
+        yield piece
 
 
 async def next_piece(receive: Receive) -> tuple[bytes, bool]:

@@ -17,8 +17,8 @@ from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_f
 from gateway.http.openai.requests import check_beams
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.http.openapi import describe_body
-from gateway.http.parsing import parse_long_body, warning_header
-from gateway.http.request import get_request_id, parse_scheduling, read_body, run_while_connected
+from gateway.http.parsing import parse_pieces_of_body, warning_header
+from gateway.http.request import get_request_id, parse_scheduling, read_pieces, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.path_masking import hide_paths
@@ -66,8 +66,8 @@ class OpenAIRoutes:
         self, request: Request, schema: type[RequestT], parse: Parse[RequestT], reply_type: type[OpenAIReply]
     ) -> Response:
         """Generate the answer. Raises SluiceError for a refusal and for a failure before its first byte."""
-        body = await read_body(request, self._options.max_input_bytes)
-        fields, ignored = await parse_long_body(schema, body, self._options.is_strict)
+        async with aclosing(read_pieces(request, self._options.max_input_bytes)) as pieces:
+            fields, ignored = await parse_pieces_of_body(schema, pieces, self._options.is_strict)
         headers, request_id = warning_header(ignored), get_request_id(request)
         scheduling = parse_scheduling(request.headers, self._defaults)
         base = TextRequest(

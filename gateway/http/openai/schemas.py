@@ -7,10 +7,11 @@ absent. Lists fail fast, because only the first error is reported.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticKnownError
 
 from engine.sampling_fields import MAX_LOGPROBS, SAMPLING_FIELDS
-from gateway.http.parsing import Message, RequestObject, StopStrings, union_error
+from gateway.http.parsing import MAX_LIST, Message, RequestObject, StopStrings, union_error
 from gateway.http.sampling import build_sampling_schema
 
 MAX_PROMPTS = 512
@@ -24,6 +25,10 @@ MAX_SEQUENCES = 512
 
 MAX_PROMPT_TOKENS = 1 << 20
 """Most token ids in one prompt, far above any context: checking many millions would hold up all other streams."""
+
+
+_INLINE_IDS = 16 << 10
+MAX_MODEL_CHARS = 1024
 
 
 def _text_or_object(value: Any) -> str | None:
@@ -44,14 +49,29 @@ def _prompt_kind(value: Any) -> str | None:
     return "<ids>" if isinstance(first, int) else "<texts>"
 
 
-TokenIds = Annotated[list[int], Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True)]
+def _check_token_ids(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    """Check many token ids in pieces: the checks of pydantic keep the interpreter's lock, 50 ms for a million."""
+    if not isinstance(value, list) or len(value) <= _INLINE_IDS:
+        return check(value)
+    if len(value) > MAX_PROMPT_TOKENS:
+        lengths = {"field_type": "List", "max_length": MAX_PROMPT_TOKENS, "actual_length": len(value)}
+        raise PydanticKnownError("too_long", lengths)
+    starts = range(0, len(value), _INLINE_IDS)
+    return value if all(set(map(type, value[i : i + _INLINE_IDS])) == {int} for i in starts) else check(value)
+
+
+TokenIds = Annotated[
+    list[int],
+    Field(min_length=1, max_length=MAX_PROMPT_TOKENS, fail_fast=True),
+    WrapValidator(_check_token_ids),
+]
 
 JsonText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
     Discriminator(_text_or_object, **union_error("a JSON schema, as an object or as text")),
 ]
 
-Choices = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+Choices = Annotated[list[str], Field(min_length=1, max_length=1 << 15, fail_fast=True)]
 
 
 class StreamOptions(RequestObject):
@@ -108,7 +128,7 @@ _SamplingFields: Any = build_sampling_schema(each for each in SAMPLING_FIELDS.va
 class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields are a table's rows
     """The fields that chat and plain completions share, besides those of `engine.sampling_fields`."""
 
-    model: str = Field(description="The model; base:adapter for one of its LoRA adapters.")
+    model: str = Field(max_length=MAX_MODEL_CHARS, description="The model; base:adapter for one of its LoRA adapters.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt. Answer i has seed + i.")
@@ -116,7 +136,9 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     stop: StopStrings | None = None
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, description="Accepted and not used.")
-    bad_words: list[str] | None = Field(None, fail_fast=True, description="vLLM's; words that must not come.")
+    bad_words: list[str] | None = Field(
+        None, max_length=MAX_LIST, fail_fast=True, description="vLLM's; words that must not come."
+    )
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="vLLM's; not with stream.")
     guided_json: JsonText | None = Field(None, description="vLLM's; a JSON schema.")
     guided_regex: str | None = Field(None, description="vLLM's; a regular expression.")
