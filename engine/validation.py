@@ -10,6 +10,8 @@ from sluice.errors import SluiceError, invalid
 
 MAX_LABEL = 256
 """Most characters of a tenant's name and of a cache salt, which both stay in memory after the request."""
+MAX_GRAMMAR_CHARS = 1 << 20
+"""More than a runtime's own limits; the text goes to the engine with the request."""
 _PRIORITIES = (-(2**31), 2**31 - 1)
 
 
@@ -21,6 +23,9 @@ def check_sampling(params: SamplingParams) -> None:
         raise _out_of_range("min_tokens", params.min_tokens, f"between 0 and max_tokens ({params.max_tokens})")
     if not all(params.bad_words):
         raise invalid("bad_words", "bad_words must be sequences of at least 1 token, got an empty one")
+    if params.grammar is not None and len(params.grammar.text) > MAX_GRAMMAR_CHARS:
+        got = len(params.grammar.text)
+        raise invalid("grammar", f"the grammar must have at most {MAX_GRAMMAR_CHARS} characters, got {got}")
     if params.grammar is not None and params.ignore_eos:
         raise invalid(
             "ignore_eos",

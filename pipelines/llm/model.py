@@ -16,7 +16,7 @@ from pipelines.llm.responses import ResponseBuilder, RowResult, RowSummary, toke
 from pipelines.llm.services import NO_LIMITS, RequestLimits
 from pipelines.llm.text import LlmText
 from pipelines.llm.tokens import TokenPiece, generate_tokens
-from pipelines.llm.values import Values, is_streamed, read_rows, wants_stream
+from pipelines.llm.values import Values, is_streamed, read_rows, refuse_long_prompts, wants_stream
 from pipelines.text.model import text_model_of
 from pipelines.text.types import TextEvent
 from serving.job import InferJob
@@ -93,6 +93,7 @@ class LlmModel(Model):
 
     def _start(self, job: InferJob) -> None:
         request = job.request
+        refuse_long_prompts(request, self.text.tokenizer, self.text.max_model_len)
         rows = read_rows(request, self._declared, self._num_rows(request), self._inputs)
         if rows[0].get("stop_request"):
             self._stop_earlier(job)

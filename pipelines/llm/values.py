@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipelines.llm.fields import ADAPTERS, INPUTS, InputSupport, LlmInput
+from pipelines.llm.fields import ADAPTERS, INPUTS, PROMPTS, InputSupport, LlmInput
+from pipelines.text.tokenizer import Tokenizer
 from serving.request import InferRequest, Parameter
 from serving.spec import ModelSpec
 from serving.tensors.tensor import Array, Tensor
@@ -19,8 +20,9 @@ A sparse list has only the elements that are not 0, by index."""
 
 _INT32 = range(-(2**31), 2**31)
 _UINT64 = range(2**64)
-_FEW = 8
-"""More than the number of neutral values of any input."""
+_MAX_PROMPT_TOKENS = 1 << 20
+_MAX_ELEMENTS = 1 << 14
+"""Most elements of a list. Longer ones hold up the event loop."""
 _NO_SAMPLING_FIELDS = (
     "text_input",
     "messages",
@@ -31,6 +33,7 @@ _NO_SAMPLING_FIELDS = (
     "cache_salt",
 )
 _CONFIG = "sampling_config"
+_MAX_CONFIG_CHARS = 1 << 20
 
 
 def read_rows(
@@ -56,6 +59,17 @@ def read_rows(
     for values in rows:
         _unpack_config(values, known_inputs)
     return rows
+
+
+def refuse_long_prompts(request: InferRequest, tokenizer: Tokenizer, max_tokens: int) -> None:
+    """Raise INVALID for texts that are refused by their length alone: it takes long to read them."""
+    for name in PROMPTS:
+        tensor, parameter = request.inputs.get(name), request.parameters.get(name)
+        if isinstance(parameter, str):
+            tokenizer.refuse_long(parameter, name, max_tokens)
+        if tensor is not None and tensor.array.dtype == np.object_:
+            for element in tensor.array.flat:
+                tokenizer.refuse_long(element, name, max_tokens)
 
 
 def wants_stream(request: InferRequest) -> bool | None:
@@ -100,12 +114,20 @@ def _split(tensor: Tensor, num_rows: int) -> Iterable[Array]:
 def _read_elements(known: LlmInput, elements: Array) -> Any:
     if known.support is not InputSupport.SUPPORTED and elements.dtype != np.object_:
         # Logits and embeddings may have millions; only whether any value is not neutral matters.
-        elements = np.unique(elements)[:_FEW]
+        others = elements
+        for neutral in known.neutral:
+            others = others[others != neutral]
+        elements = others[:1] if others.size else elements[:1]
     if known.is_sparse:  # as long as the vocabulary: zeros are skipped at once
         places = np.flatnonzero(elements)
         return dict(zip(places.tolist(), elements[places].tolist(), strict=True))
     name = f"input '{known.name}'"
-    plain = [_plain(element, name) for element in elements.tolist()]
+    most = _MAX_PROMPT_TOKENS if known.name == "input_ids" else _MAX_ELEMENTS
+    if elements.size > most:
+        raise invalid(known.name, f"{name} must have at most {most} elements, got {elements.size}")
+    plain = elements.tolist()
+    if elements.dtype == np.object_:
+        plain = [_plain(element, name) for element in plain]
     if elements.dtype == np.float32:
         # The decimal number that the client wrote: 0.7, not 0.699999988079071.
         plain = [float(str(element)) for element in elements]
@@ -196,6 +218,8 @@ def _unpack_config(values: Values, known_inputs: Mapping[str, LlmInput]) -> None
 
 
 def _members(text: str) -> dict[str, Any]:
+    if len(text) > _MAX_CONFIG_CHARS:
+        raise invalid(_CONFIG, f"sampling_config must have at most {_MAX_CONFIG_CHARS} characters, got {len(text)}")
     try:
         members = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -31,6 +31,10 @@ def build_text_tensor(name: str, rows: Sequence[Sequence[bytes]], *, is_batched:
     return Tensor.of(name, array if is_batched else array.reshape(width))
 
 
+MAX_MESSAGES = 10_000
+"""Most messages of a conversation. Making more of them holds up the event loop."""
+
+
 class _TextPart(msgspec.Struct, frozen=True):
     type: Literal["text"]
     text: str
@@ -53,10 +57,13 @@ _ENCODER = msgspec.json.Encoder()
 def decode_messages(text: str, param: str = "messages") -> tuple[ChatMessage, ...]:
     """Decode a JSON array of messages. Roles are not checked. Raises SluiceError INVALID, naming `param`."""
     try:
-        return tuple(turn.message() for turn in _DECODER.decode(text))
+        turns = _DECODER.decode(text)
     except msgspec.DecodeError as error:
         form = '[{"role": "user", "content": "..."}, ...]'
         raise invalid(param, f"{param} must be a JSON array of messages, {form}: {error}") from None
+    if len(turns) > MAX_MESSAGES:
+        raise invalid(param, f"{param} must have at most {MAX_MESSAGES} messages, got {len(turns)}")
+    return tuple([turn.message() for turn in turns])
 
 
 def encode_messages(messages: Sequence[ChatMessage]) -> bytes:

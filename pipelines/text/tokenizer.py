@@ -18,6 +18,7 @@ from pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEnc
 from pipelines.text.detokenizer import Detokenizer, SlowDetokenizer, TokenTexts, detokenizer_factory
 from pipelines.text.types import ChatMessage
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.heap import trim_heap
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Roles that a message may have, and their names in the chat template."""
@@ -50,6 +51,8 @@ _PIECE_CHARS = 64 << 10
 _UNSURE_TOKENS = 256
 """Tokens that a piece may have only because a token, or a stretch of `_LONG_SPACE`, was cut."""
 _LONG_SPACE = re.compile(r"\s{65,}")
+
+_MAX_CHAR_BYTES = 4
 
 _NUM_WORKERS = 2
 
@@ -161,7 +164,7 @@ class Tokenizer:
         without a template."""
         num_chars = sum([len(message.content) for message in messages]) + TURN_CHARS * len(messages)
         if max_tokens is not None and num_chars > self._max_chars(max_tokens):
-            raise _too_long("messages", num_chars, max_tokens)
+            raise _too_long("messages", f"{num_chars} characters", max_tokens)
         return await self.run(num_chars, lambda: self._encode_turns(_turns(messages), max_tokens))
 
     def _encode_turns(self, turns: list[dict[str, str]], max_tokens: int | None) -> list[int]:
@@ -179,7 +182,14 @@ class Tokenizer:
         """Return the result of `work`, which tokenizes so many characters: on a worker thread where they are many."""
         if num_chars <= INLINE_CHARS:
             return work()
+        if num_chars > _PIECE_CHARS:
+            work = partial(_trim_after, work)
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+
+    def refuse_long(self, text: bytes | str, param: str, max_tokens: int) -> None:
+        """Raise INVALID for a text, or its UTF-8, that is too long by its length alone: it need not be read."""
+        if len(text) > _MAX_CHAR_BYTES * self._max_chars(max_tokens):
+            raise _too_long(param, f"{len(text)} {'characters' if isinstance(text, str) else 'bytes'}", max_tokens)
 
     def _encode(self, text: str, param: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
         self._check_length(text, param, max_tokens)
@@ -191,13 +201,13 @@ class Tokenizer:
         if max_tokens is None or len(text) <= max(_PIECE_CHARS, _LIKELY_CHARS * max_tokens):
             return
         if len(text) > self._max_chars(max_tokens):
-            raise _too_long(param, len(text), max_tokens)
+            raise _too_long(param, f"{len(text)} characters", max_tokens)
         num_tokens = 0
         for start in range(0, len(text), _PIECE_CHARS):
             piece = _LONG_SPACE.sub(" ", text[start : start + _PIECE_CHARS])
             num_tokens += max(0, len(self.encode_words(piece, param)) - _UNSURE_TOKENS)
             if num_tokens > 2 * max_tokens:
-                raise _too_long(param, len(text), max_tokens)
+                raise _too_long(param, f"{len(text)} characters", max_tokens)
 
     def _max_chars(self, max_tokens: int) -> int:
         return max(_FREE_CHARS, self._longest_token * max_tokens)
@@ -275,10 +285,18 @@ def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
     return [{"role": ROLES[message.role], "content": message.content} for message in messages]
 
 
-def _too_long(param: str, num_chars: int, max_tokens: int) -> SluiceError:
+def _trim_after(work: Callable[[], T]) -> T:
+    """Return the result of `work`, without the memory that it freed: a hundred megabytes for one of text."""
+    try:
+        return work()
+    finally:
+        trim_heap()
+
+
+def _too_long(param: str, size: str, max_tokens: int) -> SluiceError:
     return invalid(
         param,
-        f"the prompt has {num_chars} characters, which are more tokens than this model's context: it is {max_tokens} "
+        f"the prompt has {size}, which are more tokens than this model's context: it is {max_tokens} "
         f"tokens and must leave room for at least 1 of output; shorten the prompt",
     )
 

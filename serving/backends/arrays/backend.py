@@ -12,12 +12,13 @@ from serving.backend import Backend, BackendContext
 from serving.backends.arrays.batch import BatchAssembler, parse_batch_tensors
 from serving.backends.arrays.config import check_config, complete_config, default_max_batch_size, needs_completion
 from serving.backends.arrays.instance import ArrayInstance
-from serving.backends.arrays.session import ArraySession, Signature, trim_heap
+from serving.backends.arrays.session import ArraySession, Signature
 from serving.batching.scheduled_model import ScheduledModel
 from serving.instance import HostPolicy, Placement, choose_host_policy, place_instances
 from serving.model import Model
 from serving.spec import ModelSource, build_spec, read_labels
 from sluice.errors import SluiceError
+from sluice.heap import trim_heap
 
 
 class _SharedPlace(NamedTuple):

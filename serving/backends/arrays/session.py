@@ -1,6 +1,5 @@
 """Interface between the array backends and their libraries: a model's signature, its session and its runs."""
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +8,8 @@ from threading import Lock
 from serving.tensors.datatypes import DataType
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
+from sluice.heap import trim_heap
 
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-"""glibc's function. Other C libraries have none, and keep less memory."""
 _references_lock = Lock()
 
 
@@ -110,9 +108,3 @@ class ArraySession(ABC):
 
     def close(self) -> None:  # noqa: B027 - a hook that some leave empty
         """Free the model at once, when no run is left. Blocks: call it on a thread. Idempotent."""
-
-
-def trim_heap() -> None:
-    """Return memory that glibc keeps, up to three times a model's size. Takes 0.1 s a GB: call it on a thread."""
-    if _trim is not None:
-        _trim(0)

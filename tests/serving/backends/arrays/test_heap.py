@@ -11,7 +11,7 @@ import onnx
 import psutil
 from onnx import helper, numpy_helper
 
-from serving.backends.arrays import session
+from sluice import heap
 from tests.serving.backends.builders import TIMEOUT_S
 from tests.serving.backends.onnxruntime import parts
 
@@ -38,7 +38,7 @@ def layers() -> onnx.ModelProto:
 
 def test_an_unloaded_model_leaves_its_memory_to_the_system(tmp_path: Path) -> None:
     """Runs in a process of its own, because other tests allocate and free memory in this one."""
-    assert session._trim is not None, "this test is about glibc"
+    assert heap._trim is not None, "this test is about glibc"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         loaded_mb, left_mb = alone.submit(measured, tmp_path).result(2 * TIMEOUT_S)
     assert loaded_mb < MODEL_MB * 1.5, "reading takes twice as much on top"
@@ -55,7 +55,7 @@ async def _measured(folder: Path) -> tuple[float, float]:
     network = layers()
     onnx.save(network, parts.put(folder, None).version_folder / "model.onnx")
     del network
-    session.trim_heap()
+    heap.trim_heap()
     before = rss_mb()
     model = await parts.load(folder, None)
     loaded_mb = rss_mb() - before
