@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # imported for real while the engine loads
     from gateway.service import InferenceService
 
 log = logging.getLogger(__name__)
+_SWITCH_INTERVAL_S = 0.001
+"""How long a thread may keep the interpreter's lock while others wait: the event loop waits so for each long work."""
 
 FLUSH_TIMEOUT_S = 2.0
 """Seconds that the last bytes may take to reach a slow client after the last stream ended."""
@@ -171,6 +173,7 @@ class GatewayServer:
         # The objects of the start stay: the garbage collector need not traverse them with every request's garbage.
         gc.collect()
         gc.freeze()
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         service.begin_serving()
         self._print_ready(service)
         reading = asyncio.create_task(self._read_documentation(service), name="documentation")

@@ -1,15 +1,15 @@
 """Parses a long JSON document in pieces. A parser holds the interpreter's lock for all of a document, 64 MB of which
 take it up to two seconds, and every other request waits for the lock."""
 
-import asyncio
 import re
 import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import orjson
+
+from gateway.long_work import run_aside
 
 T = TypeVar("T")
 Container = list[Any] | dict[str, Any]
@@ -36,12 +36,13 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _WHITE_SPACE = b" \t\r\n"
 _FIRST_HALF = re.compile(rb"\\u[dD][89abAB]")
 
-_worker = ThreadPoolExecutor(1, thread_name_prefix="json")
-"""One thread for all long bodies: several would take turns with the lock, and the event loop would wait for all."""
-
 
 class DocumentError(ValueError):
     """Says why a body is no document that can be used, in words that follow "the body"."""
+
+
+class LongDocumentError(DocumentError):
+    """Says which limit a document exceeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class DocumentLimits:
 
 async def parse_aside(work: Callable[[], T]) -> T:
     """Return the result of `work`, which parses a long body, from the thread that does so one body at a time."""
-    return await asyncio.get_running_loop().run_in_executor(_worker, work)
+    return await run_aside(work)
 
 
 def parse_pieces(body: bytes | memoryview, limits: DocumentLimits | None = None, piece_bytes: int = PIECE_BYTES) -> Any:
@@ -241,9 +242,9 @@ class Document:
         self._num_values += outside.count(b",")
         self._num_members += outside.count(b"[") + outside.count(b"{") + outside.count(b":")
         if self._limits.values is not None and self._num_values >= self._limits.values:
-            raise DocumentError(f"has more than {self._limits.values} values")
+            raise LongDocumentError(f"has more than {self._limits.values} values")
         if self._limits.members is not None and self._num_members > self._limits.members:
-            raise DocumentError(f"has more than {self._limits.members} members, objects and arrays")
+            raise LongDocumentError(f"has more than {self._limits.members} members, objects and arrays")
 
     def _error(self, reason: str) -> DocumentError:
         return DocumentError(f"is not valid JSON: {reason} near byte {self._num_fed}")

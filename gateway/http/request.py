@@ -135,8 +135,8 @@ def body_timeout() -> SluiceError:
     return SluiceError(ErrorCode.DEADLINE, f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s")
 
 
-def body_too_large(what: str, limit_bytes: int) -> SluiceError:
-    text = f"request body {what}; at most {limit_bytes} bytes are allowed (--http-max-input-size)"
+def body_too_large(what: str, limit_bytes: int, reason: str = " (--http-max-input-size)") -> SluiceError:
+    text = f"request body {what}; at most {limit_bytes} bytes are allowed{reason}"
     return SluiceError(ErrorCode.TOO_LARGE, text)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving.tensors import byte_strings
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 
@@ -25,6 +26,9 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool
     values = tensor.array
     rows = values.reshape(tensor.shape[0], -1) if has_rows and values.size else values.reshape(1, -1)
     num_classes = min(count, rows.shape[1])
+    if len(rows) * num_classes > byte_strings.MAX_ELEMENTS:
+        message = f"at most {byte_strings.MAX_ELEMENTS} classes are returned, got a request for {count} of each row"
+        raise SluiceError(ErrorCode.INVALID, message)
     classes = np.empty((rows.shape[0], num_classes), np.object_)
     for row, found in zip(rows, classes, strict=True):
         found[:] = [_class(row[index], index, labels) for index in _highest(row)[:num_classes].tolist()]

@@ -21,6 +21,8 @@ from serving.spec import TensorSpec
 from serving.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics
 from sluice.errors import ErrorCode, SluiceError
 
+_MAX_CONFIG_CHARS = 1 << 18
+"""Longest configuration of a load request: the parser holds up every other request."""
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -99,6 +101,9 @@ def build_overrides(
     service: V2Service, config_json: str | None, files: Sequence[tuple[str, bytes]]
 ) -> LoadOverrides | None:
     """Return what a load request brings; None for nothing. Raises FORBIDDEN for files where the server takes none."""
+    if config_json is not None and len(config_json) > _MAX_CONFIG_CHARS:
+        text = f"load parameter 'config' has {len(config_json)} characters; at most {_MAX_CONFIG_CHARS} are taken"
+        raise SluiceError(ErrorCode.INVALID, text)
     if files and not service.takes_model_files:
         text = (
             f"load parameter 'file:{files[0][0]}' is refused: a model's files may be code that the server would run, "

@@ -6,6 +6,8 @@ from struct import Struct
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_ELEMENTS = 1 << 20
+"""Most elements of a tensor that a client may send. Freeing more at once holds the interpreter's lock for long."""
 _LENGTH = Struct("<I")
 
 
@@ -18,18 +20,22 @@ def pack(elements: Iterable[bytes]) -> bytes:
     return b"".join(pieces)
 
 
-def unpack(raw: bytes | bytearray | memoryview) -> list[bytes]:
-    """Return the elements of a wire form. Raises ValueError where it ends within an element."""
-    view = memoryview(raw)
-    elements, start, end = [], 0, len(view)
+def unpack(raw: bytes | bytearray | memoryview, most: int | None = None) -> list[bytes]:
+    """Return the elements of a wire form. Raises ValueError where it ends within an element or has over `most`."""
+    data = bytes(raw)
+    read_length = _LENGTH.unpack_from
+    elements: list[bytes] = []
+    start, end = 0, len(data)
     while start < end:
         if start + _LENGTH.size > end:
             raise ValueError(f"{end - start} bytes are left where a length of {_LENGTH.size} bytes is expected")
-        (length,) = _LENGTH.unpack_from(view, start)
+        (length,) = read_length(data, start)
         start += _LENGTH.size
         if start + length > end:
             raise ValueError(f"an element of {length} bytes is announced, and {end - start} bytes are left")
-        elements.append(bytes(view[start : start + length]))
+        if len(elements) == most:
+            raise ValueError(f"there are more than {most} elements")
+        elements.append(data[start : start + length])
         start += length
     return elements
 

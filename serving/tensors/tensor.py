@@ -83,7 +83,7 @@ class Tensor:
         if self._array is None:
             assert self._raw is not None
             if self.data_type is BYTES:
-                self._array = byte_strings.object_array(byte_strings.unpack(self._raw), self.shape)
+                self._array = byte_strings.object_array(byte_strings.unpack(self._raw, self.num_elements), self.shape)
             else:
                 self._array = np.frombuffer(self._raw, self.data_type.dtype).reshape(self.shape)
         return self._array
@@ -99,7 +99,7 @@ class Tensor:
 
     def check_size(self) -> None:
         """Raise ValueError where the wire bytes do not fit type and shape."""
-        if self._raw is None:
+        if self._raw is None or self._array is not None:
             return
         data_type, actual = self.data_type, len(memoryview(self._raw).cast("B"))
         if data_type is not BYTES:
@@ -107,7 +107,7 @@ class Tensor:
             if actual != expected:
                 raise ValueError(f"expected {expected} bytes, got {actual}")
             return
-        found = len(byte_strings.unpack(self._raw))
+        found = len(byte_strings.unpack(self._raw, self.num_elements))
         if found != self.num_elements:
             raise ValueError(f"expected {self.num_elements} string elements, got {found}")
 

@@ -1,6 +1,6 @@
 """One request and its answer, straight over ASGI: what its path names, replies, and errors in Triton's statuses."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.errors import HTTP_STATUS, error_response
 from gateway.path_masking import client_message
 from gateway.v2.server import parse_version
+from serving.tensors.tensor import Buffer
 from sluice.errors import ErrorCode, SluiceError
 
 JSON = b"application/json"
@@ -18,6 +19,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 _TRITON_STATUS = {ErrorCode.ALREADY_EXISTS: 400, ErrorCode.CANCELLED: 400, ErrorCode.UNKNOWN: 400}
 """Statuses where Triton differs from the other protocols. Codes that Triton lacks keep theirs."""
 V2_STATUS: dict[ErrorCode, int] = {**HTTP_STATUS, **_TRITON_STATUS}
+_PIECE_BYTES = 1 << 20
+"""Bytes of a body that are written at once."""
 _OWN_HEADERS = (b"content-type", b"content-length")
 _MAX_VERSION_DIGITS = 4000
 """Digits of a version that are read and repeated in an error: Python refuses to read more than 4300."""
@@ -78,6 +81,19 @@ class Exchange:
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *more]
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def reply_pieces(
+        self, status: int, pieces: Sequence[Buffer], content_type: bytes = JSON, more: Headers = ()
+    ) -> None:
+        """Reply like `reply`, writing a long body as fast as the client reads it."""
+        if len(pieces) == 1 and isinstance(pieces[0], bytes) and len(pieces[0]) <= _PIECE_BYTES:
+            await self.reply(status, pieces[0], content_type, more)
+            return
+        await self.start(status, content_type, ((b"content-length", b"%d" % sum(map(len, pieces))), *more))
+        for piece in pieces:
+            for start in range(0, len(piece), _PIECE_BYTES):
+                await self.write(bytes(piece[start : start + _PIECE_BYTES]))
+        await self.end()
 
 
 class UnknownEncodingError(SluiceError):

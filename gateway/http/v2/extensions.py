@@ -13,7 +13,6 @@ from gateway.http.v2.json_document import (
     boolean,
     find,
     has,
-    parse,
     string,
     string_member,
     unsigned,
@@ -45,7 +44,7 @@ class SystemMemoryRoutes:
         """Map the shared memory that the body describes under the region's name."""
         if not target.name:
             raise invalid("name", "'region name' is necessary to register system shared memory region")
-        document = parse(await self._body.read(exchange))
+        document = await self._body.read_settings(exchange)
         key = string(_required_member(document, "key"))
         offset = unsigned(find(document, "offset")) if has(document, "offset") else 0
         self._regions.register(target.name, key, offset, unsigned(_required_member(document, "byte_size")))
@@ -73,7 +72,7 @@ class CudaMemoryRoutes:
         """Refuse: first for what the body lacks, then because there is no GPU."""
         if not target.name:
             raise invalid("name", "'region name' is necessary to register cuda shared memory region")
-        document = parse(await self._body.read(exchange))
+        document = await self._body.read_settings(exchange)
         handle = string_member(_required_member(document, "raw_handle"), "b64")
         unsigned_member(document, "byte_size")
         unsigned_member(document, "device_id")
@@ -122,13 +121,13 @@ class SettingRoutes:
             raise invalid("model", f"Request for unknown model : {target.name}")
         settings, model = self._service.trace, target.name or None
         if exchange.method == "POST":
-            settings.update(_trace_values(parse(await self._body.read(exchange))), model)
+            settings.update(_trace_values(await self._body.read_settings(exchange)), model)
         await exchange.reply(200, orjson.dumps(settings.get(model)))
 
     async def log(self, exchange: Exchange, target: RequestTarget) -> None:
         settings = self._service.log_settings
         if exchange.method == "POST":
-            settings.update(_log_values(parse(await self._body.read(exchange))))
+            settings.update(_log_values(await self._body.read_settings(exchange)))
         await exchange.reply(200, orjson.dumps(settings.get()))
 
 

@@ -1,8 +1,9 @@
 """The generate and generate_stream routes, over any model whose tensors JSON can carry."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
+from functools import partial
+from typing import TypeVar
 
 import orjson
 
@@ -10,9 +11,11 @@ from gateway.http.errors import as_sluice_error
 from gateway.http.request import run_while_connected
 from gateway.http.v2.exchange import EVENTS, Exchange, RequestTarget, error_json
 from gateway.http.v2.generate_request import parse_generate_request
-from gateway.http.v2.infer_request import LARGE_BYTES
+from gateway.http.v2.infer_request import prepare_inputs
+from gateway.http.v2.long_document import INLINE_BYTES
 from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
 from gateway.http.v2.tensor_json import encode_value
+from gateway.long_work import LONG_ELEMENTS, run_aside
 from gateway.v2.server import V2Service
 from gateway.v2.trace import Trace
 from pipelines.llm.model import LlmModel
@@ -20,6 +23,7 @@ from serving.model import Model, ResponseStream
 from serving.request import InferRequest, InferResponse
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
 
+T = TypeVar("T")
 _NOT_ONE_RESPONSE = (
     "generate expects model to produce exactly 1 response, use generate stream for model that generates various number "
     "of responses"
@@ -108,10 +112,11 @@ class GenerateRoute:
         if exchange.header(b"content-encoding") not in ("", "identity"):
             raise invalid("content-encoding", "Unsupported content-encoding, only 'identity' is supported.")
         body = await self._body.read(exchange)
-        if len(body) < LARGE_BYTES:
-            request = parse_generate_request(body, model, is_streaming)
+        if len(body) > INLINE_BYTES:
+            request = await run_aside(lambda: parse_generate_request(body, model, is_streaming))
         else:
-            request = await asyncio.to_thread(parse_generate_request, body, model, is_streaming)
+            request = parse_generate_request(body, model, is_streaming)
+        await prepare_inputs(request, model)
         self._headers.schedule(exchange, request)
         return request
 
@@ -172,11 +177,17 @@ async def _send_whole(exchange: Exchange, model: Model, request: InferRequest, t
     if first_error is not None and _keeps_code(model, first_error):
         raise first_error
     if len(counted) == 1:
-        status, body = _json(_ResponseWriter(model, request.id), counted[0])
+        status, body = await _encode(counted, lambda: _json(_ResponseWriter(model, request.id), counted[0]))
     else:
         status = 200 if first_error is None else _MODEL_FAILED
         body = error_json(SluiceError(ErrorCode.INTERNAL, _NOT_ONE_RESPONSE))
-    await exchange.reply(status, body)
+    await exchange.reply_pieces(status, [body])
+
+
+async def _encode(responses: list[InferResponse], encode: Callable[[], T]) -> T:
+    """Return the result of `encode`, from a thread where the responses are long."""
+    num_elements = sum(tensor.num_elements for response in responses for tensor in response.outputs)
+    return await run_aside(encode) if num_elements > LONG_ELEMENTS else encode()
 
 
 def _keeps_code(model: Model, error: SluiceError) -> bool:
@@ -202,7 +213,7 @@ async def _send_stream(exchange: Exchange, model: Model, request: InferRequest, 
                 if not exchange.has_started:
                     await _start_stream(exchange, model, writer, batch[0])
                 for events in _grouped(batch):
-                    await exchange.write(b"".join(map(writer.event, events)))
+                    await exchange.write(await _encode(events, partial(_join_events, writer, events)))
     except Exception as error:
         if not exchange.has_started:
             raise
@@ -210,6 +221,10 @@ async def _send_stream(exchange: Exchange, model: Model, request: InferRequest, 
     if not exchange.has_started:
         await exchange.start(200, EVENTS, _NOT_BUFFERED)
     await exchange.end()
+
+
+def _join_events(writer: _ResponseWriter, responses: list[InferResponse]) -> bytes:
+    return b"".join(map(writer.event, responses))
 
 
 def _grouped(batch: list[InferResponse]) -> Iterator[list[InferResponse]]:
@@ -222,5 +237,5 @@ async def _start_stream(exchange: Exchange, model: Model, writer: _ResponseWrite
     """Send the head: the first response decides the status. An LLM's error is raised, as its stream has not begun."""
     if first.error is not None and _keeps_code(model, first.error):
         raise first.error
-    status, _ = _json(writer, first)
+    status, _ = await _encode([first], lambda: _json(writer, first))
     await exchange.start(status, EVENTS, _NOT_BUFFERED)

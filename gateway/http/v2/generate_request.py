@@ -4,8 +4,9 @@ from math import prod
 
 from gateway.http.request import MAX_TIMEOUT_S
 from gateway.http.v2.infer_request import PROTOCOL, already_exists, parse_custom_parameter
-from gateway.http.v2.json_document import find, has, members, mistyped, parse, string, text, unreadable
-from gateway.http.v2.tensor_json import check_strings, parse_tensor
+from gateway.http.v2.json_document import find, has, members, mistyped, string, text, unreadable
+from gateway.http.v2.long_document import parse_document
+from gateway.http.v2.tensor_json import check_strings, count_elements, parse_tensor
 from pipelines.llm.model import LlmModel
 from serving.model import Model
 from serving.request import InferRequest
@@ -26,9 +27,9 @@ _SCHEDULING = {
 """Parameters that schedule an LLM's requests, as on its other routes. For other models they are plain parameters."""
 
 
-def parse_generate_request(body: bytes, model: Model, is_streaming: bool) -> InferRequest:
+def parse_generate_request(body: bytes | bytearray, model: Model, is_streaming: bool) -> InferRequest:
     """Parse the request to `model` in `body`. Raises SluiceError in Triton's words."""
-    document = parse(body)
+    document = parse_document(body)
     request = InferRequest(inputs={}, protocol=PROTOCOL, streams_by_default=is_streaming)
     if has(document, "id"):
         request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
@@ -63,7 +64,7 @@ def _parse_member(name: str, value: object, request: InferRequest, model: Model)
     dims = (-1, *spec.dims) if model.spec.max_batch_size > 0 else spec.dims
     if spec.data_type is BYTES:
         check_strings(value)  # before the shape, as Triton, which adds up their lengths first
-    num_elements = len(value) if isinstance(value, list) else 1
+    num_elements = count_elements(value)
     shape = _shape(spec, dims, num_elements)
     tensor = parse_tensor(name, spec.data_type.name, shape, value, num_elements)
     if name in request.inputs:

@@ -40,6 +40,7 @@ class InferRoute:
         length = exchange.headers.get(_HEADER_LENGTH)
         json_length = len(body) if length is None else parse_header_length(length.decode("latin-1"), len(body))
         parsed = await parse_infer_request(body, json_length, model, self._service.shared_memory)
+        del body  # a model may run for long
         if model.is_retired:  # while the body came in
             model = self._service.route(target.name, target.version_number, exchange.header(STICKY_HEADER))
         self._headers.schedule(exchange, parsed.request)
@@ -107,15 +108,15 @@ def _only_for_streams() -> SluiceError:
 
 
 async def _send(exchange: Exchange, answer: InferBody) -> None:
-    body, json_length = answer
+    pieces, json_length = answer
     accept = exchange.headers.get(b"accept-encoding")
     more: tuple[tuple[bytes, bytes], ...] = ()
     if accept is not None:
-        body, more = await compress_body(body, accept.decode("latin-1"))
+        pieces, more = await compress_body(pieces, accept.decode("latin-1"))
     if json_length is None:
-        await exchange.reply(200, body, JSON, more)
+        await exchange.reply_pieces(200, pieces, JSON, more)
     else:
-        await exchange.reply(200, body, BINARY, ((_HEADER_LENGTH, b"%d" % json_length), *more))
+        await exchange.reply_pieces(200, pieces, BINARY, ((_HEADER_LENGTH, b"%d" % json_length), *more))
 
 
 class DisconnectWatches:

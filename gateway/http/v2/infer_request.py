@@ -1,6 +1,5 @@
 """From the body of an infer request to an InferRequest: JSON, then bytes of the inputs that came as bytes."""
 
-import asyncio
 import re
 from dataclasses import dataclass, field
 from math import prod
@@ -13,16 +12,18 @@ from gateway.http.v2.json_document import (
     has,
     is_signed,
     members,
-    parse,
     string,
     string_member,
     text,
     unsigned,
 )
+from gateway.http.v2.long_document import INLINE_BYTES, ArrayText, parse_document
 from gateway.http.v2.tensor_json import parse_tensor
+from gateway.long_work import LONG_ELEMENTS, run_aside
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.model import Model
 from serving.request import InferRequest, Parameter, SequenceFlag
+from serving.request_check import prepare_strings
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import BYTES, DATA_TYPES
@@ -30,8 +31,6 @@ from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PROTOCOL = "v2_http"
-LARGE_BYTES = 1 << 20
-"""Length from which JSON is parsed on a thread: it would hold up every other request."""
 _COPIED_BYTES = 4096
 """Size below which a copy costs less than a view, and frees the body."""
 _LEADING_INTEGER = re.compile(r"\s*[+-]?\d{1,18}", re.ASCII)
@@ -59,21 +58,32 @@ def parse_header_length(text: str, body_length: int) -> int:
 
 
 async def parse_infer_request(
-    body: bytes, json_length: int, model: Model, shared_memory: SharedMemoryRegistry
+    body: bytes | bytearray, json_length: int, model: Model, shared_memory: SharedMemoryRegistry
 ) -> HttpInferRequest:
     """Parse the request to `model` in `body`. Raises SluiceError in Triton's words.
 
-    Long JSON is parsed on a thread, unless it names shared memory: the registry belongs to the event loop's thread.
+    Long JSON and tensors of many strings are read on a thread.
     """
-    if json_length < LARGE_BYTES or body.find(b"shared_memory_region", 0, json_length) >= 0:
-        return _parse_infer(body, json_length, model, shared_memory)
-    return await asyncio.to_thread(_parse_infer, body, json_length, model, shared_memory)
+    if json_length > INLINE_BYTES:
+        parsed = await run_aside(lambda: _parse_infer(body, json_length, model, shared_memory))
+    else:
+        parsed = _parse_infer(body, json_length, model, shared_memory)
+    await prepare_inputs(parsed.request, model)
+    return parsed
 
 
-def _parse_infer(body: bytes, json_length: int, model: Model, shared_memory: SharedMemoryRegistry) -> HttpInferRequest:
+async def prepare_inputs(request: InferRequest, model: Model) -> None:
+    """Prepare long BYTES inputs on a thread. Raises like `prepare_strings`."""
+    if any(each.datatype == "BYTES" and each.num_elements > LONG_ELEMENTS for each in request.inputs.values()):
+        await run_aside(lambda: prepare_strings(request, model.spec))
+
+
+def _parse_infer(
+    body: bytes | bytearray, json_length: int, model: Model, shared_memory: SharedMemoryRegistry
+) -> HttpInferRequest:
     if json_length == 0:
         return _parse_raw(body, model.spec)
-    document = parse(body if json_length == len(body) else memoryview(body)[:json_length])
+    document = parse_document(body if json_length == len(body) else memoryview(body)[:json_length])
     parsed = HttpInferRequest(InferRequest(inputs={}, protocol=PROTOCOL))
     if has(document, "id"):
         parsed.request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
@@ -169,7 +179,9 @@ def _parse_input(
     if raw is not None:
         request.inputs[name] = Tensor(name, datatype if datatype in DATA_TYPES else "<invalid>", shape, raw)
         return
-    data = array_member(each, "data", "Unable to parse 'data': ")
+    data = find(each, "data")
+    if not isinstance(data, ArrayText):
+        data = array_member(each, "data", "Unable to parse 'data': ")
     request.inputs[name] = parse_tensor(name, datatype, shape, data, num_elements)
 
 
@@ -208,7 +220,7 @@ def _check_sources(each: object, parameters: object) -> None:
         raise invalid("inputs", complaint + ("set " + " ".join(sources_set) if sources_set else "no field is set"))
 
 
-def _parse_raw(body: bytes, model_spec: ModelSpec) -> HttpInferRequest:
+def _parse_raw(body: bytes | bytearray, model_spec: ModelSpec) -> HttpInferRequest:
     """Parse a raw binary request: the body is the one input, whose type is the model's.
 
     Raises INVALID where its shape does not follow from the length.
@@ -232,7 +244,9 @@ def _parse_raw(body: bytes, model_spec: ModelSpec) -> HttpInferRequest:
     return HttpInferRequest(request, OutputPlan(default=AS_BINARY))
 
 
-def _deduce_raw(body: bytes, spec: TensorSpec, request: InferRequest) -> tuple[tuple[int, ...], bytes]:
+def _deduce_raw(
+    body: bytes | bytearray, spec: TensorSpec, request: InferRequest
+) -> tuple[tuple[int, ...], bytes | bytearray]:
     """Return the dims without a batch, and the wire form."""
     num_fixed = prod(dim for dim in spec.dims if dim != -1)
     num_free = spec.dims.count(-1)
@@ -243,6 +257,6 @@ def _deduce_raw(body: bytes, spec: TensorSpec, request: InferRequest) -> tuple[t
         if num_free or num_fixed != 1:
             complaint = f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]"
             raise invalid(spec.name, request.log_prefix + complaint)
-        return spec.dims, byte_strings.pack([body])
+        return spec.dims, byte_strings.pack([bytes(body)])
     size = len(body) // (num_fixed * spec.data_type.itemsize) if num_fixed else 0
     return tuple(size if dim == -1 else dim for dim in spec.dims), body

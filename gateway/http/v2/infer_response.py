@@ -1,6 +1,5 @@
 """From an InferResponse to the body of an infer answer, each output in the form that the client requested."""
 
-import asyncio
 import zlib
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,21 +8,22 @@ from typing import NamedTuple
 import orjson
 
 from gateway.http.v2.json_document import array_member, boolean, find, has, string, string_member, unsigned
-from gateway.http.v2.tensor_json import encode_data
+from gateway.http.v2.tensor_json import encode_pieces
+from gateway.long_work import LONG_ELEMENTS, run_aside
 from gateway.v2.classification import classify
 from gateway.v2.shared_memory import SharedMemoryRegistry, write_output
 from serving.model import Model
 from serving.request import InferResponse
+from serving.tensors.datatypes import BYTES
 from serving.tensors.tensor import Buffer, Tensor
 from sluice.errors import SluiceError, invalid
 
 _REGION, _OFFSET, _SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
-_LARGE_ELEMENTS = 1 << 16
-"""Elements of JSON from which an answer is encoded on a thread: it would hold up every other request."""
 _ENCODINGS = ("identity", "deflate", "gzip")
 _GZIP_WINDOW, _ZLIB_WINDOW = 15 | 16, 15
 _LEVEL = 1
 """zlib's fastest level: an answer is read once, by a client that waits for it."""
+_JOINED_BYTES = 256 << 10
 _INLINE_BYTES = 64 << 10
 """Length below which an answer is compressed on the event loop; longer ones go to a thread."""
 
@@ -110,15 +110,15 @@ def find_window(parameters: object, shared_memory: SharedMemoryRegistry) -> memo
 
 
 class InferBody(NamedTuple):
-    """A body whose first `json_length` bytes are JSON; None: all of it."""
+    """A body, in pieces, whose first `json_length` bytes are JSON; None: all of it."""
 
-    body: bytes
+    pieces: list[Buffer]
     json_length: int | None
 
 
 @dataclass(slots=True)
 class _Pieces:
-    """The parts of an answer: JSON objects of outputs, and data behind the JSON."""
+    """The parts of an answer: JSON objects of outputs in pieces, and data behind the JSON."""
 
     outputs: list[bytes] = field(default_factory=list)
     binary: list[Buffer] = field(default_factory=list)
@@ -128,22 +128,33 @@ class _Pieces:
 async def encode_infer_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
     """Encode the answer in the form that the client requested; outputs for shared memory are written there.
 
-    Long JSON is encoded on a thread. Raises SluiceError where an output cannot have its requested form.
+    Long JSON and tensors of many strings are encoded on a thread. Raises SluiceError where an output cannot have its
+    requested form.
     """
-    in_json = (tensor for tensor in response.outputs if plan.find(tensor.name).form is OutputForm.JSON)
-    if sum(tensor.num_elements for tensor in in_json) < _LARGE_ELEMENTS:
+    if sum(tensor.num_elements for tensor in response.outputs if _takes_python(tensor, plan)) < LONG_ELEMENTS:
         return _encode_response(model, response, plan)
-    return await asyncio.to_thread(_encode_response, model, response, plan)
+    return await run_aside(lambda: _encode_response(model, response, plan))
+
+
+def _takes_python(tensor: Tensor, plan: OutputPlan) -> bool:
+    """Whether the time to encode the output grows with its elements."""
+    requested = plan.find(tensor.name)
+    return requested.form is OutputForm.JSON or requested.num_classes > 0 or tensor.datatype == BYTES.name
 
 
 def _encode_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
     pieces = _Pieces()
     for tensor in response.outputs:
         _add_output(pieces, tensor, plan.find(tensor.name), model)
-    text = b"{%s%s%s}" % (_head(model, response), b',"outputs":[', b",".join(pieces.outputs) + b"]")
+    text = join_short([b'{%s,"outputs":[' % _head(model, response), *pieces.outputs, b"]}"])
     if not pieces.has_binary:
         return InferBody(text, None)
-    return InferBody(b"".join((text, *pieces.binary)), len(text))
+    return InferBody(join_short([*text, *pieces.binary]), sum(map(len, text)))
+
+
+def join_short(pieces: list[Buffer]) -> list[Buffer]:
+    """Return the pieces of a body as one where it is short, as most are: each one costs a turn of the event loop."""
+    return [b"".join(pieces)] if sum(map(len, pieces)) < _JOINED_BYTES else pieces
 
 
 def _head(model: Model, response: InferResponse) -> bytes:
@@ -161,14 +172,15 @@ def _add_output(pieces: _Pieces, tensor: Tensor, requested: RequestedOutput, mod
         labels = model.labels.get(tensor.name, ())
         tensor = classify(tensor, requested.num_classes, labels, is_batched=model.spec.max_batch_size > 0)
     name, shape = orjson.dumps(tensor.name), ",".join(map(str, tensor.shape)).encode()
-    text = b'{"name":%s,"datatype":"%s","shape":[%s]' % (name, tensor.datatype.encode(), shape)
+    comma = b"," if pieces.outputs else b""
+    text = b'%s{"name":%s,"datatype":"%s","shape":[%s]' % (comma, name, tensor.datatype.encode(), shape)
     match requested.form:
         case OutputForm.JSON:
-            pieces.outputs.append(b'%s,"data":%s}' % (text, encode_data(tensor)))
+            pieces.outputs += [text + b',"data":', *encode_pieces(tensor), b"}"]
         case OutputForm.BINARY:
             size_bytes = tensor.size_bytes
             pieces.outputs.append(b'%s,"parameters":{"binary_data_size":%d}}' % (text, size_bytes))
-            pieces.binary.append(tensor.raw)
+            pieces.binary.append(memoryview(tensor.raw).cast("B"))
             pieces.has_binary |= size_bytes > 0
         case OutputForm.SHARED_MEMORY:
             assert requested.window is not None
@@ -176,22 +188,25 @@ def _add_output(pieces: _Pieces, tensor: Tensor, requested: RequestedOutput, mod
             pieces.outputs.append(text + b"}")
 
 
-async def compress_body(body: bytes, accept: str) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]]:
-    """Compress `body` by the Accept-Encoding header `accept`, as Triton does. Returns also the headers to send."""
+async def compress_body(body: list[Buffer], accept: str) -> tuple[list[Buffer], tuple[tuple[bytes, bytes], ...]]:
+    """Compress the pieces of a body by the Accept-Encoding header `accept`, as Triton does.
+
+    Returns also the headers to send.
+    """
     encoding = choose_encoding(accept) if accept else "identity"
     if encoding == "identity":
         return body, ()
     window = _GZIP_WINDOW if encoding == "gzip" else _ZLIB_WINDOW
-    if len(body) < _INLINE_BYTES:
+    if sum(map(len, body)) < _INLINE_BYTES:
         compressed = _compress(body, window)
     else:
-        compressed = await asyncio.to_thread(_compress, body, window)
-    return compressed, ((b"content-encoding", encoding.encode()),)
+        compressed = await run_aside(lambda: _compress(body, window))
+    return [compressed], ((b"content-encoding", encoding.encode()),)
 
 
-def _compress(body: bytes, window: int) -> bytes:
+def _compress(body: list[Buffer], window: int) -> bytes:
     stream = zlib.compressobj(_LEVEL, zlib.DEFLATED, window)
-    return stream.compress(body) + stream.flush()
+    return b"".join([*map(stream.compress, body), stream.flush()])
 
 
 def choose_encoding(accept: str) -> str:

@@ -19,18 +19,19 @@ _BEYOND_ASCII_AS_QUESTION_MARKS = bytes(range(128)) + b"?" * 128
 _WORDS_OF_TRITONS_RELEASE = {"Invalid encoding in string.": "Invalid escape character in string."}
 
 
-def parse(body: bytes | bytearray | memoryview) -> object:
-    """Return the document in `body`. Beyond JSON, NaN and infinities may be bare words, and strings hold any bytes.
+def parse(body: bytes | bytearray | memoryview, offset: int = 0) -> object:
+    """Return the document in `body`, whose first byte messages count as `offset`.
 
-    Bytes that are no UTF-8 become lone surrogates (`surrogateescape`). A byte order mark is skipped. Raises INTERNAL.
+    Beyond JSON, NaN and infinities may be bare words, and strings hold any bytes: those that are no UTF-8 become lone
+    surrogates (`surrogateescape`). A byte order mark is skipped. Raises INTERNAL.
     """
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
-        return _parse_tolerantly(bytes(body).removeprefix(BOM_UTF8))
+        return _parse_tolerantly(bytes(body).removeprefix(BOM_UTF8), offset)
 
 
-def _parse_tolerantly(body: bytes) -> object:
+def _parse_tolerantly(body: bytes, offset: int) -> object:
     try:
         if _is_utf8(body):
             return rapidjson.loads(body)
@@ -38,7 +39,7 @@ def _parse_tolerantly(body: bytes) -> object:
     except RecursionError:
         raise unreadable("failed to parse the request JSON buffer: it is nested too deeply") from None
     except ValueError:
-        raise unreadable(f"failed to parse the request JSON buffer: {_complaint(body)}") from None
+        raise unreadable(f"failed to parse the request JSON buffer: {_complaint(body, offset)}") from None
 
 
 def _is_utf8(body: bytes) -> bool:
@@ -49,7 +50,7 @@ def _is_utf8(body: bytes) -> bool:
     return True
 
 
-def _complaint(body: bytes) -> str:
+def _complaint(body: bytes, offset: int) -> str:
     """Return the message of RapidJSON, which Triton parses with, for a document that is no JSON."""
     try:
         rapidjson.loads(body.translate(_BEYOND_ASCII_AS_QUESTION_MARKS))
@@ -58,7 +59,7 @@ def _complaint(body: bytes) -> str:
     except ValueError as error:
         match = _PARSE_ERROR.fullmatch(str(error))
         if match is not None:
-            return f"{_WORDS_OF_TRITONS_RELEASE.get(match[2], match[2])} at {match[1]}"
+            return f"{_WORDS_OF_TRITONS_RELEASE.get(match[2], match[2])} at {int(match[1]) + offset}"
     return "Invalid value. at 0"
 
 

@@ -7,8 +7,10 @@ from typing import Any
 import orjson
 
 from gateway.http.v2.exchange import Exchange, RequestTarget
-from gateway.http.v2.json_document import boolean, find, has, members, parse, string, unreadable
+from gateway.http.v2.json_document import boolean, find, has, members, string, unreadable
+from gateway.http.v2.long_document import parse_document
 from gateway.http.v2.request import BodyReader
+from gateway.long_work import run_aside
 from gateway.v2.server import V2Service, build_overrides, index_row, model_metadata, server_metadata, statistics
 from serving.backend import LoadOverrides
 from serving.config.config_json import config_json
@@ -18,6 +20,8 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 _NOT_READY = "Model version not ready"
 _PLAIN = b"text/plain"
 _FILE_PREFIX = "file:"
+_PIECE_CHARS = 1 << 20
+"""Characters of a file in base64 that are decoded at once."""
 _EXPECTED_WEIGHTS = (
     'weights must be an object of versions and numbers, such as {"1": 95, "2": 5}, or null for the configured ones'
 )
@@ -81,8 +85,7 @@ class RepositoryRoutes:
 
     async def index(self, exchange: Exchange, target: RequestTarget) -> None:
         """Return every model of the repository, or with `ready` those that are ready."""
-        body = await self._body.read(exchange)
-        document = parse(body) if body else {}
+        document = await self._body.read_settings(exchange, is_optional=True)
         ready_only = has(document, "ready") and boolean(find(document, "ready"))
         await self._service.repository.refresh()
         rows = [index_row(entry) for entry in self._service.repository.index(ready_only)]
@@ -91,14 +94,24 @@ class RepositoryRoutes:
     async def load(self, exchange: Exchange, target: RequestTarget) -> None:
         """Load or reload a model, with the configuration and files that the request brings."""
         body = await self._body.read(exchange)
-        await self._service.repository.load(target.name, _parse_overrides(self._service, parse(body)) if body else None)
+        overrides = await run_aside(lambda: _parse_overrides(self._service, parse_document(body))) if body else None
+        await self._service.repository.load(target.name, overrides)
         await exchange.reply(200)
 
     async def unload(self, exchange: Exchange, target: RequestTarget) -> None:
         """Unload a model. A body that cannot be read counts as absent, as in Triton."""
-        unload_dependents = _unloads_dependents(await self._body.read(exchange))
+        unload_dependents = await self._unloads_dependents(exchange)
         await self._service.repository.unload(target.name, unload_dependents)
         await exchange.reply(200)
+
+    async def _unloads_dependents(self, exchange: Exchange) -> bool:
+        try:
+            document = await self._body.read_settings(exchange)
+        except SluiceError as error:
+            if error.code is ErrorCode.INTERNAL:
+                return False
+            raise
+        return find(find(document, "parameters"), "unload_dependents") is True
 
     async def refuse_repository(self, exchange: Exchange, target: RequestTarget) -> None:
         raise SluiceError(ErrorCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
@@ -122,18 +135,14 @@ def _parse_overrides(service: V2Service, document: object) -> LoadOverrides | No
 
 
 def _decode_file(name: str, text: str) -> bytes:
+    pieces = [text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS)]
     try:
-        return base64.b64decode(text)
+        decoded = [base64.b64decode(piece) for piece in pieces]
+        if any(len(each) * 4 != _PIECE_CHARS * 3 for each in decoded[:-1]):  # line breaks, which are no base64
+            return base64.b64decode(text)
+        return b"".join(decoded)
     except (binascii.Error, ValueError):
         raise SluiceError(ErrorCode.INVALID, f"parameter '{name}' is not base64") from None
-
-
-def _unloads_dependents(body: bytes) -> bool:
-    try:
-        document = parse(body)
-    except SluiceError:
-        return False
-    return find(find(document, "parameters"), "unload_dependents") is True
 
 
 class VersionRoutingRoute:
@@ -150,12 +159,11 @@ class VersionRoutingRoute:
         """Answer either method. Raises SluiceError INVALID, naming the field, for a body without valid weights."""
         repository = self._service.repository
         if exchange.method == "POST":
-            repository.set_weights(target.name, _parse_weights(await self._body.read(exchange)))
+            repository.set_weights(target.name, _parse_weights(await self._body.read_settings(exchange)))
         await exchange.reply(200, orjson.dumps(_routing_object(target.name, repository.routing(target.name))))
 
 
-def _parse_weights(body: bytes | bytearray) -> dict[int, float] | None:
-    document = parse(body) if body else None
+def _parse_weights(document: object) -> dict[int, float] | None:
     if not isinstance(document, dict) or document.keys() != {"weights"}:
         raise invalid("weights", f"the body must hold 'weights' and nothing else: {_EXPECTED_WEIGHTS}")
     weights = document["weights"]

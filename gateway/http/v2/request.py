@@ -9,6 +9,8 @@ from gateway.http.request import BODY_TIMEOUT_S, body_timeout, body_too_large, n
 from gateway.http.request import STICKY_HEADER as STICKY_TEXT
 from gateway.http.server import NAMES_AS_SENT
 from gateway.http.v2.exchange import Exchange, UnknownEncodingError
+from gateway.http.v2.json_document import parse
+from gateway.long_work import run_aside
 from gateway.options.http import RequestOptions
 from serving.request import InferRequest
 from sluice.errors import invalid
@@ -18,7 +20,9 @@ STICKY_HEADER = STICKY_TEXT.encode()
 _OWN_PREFIX = b"x-sluice-"
 _ANY_FORMAT = 15 | 32
 """zlib's window bits for a full window, gzip or zlib as the data says. Triton takes either under either name."""
-_INLINE_BYTES = 256 << 10
+_MAX_SETTINGS_BYTES = 64 << 10
+"""Longest body of settings: it is parsed on the event loop."""
+_INLINE_BYTES = 64 << 10
 """Length below which input is decompressed on the event loop; longer input goes to a thread."""
 
 
@@ -29,7 +33,17 @@ class BodyReader:
         self._limit_bytes = limit_bytes
         self._timeouts = _ReadTimeouts()
 
-    async def read(self, exchange: Exchange) -> bytes:
+    async def read_settings(self, exchange: Exchange, *, is_optional: bool = False) -> object:
+        """Return the document of a request that carries settings; {} for an empty body, where it `is_optional`.
+
+        Raises like `read` and `parse`.
+        """
+        body = await self.read(exchange)
+        if len(body) > _MAX_SETTINGS_BYTES:
+            raise body_too_large(f"is {len(body)} bytes", _MAX_SETTINGS_BYTES, " for settings")
+        return parse(body) if body or not is_optional else {}
+
+    async def read(self, exchange: Exchange) -> bytes | bytearray:
         """Return the body as it came.
 
         Raises TOO_LARGE as soon as that is known, DEADLINE where the client stops sending, and ClientDisconnect.
@@ -50,7 +64,7 @@ class BodyReader:
         finally:
             self._timeouts.end(reader)
 
-    async def _collect(self, exchange: Exchange, reader: asyncio.Task[Any]) -> bytes:
+    async def _collect(self, exchange: Exchange, reader: asyncio.Task[Any]) -> bytes | bytearray:
         body, more = await next_piece(exchange.receive)
         pieces = bytearray(body) if more else body
         while more and len(pieces) <= self._limit_bytes:
@@ -59,9 +73,9 @@ class BodyReader:
             pieces += piece
         if len(pieces) > self._limit_bytes:
             raise body_too_large("is longer", self._limit_bytes)
-        return bytes(pieces)  # without a copy, where it came in one piece
+        return pieces
 
-    async def read_decoded(self, exchange: Exchange) -> bytes:
+    async def read_decoded(self, exchange: Exchange) -> bytes | bytearray:
         """Return the body without its Content-Encoding. Raises UnknownEncodingError, and INVALID for broken data."""
         if b"content-encoding" not in exchange.headers:
             return await self.read(exchange)
@@ -75,9 +89,9 @@ class BodyReader:
             raise invalid("content-encoding", "nothing to be decompressed")
         if len(body) < _INLINE_BYTES:
             return self._decompressed(body)
-        return await asyncio.to_thread(self._decompressed, body)
+        return await run_aside(lambda: self._decompressed(body))
 
-    def _decompressed(self, body: bytes) -> bytes:
+    def _decompressed(self, body: bytes | bytearray) -> bytes:
         """Decompress as far as possible: like Triton, do not look for a missing end or for bytes that follow."""
         stream = zlib.decompressobj(_ANY_FORMAT)
         try:

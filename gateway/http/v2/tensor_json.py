@@ -13,9 +13,11 @@ import orjson
 from numpy.typing import NDArray
 
 from gateway.http.v2.json_document import is_signed, mistyped, unreadable
+from gateway.http.v2.long_document import ArrayText
+from gateway.long_work import PIECE_ELEMENTS
 from serving.tensors import byte_strings
-from serving.tensors.datatypes import DATA_TYPES, DataType
-from serving.tensors.tensor import Tensor
+from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType
+from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _BINARY_ONLY = ("FP16", "BF16")
@@ -63,6 +65,8 @@ def parse_tensor(name: str, datatype: str, shape: tuple[int, ...], data: object,
     data_type = DATA_TYPES.get(datatype)
     if data_type is None:
         raise invalid(name, f"invalid datatype for input {name}")
+    if isinstance(data, ArrayText):
+        return _parse_long(name, data_type, shape, data, num_elements)
     elements, kinds = _flatten(data)
     if datatype == "BYTES":
         return _parse_bytes(name, shape, elements, kinds)
@@ -71,9 +75,38 @@ def parse_tensor(name: str, datatype: str, shape: tuple[int, ...], data: object,
     return Tensor(name, datatype, shape, _pack(name, data_type, elements))
 
 
+def _parse_long(name: str, data_type: DataType, shape: tuple[int, ...], text: ArrayText, num_elements: int) -> Tensor:
+    """Return the tensor like `parse_tensor`, for an array too long to be a list."""
+    packed, num_found = bytearray(), 0
+    for piece in text.pieces():
+        elements, kinds = _flatten(piece)
+        if data_type is BYTES:
+            _check_strings(kinds)
+            packed += byte_strings.pack(_encode_texts(elements))
+        else:
+            if not _are_all(data_type.name, elements, kinds):
+                raise _misfit(data_type.name, elements, num_elements - num_found)
+            packed += _pack(name, data_type, elements)
+        num_found += len(elements)
+        if num_found > num_elements or (data_type is BYTES and num_found > byte_strings.MAX_ELEMENTS):
+            break
+    if num_found != num_elements and data_type is not BYTES:
+        raise unreadable(_DATA + _MISFIT)
+    return Tensor(name, data_type.name, shape, packed)
+
+
+def count_elements(data: object) -> int:
+    """Return how many elements a generate request's input has: a single value counts as an array of one."""
+    if isinstance(data, ArrayText):
+        if data.is_nested:
+            raise unreadable(_DATA + _MISFIT)
+        return sum(map(len, data.pieces()))
+    return len(data) if isinstance(data, list) else 1
+
+
 def check_strings(data: object) -> None:
     """Raise INTERNAL where `data` holds, at any depth, anything but strings."""
-    if not isinstance(data, str):
+    if not isinstance(data, str | ArrayText):
         _check_strings(_flatten(data)[1])
 
 
@@ -141,10 +174,7 @@ def _overflow(name: str, data_type: DataType, elements: list[Any]) -> SluiceErro
 
 def _parse_bytes(name: str, shape: tuple[int, ...], elements: list[Any], kinds: set[type]) -> Tensor:
     _check_strings(kinds)
-    try:
-        encoded = [element.encode("utf-8", "surrogateescape") for element in elements]
-    except UnicodeEncodeError:
-        raise unreadable("failed to parse the request JSON buffer: The surrogate pair in string is invalid.") from None
+    encoded = _encode_texts(elements)
     if len(encoded) != prod(shape):
         return Tensor(name, "BYTES", shape, byte_strings.pack(encoded))
     strings: NDArray[np.object_] = np.empty(len(encoded), np.object_)
@@ -152,14 +182,35 @@ def _parse_bytes(name: str, shape: tuple[int, ...], elements: list[Any], kinds: 
     return Tensor(name, "BYTES", shape, array=strings.reshape(shape))
 
 
+def _encode_texts(elements: list[str]) -> list[bytes]:
+    try:
+        return [element.encode("utf-8", "surrogateescape") for element in elements]
+    except UnicodeEncodeError:
+        raise unreadable("failed to parse the request JSON buffer: The surrogate pair in string is invalid.") from None
+
+
 def encode_data(tensor: Tensor) -> bytes:
     """Return a response's `data`: all elements in one flat array. Raises INVALID for types that JSON cannot carry."""
-    if tensor.datatype == "BYTES":
-        return _encode_strings(tensor.array.ravel().tolist())
+    return b"".join(encode_pieces(tensor))
+
+
+def encode_pieces(tensor: Tensor) -> list[bytes]:
+    """Return and raise like `encode_data`, but in pieces, each of which takes a few milliseconds."""
     if tensor.datatype in _BINARY_ONLY:
         text = f"sending {tensor.datatype} data via JSON is not supported. Please use the binary data format for output"
         raise SluiceError(ErrorCode.INVALID, text)
     flat = tensor.array.ravel()
+    if flat.size <= PIECE_ELEMENTS:
+        return [_encode_flat(flat)]
+    pieces = []
+    for start in range(0, flat.size, PIECE_ELEMENTS):
+        pieces += [b",", _encode_flat(flat[start : start + PIECE_ELEMENTS])[1:-1]]
+    return [b"[", *pieces[1:], b"]"]
+
+
+def _encode_flat(flat: Array) -> bytes:
+    if flat.dtype == np.object_:
+        return _encode_strings(flat.tolist())
     is_float = flat.dtype.kind == "f"
     if flat.size < _MIN_NUMPY_ELEMENTS:
         text_form = orjson.dumps(flat.tolist())

@@ -1,0 +1,42 @@
+"""The one thread for work that takes long in Python, whatever the protocol.
+
+Several such threads would take turns with the interpreter's lock, and the event loop would wait for all of them. Work
+must not hold the lock for long in a single call either: functions in C do, however long they take.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from sluice.heap import trim_heap
+
+T = TypeVar("T")
+
+LONG_ELEMENTS = 8192
+"""Number of elements from which Python takes a few milliseconds over a tensor."""
+PIECE_ELEMENTS = 16 << 10
+"""Elements of a tensor that are converted in a single call."""
+_worker = ThreadPoolExecutor(1, thread_name_prefix="long-work")
+
+
+_TRIM_DELAY_S = 1.0
+"""Time after which what a work left is freed, and the heap can be given back."""
+_trimming: set[asyncio.AbstractEventLoop] = set()
+"""Loops on which a trim is due: one for all work until then."""
+
+
+async def run_aside(work: Callable[[], T]) -> T:
+    """Return the result of `work`, or raise what it raises, from the thread that does one such work at a time."""
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(_worker, work)
+    finally:
+        if loop not in _trimming:
+            _trimming.add(loop)
+            loop.call_later(_TRIM_DELAY_S, _begin_trim, loop)
+
+
+def _begin_trim(loop: asyncio.AbstractEventLoop) -> None:
+    _trimming.discard(loop)
+    _worker.submit(trim_heap)
