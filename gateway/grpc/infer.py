@@ -2,24 +2,28 @@
 
 import asyncio
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar
 
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.requests import GrpcInferRequest, parse_infer_request, parse_message
+from gateway.grpc.messages import InferMessage, split_message
+from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
+from gateway.long_work import LONG_ELEMENTS, run_aside
 from gateway.path_masking import client_message
 from gateway.v2.classification import classify
 from gateway.v2.server import V2Service, parse_version
 from gateway.v2.shared_memory import write_output
 from gateway.v2.trace import Trace
 from pipelines.text.model import text_model_of
-from serving.model import infer_one
+from serving.model import Model, infer_one
 from serving.request import LATEST, InferResponse, Parameter
+from serving.request_check import prepare_strings
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
+T = TypeVar("T")
 _TENANT = "x-sluice-tenant"
 _STICKY = "x-sluice-sticky"
 _MAX_TENANT_LENGTH = 128
@@ -36,10 +40,9 @@ class InferReader:
             re.compile(header_forward_pattern, re.IGNORECASE) if header_forward_pattern is not None else None
         )
 
-    def read(
-        self, message: "service_pb2.ModelInferRequest", context: Any, *, is_unary: bool = False
-    ) -> GrpcInferRequest:
-        """Parse `message`. Raises SluiceError for an unknown model, for one that takes no unary calls, and INVALID."""
+    async def read(self, infer: InferMessage, context: Any, *, is_unary: bool = False) -> GrpcInferRequest:
+        """Parse `infer`. Raises SluiceError for an unknown model, for one that takes no unary calls, and INVALID."""
+        message = infer.header
         version = parse_version(message.model_version)
         model = self._service.find(message.model_name, version)
         if version == LATEST and self._service.has_weights(message.model_name):
@@ -48,10 +51,24 @@ class InferReader:
         if is_unary and model.spec.is_decoupled and model.streams_unasked:
             raise _only_for_streams()
         if self._forwarded is None and text_model_of(model) is None:
-            return parse_infer_request(message, model, self._service.shared_memory)
+            return await self._parse(infer, model)
         metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
-        parsed = parse_infer_request(message, model, self._service.shared_memory, self._forward(metadata))
+        parsed = await self._parse(infer, model, self._forward(metadata))
         parsed.request.tenant = _read_tenant(metadata)
+        return parsed
+
+    async def _parse(
+        self, infer: InferMessage, model: Model, forwarded: Iterable[tuple[str, str]] = ()
+    ) -> GrpcInferRequest:
+        memory = self._service.shared_memory
+        if infer.contents:
+            parsed = await run_aside(lambda: parse_infer_request(infer, model, memory, forwarded))
+        else:
+            parsed = parse_infer_request(infer, model, memory, forwarded)
+        if any(
+            each.datatype == "BYTES" and each.num_elements > LONG_ELEMENTS for each in parsed.request.inputs.values()
+        ):
+            await run_aside(lambda: prepare_strings(parsed.request, model.spec))
         return parsed
 
     def begin_trace(self, parsed: GrpcInferRequest, received_ns: int) -> Trace | None:
@@ -76,12 +93,13 @@ class ModelInfer:
     async def __call__(self, raw: bytes, context: Any) -> bytes:
         """Answer one request. Raises SluiceError. Cancelling the call cancels the request."""
         received_ns = perf_counter_ns()
-        parsed = self._reader.read(parse_message(service_pb2.ModelInferRequest, raw), context, is_unary=True)
+        parsed = await self._reader.read(split_message(raw), context, is_unary=True)
         if parsed.is_decoupled:
             raise _only_for_streams()
         trace = self._reader.begin_trace(parsed, received_ns)
         if trace is None:
-            return _serialize(parsed, await infer_one(parsed.model, parsed.request))
+            response = await infer_one(parsed.model, parsed.request)
+            return await encode(parsed, response, lambda: _serialize(parsed, response))
         try:
             return await _infer_traced(parsed, trace)
         finally:
@@ -91,6 +109,14 @@ class ModelInfer:
 def _only_for_streams() -> SluiceError:
     message = "ModelInfer RPC doesn't support models with decoupled transaction policy"
     return SluiceError(ErrorCode.UNIMPLEMENTED, message)
+
+
+async def encode(parsed: GrpcInferRequest, response: InferResponse, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which encodes `response`, from a thread where that takes long."""
+    in_python = [each for each in response.outputs if each.datatype == "BYTES" or each.name in parsed.classes]
+    if sum(each.num_elements for each in in_python) > LONG_ELEMENTS:
+        return await run_aside(work)
+    return work()
 
 
 def _serialize(parsed: GrpcInferRequest, response: InferResponse) -> bytes:
@@ -119,7 +145,7 @@ async def _infer_traced(parsed: GrpcInferRequest, trace: Trace) -> bytes:
     trace.capture("INFER_RESPONSE_COMPLETE")
     trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
     trace.capture("GRPC_SEND_START")
-    return _serialize(parsed, response)
+    return await encode(parsed, response, lambda: _serialize(parsed, response))
 
 
 def _read_tenant(metadata: Metadata) -> str:

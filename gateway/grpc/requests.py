@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
+from gateway.grpc.messages import InferMessage, split_contents
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from serving.model import Model
 from serving.request import InferRequest, SequenceFlag
@@ -54,20 +54,21 @@ class GrpcInferRequest:
 
 
 def parse_infer_request(
-    message: "service_pb2.ModelInferRequest",
+    infer: InferMessage,
     model: Model,
     memory: SharedMemoryRegistry,
     forwarded: Iterable[tuple[str, str]] = (),
 ) -> GrpcInferRequest:
-    """Parse the request to `model` in `message`. `forwarded` metadata become parameters, over the message's own.
+    """Parse the request to `model` in `infer`. `forwarded` metadata become parameters, over the message's own.
 
     Raises INVALID in Triton's words, and whatever shared memory raises.
     """
+    message = infer.header
     request = InferRequest({}, id=message.id, protocol=PROTOCOL)
     parsed = GrpcInferRequest(model, request, is_decoupled=False)
     if message.parameters:
         parsed.wants_empty_final = _parse_parameters(message.parameters, request)
-    _parse_inputs(message, request, memory)
+    _parse_inputs(infer, request, memory)
     if message.outputs:
         _parse_outputs(message, parsed, memory)
     request.parameters.update(forwarded)
@@ -123,13 +124,11 @@ def _read(name: str, parameter: Any, *kinds: str) -> Any:
     return getattr(parameter, kind)
 
 
-def _parse_inputs(
-    message: "service_pb2.ModelInferRequest", request: InferRequest, memory: SharedMemoryRegistry
-) -> None:
-    raw = message.raw_input_contents
+def _parse_inputs(infer: InferMessage, request: InferRequest, memory: SharedMemoryRegistry) -> None:
+    message, raw = infer.header, infer.raw
     next_raw = 0
     inputs = request.inputs
-    for each in message.inputs:
+    for number, each in enumerate(message.inputs):
         name = each.name
         if name in inputs:
             raise invalid(name, f"{request.log_prefix}input '{name}' already exists in request")
@@ -144,7 +143,9 @@ def _parse_inputs(
             if raw:
                 reason = "contents field must not be specified when using raw_input_contents"
                 raise invalid(name, f"{reason} for '{name}' for model '{message.model_name}'")
-            value = _pack_contents(each, message.model_name)
+            long_contents = infer.contents.get(number)
+            pieces = [each.contents] if long_contents is None else split_contents(long_contents)
+            value = _pack_contents(each, pieces, message.model_name)
         elif next_raw < len(raw):
             value = raw[next_raw]
             next_raw += 1
@@ -154,20 +155,32 @@ def _parse_inputs(
         inputs[name] = Tensor(name, each.datatype, each.shape, raw=value)
 
 
-def _pack_contents(tensor: "service_pb2.ModelInferRequest.InferInputTensor", model: str) -> bytes:
+def _pack_contents(
+    tensor: "service_pb2.ModelInferRequest.InferInputTensor",
+    pieces: "Iterable[service_pb2.InferTensorContents]",
+    model: str,
+) -> bytes | bytearray:
     """Return the raw bytes of a tensor with contents. Raises INVALID for contents of another type."""
-    present = [field.name for field, _ in tensor.contents.ListFields()]
-    if not present:
-        return b""
-    own_type, allowed = _CONTENT_TYPES[present[0]]
-    if tensor.datatype not in allowed:
-        raise _unexpected(tensor, model, f" of type '{own_type}', expected datatype '{tensor.datatype}'")
-    if len(present) > 1:
-        raise _unexpected(tensor, model, ", binary data was already supplied.")
-    values = getattr(tensor.contents, present[0])
-    if own_type == "BYTES":
-        return byte_strings.pack(values)
-    return _pack(values, own_type, tensor, model)
+    packed, num_strings, name = bytearray(), 0, ""
+    for contents in pieces:
+        present = [field.name for field, _ in contents.ListFields()]
+        if not present:
+            continue
+        own_type, allowed = _CONTENT_TYPES[present[0]]
+        if tensor.datatype not in allowed:
+            raise _unexpected(tensor, model, f" of type '{own_type}', expected datatype '{tensor.datatype}'")
+        if len(present) > 1 or name not in ("", present[0]):
+            raise _unexpected(tensor, model, ", binary data was already supplied.")
+        name = present[0]
+        values = getattr(contents, name)
+        if own_type != "BYTES":
+            packed += _pack(values, own_type, tensor, model)
+            continue
+        num_strings += len(values)
+        if num_strings > byte_strings.MAX_ELEMENTS:
+            raise _unexpected(tensor, model, f": it has more than {byte_strings.MAX_ELEMENTS} string elements")
+        packed += byte_strings.pack(values)
+    return packed
 
 
 def _pack(values: Any, own_type: str, tensor: Any, model: str) -> bytes:
@@ -252,11 +265,3 @@ def _wrong_kind(name: str, expected: str) -> SluiceError:
 
 def _invalid_parameter(message: str) -> SluiceError:
     return SluiceError(ErrorCode.INVALID, message)
-
-
-def parse_message(message_type: Any, raw: bytes) -> Any:
-    """Parse a message of `message_type` from its wire form. Raises INTERNAL, as gRPC's own code does."""
-    try:
-        return message_type.FromString(raw)
-    except DecodeError:
-        raise SluiceError(ErrorCode.INTERNAL, "Unable to parse request") from None

@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 from gateway.grpc.access import ApiKeyInterceptor, RestrictedProtocolInterceptor
 from gateway.grpc.control import ExtensionCalls, RepositoryCalls
 from gateway.grpc.infer import InferReader, ModelInfer
-from gateway.grpc.requests import parse_message
+from gateway.grpc.messages import parse_message
 from gateway.grpc.stream import InferStream
 from gateway.grpc.unary import abort, as_sluice_error, raw_handler, sync_handler
 from gateway.options.grpc import GrpcOptions

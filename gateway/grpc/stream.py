@@ -13,8 +13,9 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.infer import InferReader, refusal_message, stream_message
-from gateway.grpc.requests import GrpcInferRequest, parse_message
+from gateway.grpc.infer import InferReader, encode, refusal_message, stream_message
+from gateway.grpc.messages import InferMessage, split_message
+from gateway.grpc.requests import GrpcInferRequest
 from gateway.grpc.unary import as_sluice_error
 from gateway.v2.trace import Trace
 from serving.job import InferJob
@@ -86,7 +87,7 @@ class InferStream:
     async def _read(self) -> None:
         try:
             while (raw := await self._context.read()) is not grpc.aio.EOF:
-                self._begin(parse_message(service_pb2.ModelInferRequest, raw))
+                await self._begin(split_message(raw))
                 while self._is_full:
                     self._room = asyncio.get_running_loop().create_future()
                     await self._room
@@ -95,12 +96,19 @@ class InferStream:
             self._failure = as_sluice_error(error, _METHOD)
             self._end()
 
-    def _begin(self, message: "service_pb2.ModelInferRequest") -> None:
+    async def _begin(self, message: InferMessage) -> None:
         received_ns = perf_counter_ns()
+        failure: Exception | None = None
+        try:
+            parsed = await self._reader.read(message, self._context)
+        except Exception as error:
+            failure = error
         slot = _Slot()
         self._slots.add(slot)
         try:
-            slot.parsed = parsed = self._reader.read(message, self._context)
+            if failure is not None:
+                raise failure
+            slot.parsed = parsed
             slot.is_ordered = not (parsed.is_decoupled or parsed.model.spec.is_decoupled)
             if slot.is_ordered:
                 self._order.append(slot)
@@ -111,7 +119,7 @@ class InferStream:
             if self._failure is not None:
                 job.cancel()  # it answered too much within `submit`
         except Exception as error:
-            self._refuse(slot, message.id, as_sluice_error(error, _METHOD))
+            self._refuse(slot, message.header.id, as_sluice_error(error, _METHOD))
 
     def _refuse(self, slot: _Slot, request_id: str, error: SluiceError) -> None:
         """Answer a request that has not begun with `error`, in its turn."""
@@ -163,9 +171,9 @@ class InferStream:
                 await self._arrived
                 continue
             slot, response = unwritten.popleft()
-            message = _message(slot, response)
-            if message is not None:
-                await write(message.SerializeToString())
+            serialized = await _encode(slot, response)
+            if serialized is not None:
+                await write(serialized)
             if slot.trace is not None and response.is_final:
                 slot.end_trace()
             if self._room is not None and not self._room.done():
@@ -193,6 +201,16 @@ class InferStream:
             if slot.job is not None:
                 slot.job.cancel()
             slot.end_trace()
+
+
+async def _encode(slot: _Slot, response: InferResponse) -> bytes | None:
+    """Return the message for `response` in its wire form; None where the client gets none."""
+
+    def serialize() -> bytes | None:
+        message = _message(slot, response)
+        return None if message is None else message.SerializeToString()
+
+    return serialize() if slot.parsed is None else await encode(slot.parsed, response, serialize)
 
 
 def _message(slot: _Slot, response: InferResponse) -> "service_pb2.ModelStreamInferResponse | None":

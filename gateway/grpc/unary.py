@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from gateway.grpc.requests import parse_message
+from gateway.grpc.messages import parse_settings
 from gateway.path_masking import client_message
 from sluice.errors import ErrorCode, SluiceError
 
@@ -50,7 +50,7 @@ def sync_handler(name: str, request_type: Any, answer: Callable[[Any], Any]) -> 
     """Make a handler of a function from message to message."""
 
     async def call(raw: bytes, context: Any) -> bytes:
-        serialized: bytes = answer(parse_message(request_type, raw)).SerializeToString()
+        serialized: bytes = answer(parse_settings(request_type, raw)).SerializeToString()
         return serialized
 
     return raw_handler(name, call)
@@ -61,7 +61,7 @@ def async_handler(
 ) -> "grpc.RpcMethodHandler[bytes, bytes]":
 
     async def call(raw: bytes, context: Any) -> bytes:
-        serialized: bytes = (await answer(parse_message(request_type, raw))).SerializeToString()
+        serialized: bytes = (await answer(parse_settings(request_type, raw))).SerializeToString()
         return serialized
 
     return raw_handler(name, call)
