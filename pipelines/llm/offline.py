@@ -139,7 +139,8 @@ class LLM:
     ) -> RequestOutput | list[RequestOutput]:
         """Continue a prompt, or each of several. Beside sampling fields, `overrides` may have `stop` and `bad_words`,
         each a string or several. `max_tokens` is 16 unless given."""
-        options = _parse_options(sampling_params or {"max_tokens": MAX_TOKENS}, overrides)
+        options = _parse_options(sampling_params or {}, overrides)
+        options = msgspec.structs.replace(options, default_max_tokens=MAX_TOKENS)
         if _is_prompt(prompts):
             return self._answer([prompts], options)[0]
         for index, prompt in enumerate(prompts):

@@ -26,6 +26,8 @@ _BIAS, _BIAS_WORDS, _BIAS_WEIGHTS = "embedding_bias", "embedding_bias_words", "e
 GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
 NO_TOKEN = -1
 """TensorRT-LLM's end_id for no token, and the padding of its lists of words."""
+LENGTH_NAMES = ("max_tokens", *SAMPLING_FIELDS["max_tokens"].aliases)
+"""The names of a request's longest output."""
 MAX_SEQUENCES = 256
 """Most token sequences in a list of stop or bad words. It bounds the cost of checking each token."""
 MAX_SALT_CHARS = 256
@@ -88,6 +90,9 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         request_id=request.id or "-",
         prompt=prompt,
         sampling=_sampling(values, model),
+        # As in chat completions, only the context limits a conversation.
+        default_max_tokens=None if "messages" in values else SAMPLING_FIELDS["max_tokens"].default,
+        max_tokens_name=next((name for name in LENGTH_NAMES if _has(request, name)), LENGTH_NAMES[0]),
         stop=_stop_words(values),
         bad_words=_words(values, "bad_words"),
         biased_words=_biased_words(values),
@@ -99,6 +104,10 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         adapter=_adapter(values, model.adapters),
         protocol=request.protocol,
     )
+
+
+def _has(request: InferRequest, name: str) -> bool:
+    return name in request.inputs or name in request.parameters
 
 
 def _prompt(values: Values) -> PlainPrompt:
@@ -128,7 +137,7 @@ def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) 
 
 
 def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
-    """Read the fields over TensorRT-LLM's defaults, and its 16 tokens. generation_config.json is not used here."""
+    """Read the fields over TensorRT-LLM's defaults. generation_config.json is not used here."""
     fields = {name: field for name, field in SAMPLING_FIELDS.items() if field.datatype}
     sampling = {name: field.default for name, field in fields.items() if not field.is_optional}
     sampling |= {name: values[name] for name in fields if name in values}
@@ -138,8 +147,8 @@ def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
         sampling["early_stopping"] = int(sampling["early_stopping"])
     sampling["top_k"], sampling["top_p"] = _top(values)
     sampling["stop_token_ids"], sampling["ignore_eos"] = _ends(values, model.eos_token_ids)
-    if "messages" in values and "max_tokens" not in values:
-        del sampling["max_tokens"]  # as in chat completions, only the context limits a conversation
+    if "max_tokens" not in values:
+        del sampling["max_tokens"]
     given = {
         "logit_bias": _token_biases(values, model.vocab_size),
         "grammar": _grammar(values.get(GUIDE_TYPE, ""), values.get(GUIDE, "")),

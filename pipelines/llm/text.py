@@ -15,6 +15,7 @@ from pipelines.text.model import UNCOUNTED, refuse_parameters
 from pipelines.text.sampling import (
     SamplingDefaults,
     add_word_biases,
+    client_max_tokens,
     drop_neutral_fields,
     load_sampling_defaults,
     tokenize_bad_words,
@@ -147,7 +148,8 @@ class LlmText:
     async def _generate(
         self, request: TextRequest, while_open: AbstractContextManager[object], *, is_counted: bool
     ) -> AsyncGenerator[TextEvent, None]:
-        with while_open, self.activity.texts, self.measure(request, is_counted=is_counted) as record:
+        measured = self.measure(request, is_counted=is_counted)
+        with while_open, self.activity.texts, client_max_tokens(request), measured as record:
             if request.parameters:
                 refuse_parameters(self.name, request)
             token_ids = await self.prepare(request.prompt)
@@ -161,7 +163,8 @@ class LlmText:
                     if event is None:
                         continue
                     if echo is not None:
-                        event, echo = echo.prepend_to(event), None
+                        is_alone = request.sampling.get("max_tokens") == 0
+                        event, echo = echo.alone(event) if is_alone else echo.prepend_to(event), None
                     if event.finish_reason is None:
                         record.observe(event)
                         yield event
@@ -205,7 +208,10 @@ class LlmText:
         """Return the sampling parameters of `request`: its own fields over the model's defaults."""
         max_tokens = request.sampling.get("max_tokens")
         if max_tokens is None:
-            max_tokens = self._max_tokens_after(prompt_tokens)
+            room = self._max_tokens_after(prompt_tokens)
+            max_tokens = min(room, request.default_max_tokens or room)
+        elif request.echo:
+            max_tokens = max(max_tokens, 1)
         sampling = self.defaults.resolve(drop_neutral_fields(request.sampling, self.info.sampling_fields), max_tokens)
         if not request.bad_words and not request.biased_words:
             return sampling

@@ -6,6 +6,7 @@ import msgspec
 
 from engine.types import FinishReason, TokenEvent
 from pipelines.llm.text import LlmText
+from pipelines.text.sampling import client_max_tokens
 from pipelines.text.stream import check_complete
 from pipelines.text.types import TextDetail, TextEvent, TextRequest
 
@@ -52,7 +53,7 @@ async def generate_tokens(
     """Generate up to and including the first of the `stop` sequences, without any of the `bad` ones. As with
     `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is raised at
     the first piece. Stop strings of `request` are not searched."""
-    with text.measure(request) as record:
+    with client_max_tokens(request), text.measure(request) as record:
         prompt = await text.prepare(request.prompt)
         sampling = await text.sampling(request, len(prompt))
         if bad:

@@ -1,7 +1,9 @@
 """How tokens are sampled: a model's defaults, fields of some runtimes only, bad words, biased words.
 `build_request_parameters` translates a request's fields for a language model that is called through tensors."""
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ class SamplingDefaults(dict[str, Any]):
 
     def resolve(self, sent: SamplingOverrides, max_tokens: int) -> SamplingParams:
         """Return the client's fields over these defaults, with the caller's `max_tokens`."""
-        return SamplingParams(**{**self, **sent, "max_tokens": max_tokens})
+        return SamplingParams(**{**self, **drop_random_seed(sent), "max_tokens": max_tokens})
 
 
 def load_sampling_defaults(model_path: Path) -> SamplingDefaults:
@@ -68,6 +70,13 @@ def load_sampling_defaults(model_path: Path) -> SamplingDefaults:
     return SamplingDefaults(fields)
 
 
+def drop_random_seed(sent: SamplingOverrides) -> SamplingOverrides:
+    """Return `sent` without a seed that asks for none, so that each sequence gets one of its own."""
+    if sent.get("seed") not in SAMPLING_FIELDS["seed"].off:
+        return sent
+    return {name: value for name, value in sent.items() if name != "seed"}
+
+
 def drop_neutral_fields(sent: SamplingOverrides, supported: Collection[str]) -> SamplingOverrides:
     """Return `sent` without optional fields whose value has no effect: clients of TensorRT-LLM send 0 for absent ones.
     `supported` are the `EngineInfo.sampling_fields` of the runtime."""
@@ -76,6 +85,20 @@ def drop_neutral_fields(sent: SamplingOverrides, supported: Collection[str]) -> 
         for name, value in sent.items()
         if name not in OPTIONAL_FIELDS or not SAMPLING_FIELDS[name].is_neutral(value, supported)
     }
+
+
+@contextmanager
+def client_max_tokens(request: TextRequest) -> Iterator[None]:
+    """Make the errors of a context name `max_tokens` as the client of `request` does, or as the default that it is."""
+    try:
+        yield
+    except SluiceError as error:
+        is_sent = "max_tokens" in request.sampling
+        shown = request.max_tokens_name if is_sent else "the default max_tokens"
+        error.message = re.sub(r"\bmax_tokens\b", shown, error.message)
+        if error.param == "max_tokens":
+            error.param = request.max_tokens_name
+        raise
 
 
 def tokenize_bad_words(tokenizer: Tokenizer, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -129,7 +152,9 @@ def _check_biased_words(words: tuple[tuple[str, float], ...]) -> None:
 def build_request_parameters(request: TextRequest, model: str) -> RequestParameters:
     """Return the client's sampling fields under the names of a language model's inputs (`pipelines/llm/fields.py`).
     Raises INVALID, naming the field, for one that would not reach the language model behind `model`."""
-    sampling = drop_neutral_fields(request.sampling, ())
+    sampling = drop_random_seed(drop_neutral_fields(request.sampling, ()))
+    if request.default_max_tokens is not None:
+        sampling.setdefault("max_tokens", request.default_max_tokens)
     parameters: RequestParameters = {}
     for name, value in sampling.items():
         if name == "grammar":

@@ -266,6 +266,15 @@ class PromptEcho:
             detail = msgspec.structs.replace(detail, logprobs=entries)
         return msgspec.structs.replace(event, text=self.text + event.text, detail=detail)
 
+    def alone(self, event: TextEvent) -> TextEvent:
+        """Return the event of a prompt without an answer, from the one that ended an answer of one token: the engine
+        generates at least that."""
+        detail = event.detail
+        if detail is not None and detail.logprobs is not None:
+            detail = msgspec.structs.replace(detail, logprobs=detail.prompt_logprobs, total_logprob=0.0)
+        reason = event.finish_reason if event.finish_reason in _ENDED_EARLY else FinishReason.LENGTH
+        return TextEvent(self.text, 0, event.prompt_tokens, 0, reason, None, event.cached_tokens, detail)
+
 
 # -- how a stream is measured
 

@@ -13,7 +13,7 @@ from engine.types import FinishReason
 from engine.validation import check_sampling
 from pipelines.text.citations import Source, cite, decode_source
 from pipelines.text.model import UNCOUNTED, TextModel, refuse_parameters, text_model_of
-from pipelines.text.sampling import SamplingDefaults, build_request_parameters
+from pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens
 from pipelines.text.text_tensors import encode_messages
 from pipelines.text.types import (
     ChatMessage,
@@ -139,11 +139,11 @@ class TensorText:
         self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
     ) -> AsyncGenerator[TextEvent, None]:
         """Generate text as `TextModel.generate` does. Raises INVALID, by name, for fields that tensors cannot carry."""
-        with while_open:
+        with while_open, client_max_tokens(request):
             if not self.takes_parameters:
                 refuse_parameters(self.name, request)
             # The language model would only refuse fields out of range with the sources already sent.
-            max_tokens = request.sampling.get("max_tokens") or _ANY_LENGTH
+            max_tokens = request.sampling.get("max_tokens", request.default_max_tokens) or _ANY_LENGTH
             check_sampling(SamplingDefaults().resolve(request.sampling, max_tokens))
             stream = TensorTextStream(self.name, self._signature.output.name)
             async with aclosing(infer_stream(self._model, self._infer_request(request))) as responses:

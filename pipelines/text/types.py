@@ -32,8 +32,8 @@ Prompt = PlainPrompt | EncodedPrompt
 SamplingOverrides = dict[str, Any]
 """The sampling fields that the client sent, by their names in `engine.types.SamplingParams`.
 
-The model's defaults hold for the others. Without `max_tokens` a text may take all that the context and the KV cache
-leave after the prompt.
+The model's defaults hold for the others. Without `max_tokens` a text may take what the context and the KV cache leave
+after the prompt, but no more than the request's `default_max_tokens`.
 """
 
 
@@ -42,6 +42,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     The weights of `biased_words` are added to the logits of those words' tokens, on top of `sampling.logit_bias`. With
     `echo` the text begins with the prompt, and requested log probabilities begin with those of the prompt's tokens.
+    With `echo` and a `max_tokens` of 0 the text is the prompt alone. `max_tokens_name` is the client's name of it.
     Priority, tenant, salt, timeouts and adapter are those of `engine.types.GenerateRequest`. `parameters` are further
     request parameters of a pipeline (`collection`, `top_k`, `filter`, ...); a language model alone refuses them.
     """
@@ -49,6 +50,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     prompt: Prompt
     sampling: SamplingOverrides = {}
+    default_max_tokens: int | None = None
+    max_tokens_name: str = "max_tokens"
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     biased_words: tuple[tuple[str, float], ...] = ()

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from gateway.http.openai.reply import (
     Choice,
     JsonObject,
@@ -25,11 +27,11 @@ def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tup
     is_newer = request.max_completion_tokens is not None
     return parse_generation(
         request,
-        base,
+        msgspec.structs.replace(base, max_tokens_name="max_completion_tokens" if is_newer else "max_tokens"),
         [conversation],
         max_tokens=_max_tokens(request),
         logprobs=_logprobs(request),
-        param_names={"query": "messages", **({"max_tokens": "max_completion_tokens"} if is_newer else {})},
+        param_names={"query": "messages"},
     )
 
 

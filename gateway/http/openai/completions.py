@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import cast
 
+import msgspec
+
 from gateway.http.openai.reply import (
     Choice,
     JsonObject,
@@ -25,14 +27,21 @@ def parse_completion_request(request: CompletionRequest, base: TextRequest) -> t
     """Parse prompts to continue, with `n` choices each. Raises INVALID for fields that contradict each other."""
     return parse_generation(
         request,
-        base,
+        msgspec.structs.replace(base, default_max_tokens=DEFAULT_MAX_TOKENS),
         _prompts(request),
-        max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
+        max_tokens=_max_tokens(request),
         logprobs=request.logprobs,
         best_of=_best_of(request),
         echo=bool(request.echo),
         param_names={"query": "prompt"},
     )
+
+
+def _max_tokens(request: CompletionRequest) -> int | None:
+    """Return the field; 0 asks for the prompt's own log probabilities."""
+    if request.max_tokens == 0 and not request.echo:
+        raise invalid("max_tokens", "max_tokens must be greater than or equal to 1 without echo, got 0")
+    return request.max_tokens
 
 
 def _best_of(request: CompletionRequest) -> int:

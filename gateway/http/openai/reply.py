@@ -49,7 +49,7 @@ class Choice:
     def mean_logprob(self) -> float:
         """Mean over every token, the one that ended the text included."""
         detail = self.end.detail
-        return detail.total_logprob / self.end.completion_tokens if detail is not None else 0.0
+        return detail.total_logprob / max(self.end.completion_tokens, 1) if detail is not None else 0.0
 
 
 class OpenAIReply(ABC):
@@ -180,7 +180,7 @@ def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject | None:
 
     A prompt counts once, however often it was continued. None where a pipeline's model does not count.
     """
-    if not all(end.completion_tokens for end in ends):
+    if not all(end.prompt_tokens or end.completion_tokens for end in ends):
         return None
     group_size = len(ends) // num_prompts
     groups = [ends[start : start + group_size] for start in range(0, len(ends), group_size)]

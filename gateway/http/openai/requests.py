@@ -20,6 +20,7 @@ from gateway.http.openai.schemas import (
 )
 from gateway.http.parsing import retriever_parameters
 from pipelines.rag.filters import parse_filter
+from pipelines.text.sampling import drop_random_seed
 from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
 from sluice.errors import SluiceError, invalid
 
@@ -122,7 +123,7 @@ def _sampling(
         "grammar": grammar,
         "beam_width": _parse_beam_width(fields),
     }
-    sampling = {name: value for name, value in sampling.items() if value is not None}
+    sampling = drop_random_seed({name: value for name, value in sampling.items() if value is not None})
     for name, convert in _CONVERSIONS.items():
         if name in sampling:
             sampling[name] = convert(sampling[name])

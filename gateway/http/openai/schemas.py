@@ -191,4 +191,5 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Of each token and this many of the likeliest."
     )
+    max_tokens: int | None = Field(None, ge=0, description="0 with echo alone: the text is the prompt.")
     echo: bool | None = Field(None, description="Whether the text begins with the prompt.")

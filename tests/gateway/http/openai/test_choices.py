@@ -107,3 +107,12 @@ def test_a_salt_shares_with_nobody_else(live: LiveServer) -> None:
     assert [cached(), cached(), cached(cache_salt="a"), cached(cache_salt="b"), cached(cache_salt="a")] == [
         *(0, 96, 0, 0, 96)
     ]
+
+
+@pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "text"])
+def test_a_seed_of_minus_one_is_a_new_one_for_each_choice(live: LiveServer, body: dict[str, Any]) -> None:
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    answers = [live.post(path, body | {"seed": -1, "n": 3, "max_tokens": 20}) for _ in range(2)]
+    choices = [choice for answer in answers for choice in answer.json()["choices"]]
+    texts = [choice["message"]["content"] if "message" in choice else choice["text"] for choice in choices]
+    assert len(set(texts)) == 6

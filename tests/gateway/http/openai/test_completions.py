@@ -86,3 +86,50 @@ def test_the_bytes_of_a_stream(live: LiveServer) -> None:
         assert chunk == head | {"choices": [choice]}
     choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": "length", "stop_reason": None}
     assert end == head | {"choices": [choice]}
+
+
+def test_max_tokens_may_be_left_out_where_the_context_leaves_fewer_than_16(live: LiveServer) -> None:
+    answer = live.post("/v1/completions", {"model": "rill", "prompt": [9] * 1020, "temperature": 0})
+    assert answer.json()["usage"]["completion_tokens"] == 4
+
+
+HARNESS: dict[str, Any] = {"model": "rill", "temperature": 0, "logprobs": 1, "seed": 1234, "echo": True}
+"""The requests of lm-evaluation-harness for log likelihoods, whose releases send max_tokens 0 or 1."""
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_echo_with_max_tokens_0_gives_the_prompt_s_log_probabilities(live: LiveServer, is_streamed: bool) -> None:
+    prompts = [live.run(live.model.prepare(text)) for text in ("The sea is wide.", "A b c")]
+    body = HARNESS | {"prompt": prompts, "max_tokens": 0, "stream": is_streamed}
+    response = live.post("/v1/completions", body)
+    if is_streamed:
+        *events, _ = events_of(response.content)
+        choices = [event["choices"][0] for event in events if event["choices"][0]["logprobs"]]
+        choices.sort(key=lambda choice: choice["index"])
+    else:
+        choices = response.json()["choices"]
+        assert [choice["finish_reason"] for choice in choices] == ["length"] * 2
+        usage, num_prompt = response.json()["usage"], sum(map(len, prompts))
+        counted = (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"])
+        assert counted == (num_prompt, 0, num_prompt)
+    longer = live.post("/v1/completions", HARNESS | {"prompt": prompts, "max_tokens": 1}).json()["choices"]
+    for ids, choice, long in zip(prompts, choices, longer, strict=True):
+        told = choice["logprobs"]
+        assert told["token_logprobs"] == long["logprobs"]["token_logprobs"][:-1]
+        tokens, logprobs, tops = told["tokens"], told["token_logprobs"], told["top_logprobs"]
+        assert len(tokens) == len(logprobs) == len(tops) == len(told["text_offset"]) == len(ids)
+        assert logprobs[0] is None and None not in logprobs[1:]
+        for token, logprob, top in zip(tokens[1:], logprobs[1:], tops[1:], strict=True):
+            assert top[token] == logprob  # the harness asks whether the likeliest was chosen
+
+
+def test_echo_with_max_tokens_0_may_do_without_log_probabilities(live: LiveServer) -> None:
+    body = {"model": "rill", "prompt": "The sea", "echo": True, "max_tokens": 0, "best_of": 2, "n": 1}
+    [choice] = live.post("/v1/completions", body).json()["choices"]
+    assert (choice["text"], choice["logprobs"], choice["finish_reason"]) == ("The sea", None, "length")
+
+
+def test_max_tokens_0_needs_echo(live: LiveServer) -> None:
+    refused = live.post("/v1/completions", BODY | {"prompt": "a", "max_tokens": 0})
+    assert refused.status_code == 400
+    assert "without echo, got 0" in refused.json()["error"]["message"]
