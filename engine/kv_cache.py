@@ -37,7 +37,7 @@ class KvCacheManager:
             yield candidate
 
     def _candidate(self, sequence: Sequence, being_computed: set[BlockHash]) -> AdmissionCandidate[Sequence]:
-        if not self._is_prefix_caching or sequence.needs_prompt_logprobs:
+        if not self._is_prefix_caching or sequence.needs_prompt_logits:
             return AdmissionCandidate(sequence, sequence.num_tokens, (), 0, False)
         # The last token is always computed, because sampling needs its logits.
         num_shareable = (sequence.num_tokens - 1) // self._block_size

@@ -19,19 +19,23 @@ class Sequence:
     __slots__ = (
         "_block_size",
         "_chain",
+        "context_logits",
         "deadline",
         "drafts",
+        "fresh_logits",
         "fresh_logprobs",
         "fresh_token_ids",
         "has_emitted",
         "has_sampling",
         "last_token_id",
         "max_tokens",
+        "num_accepted",
         "num_allocated_blocks",
         "num_cached_tokens",
         "num_charged",
         "num_computed",
         "num_discarded",
+        "num_drafted",
         "num_indexed_blocks",
         "num_output",
         "num_prompt",
@@ -39,6 +43,7 @@ class Sequence:
         "predicted_wait_s",
         "priority",
         "prompt_logprobs",
+        "queue_s",
         "request",
         "sampling",
         "start_deadline",
@@ -96,6 +101,12 @@ class Sequence:
         self.fresh_logprobs: list[TokenLogprob] = []
         """Log probabilities since the last event, as `fresh_token_ids` are the tokens since then."""
         self.prompt_logprobs: list[TokenLogprob | None] = []
+        self.context_logits: list[bytes] = []
+        self.fresh_logits: list[bytes] = []
+        """Logits of the prompt's tokens, and of the tokens since the last event; only where the request asks."""
+        self.queue_s = 0.0
+        """The wait for its first admission."""
+        self.num_drafted = self.num_accepted = 0
         self.has_emitted = False
         """Whether its first event was sent."""
         self.has_sampling = False
@@ -142,9 +153,16 @@ class Sequence:
         return self.max_tokens - self.num_output - 1
 
     @property
-    def needs_prompt_logprobs(self) -> bool:
-        """Whether the prompt must be computed for its log probabilities. After a resume they were already sent."""
-        return self.request.sampling.prompt_logprobs is not None and not self.request.resume_token_ids
+    def has_details(self) -> bool:
+        """Whether all its events carry more than tokens and what sampling reports of them."""
+        return self.request.returns_metrics or self.request.returns_generation_logits
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether the whole prompt must be computed, for its logits. After a resume what they are for was sent."""
+        request = self.request
+        is_wanted = request.sampling.prompt_logprobs is not None or request.returns_context_logits
+        return is_wanted and not request.resume_token_ids
 
     def block_hashes(self, num_blocks: int) -> list[BlockHash]:
         """Return the hashes of the first `num_blocks` blocks, which must be full."""

@@ -95,6 +95,11 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     resume_token_ids: list[int] = []
     adapter: str = ""
     """Name of the LoRA adapter to use; one of `EngineInfo.adapters`."""
+    returns_metrics: bool = False
+    """Whether events carry the sequence's `SequenceMetrics`."""
+    returns_context_logits: bool = False
+    returns_generation_logits: bool = False
+    """Whether events carry the logits of the prompt's tokens and of the generated ones (`EngineInfo.gives_logits`)."""
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
@@ -105,13 +110,26 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
+class SequenceMetrics(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence's wait for its admission, and its draft tokens so far: those proposed and those accepted."""
+
+    queue_s: float
+    num_drafted: int = 0
+    num_accepted: int = 0
+
+
 class EventDetail(msgspec.Struct, frozen=True, array_like=True):
     """Fields that few events carry: `prompt_logprobs` the first of a request, one for each prompt token, of which the
-    first is None; `num_cached_tokens` one event; `logprobs` one for each token of the event."""
+    first is None; `num_cached_tokens` one event; `logprobs` one for each token of the event. Logits are the model's
+    own, [tokens, vocab_size] float32 as bytes: `context_logits` of the whole prompt with the first event,
+    `generation_logits` of the event's tokens. `metrics` come with every event that was to have them."""
 
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    metrics: SequenceMetrics | None = None
+    context_logits: bytes | None = None
+    generation_logits: bytes | None = None
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -226,4 +244,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The optional sampling parameters that this runtime supports."""
     grammar_kinds: tuple[GrammarKind, ...] = tuple(GrammarKind)
     """Languages of constraints that this runtime supports."""
+    gives_logits: bool = False
+    """Whether the runtime can return logits."""
     num_gpus: int = 0

@@ -12,6 +12,9 @@ MAX_LABEL = 256
 """Most characters of a tenant's name and of a cache salt, which both stay in memory after the request."""
 MAX_GRAMMAR_CHARS = 1 << 20
 """More than a runtime's own limits; the text goes to the engine with the request."""
+MAX_LOGITS_BYTES = 2**28
+"""Most bytes of logits for a request. A step's events travel in one message, which others wait for."""
+_BYTES_OF_LOGIT = 4
 _PRIORITIES = (-(2**31), 2**31 - 1)
 
 
@@ -60,6 +63,7 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
             f"{info.max_model_len - num_prompt}",
         )
     _check_fits_cache(num_prompt, max_tokens, info)
+    _check_logits(request, info)
     _check_token_ids(request, info.vocab_size)
 
 
@@ -94,6 +98,22 @@ def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> Non
             f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, which needs up to {needed} blocks, "
             f"but {cache}; lower max_tokens",
         )
+
+
+def _check_logits(request: GenerateRequest, info: EngineInfo) -> None:
+    """Check that the runtime gives the logits that the request asks for, and that they are not too many."""
+    wanted = {
+        "return_context_logits": len(request.prompt_token_ids) if request.returns_context_logits else 0,
+        "return_generation_logits": request.sampling.max_tokens if request.returns_generation_logits else 0,
+    }
+    for name, num_tokens in wanted.items():
+        if num_tokens and not info.gives_logits:
+            raise invalid(name, f"{name} must be false: {info.runtime}, which runs this model, returns no logits here")
+        most = MAX_LOGITS_BYTES // (_BYTES_OF_LOGIT * info.vocab_size)
+        if num_tokens > most:
+            what = "prompt" if name == "return_context_logits" else "max_tokens"
+            message = f"{name} takes {what} of at most {most} tokens with this vocabulary, got {num_tokens}"
+            raise invalid(name, message)
 
 
 def _check_envelope(request: GenerateRequest) -> None:

@@ -46,6 +46,8 @@ class InferRequest:
     queue_timeout_us: int = 0
     """Longest wait for an LLM to admit the request; 0 is the engine's default."""
     batch_size: int = 1
+    takes_stream: bool = False
+    """Whether the caller takes any number of responses, also where the request does not ask for them."""
     streams_by_default: bool = False
     """Whether an LLM streams where the request leaves that open, as through generate_stream."""
 

@@ -53,11 +53,9 @@ class RequestTasks:
 
         job.on_cancel = cancel
 
-    def end(self, job: InferJob, error: SluiceError) -> None:
-        """Fail the job with `error` and cancel its task."""
-        task = self._running[job]
-        job.fail(error)
-        task.cancel()
+    def cancel(self, job: InferJob) -> None:
+        """Cancel the task of a job. One without a response yet ends in CANCELLED."""
+        self._running[job].cancel()
 
     async def cancel_all(self) -> None:
         tasks = list(self._running.values())

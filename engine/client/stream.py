@@ -5,7 +5,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Self
 
-from engine.types import EventDetail, FinishReason, GenerateRequest, TokenEvent, TokenLogprob
+from engine.types import EventDetail, FinishReason, GenerateRequest, SequenceMetrics, TokenEvent, TokenLogprob
 from sluice.errors import SluiceError
 
 
@@ -33,6 +33,11 @@ class GenerationStream:
         self._num_cached_tokens: int | None = None
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._logprobs: list[TokenLogprob] | None = None
+        self._metrics: SequenceMetrics | None = None
+        self._has_detail = False
+        """Whether any of the above, or of the logits below, was not fetched yet."""
+        self._context_logits: bytes | None = None
+        self._generation_logits: list[bytes] = []
         self._finish_reason: FinishReason | None = None
         self._error: SluiceError | None = None
         self._is_over = False
@@ -69,10 +74,20 @@ class GenerationStream:
         return event
 
     def _take_detail(self) -> EventDetail | None:
-        if self._num_cached_tokens is None and self._prompt_logprobs is None and self._logprobs is None:
+        if not self._has_detail:
             return None
-        detail = EventDetail(self._num_cached_tokens, self._logprobs, self._prompt_logprobs)
+        detail = EventDetail(
+            self._num_cached_tokens,
+            self._logprobs,
+            self._prompt_logprobs,
+            self._metrics,
+            self._context_logits,
+            b"".join(self._generation_logits) or None,
+        )
         self._num_cached_tokens = self._prompt_logprobs = self._logprobs = None
+        self._metrics = self._context_logits = None
+        self._generation_logits = []
+        self._has_detail = False
         return detail
 
     def cancel(self) -> None:
@@ -88,6 +103,7 @@ class GenerationStream:
         self._wake()
 
     def _merge_detail(self, detail: EventDetail) -> None:
+        self._has_detail = True
         if detail.num_cached_tokens is not None and not self._has_cached_tokens:
             self._num_cached_tokens, self._has_cached_tokens = detail.num_cached_tokens, True
         if detail.prompt_logprobs is not None and not self._has_prompt_logprobs:
@@ -96,6 +112,12 @@ class GenerationStream:
             if self._logprobs is None:
                 self._logprobs = []
             self._logprobs += detail.logprobs
+        if detail.metrics is not None:
+            self._metrics = detail.metrics
+        if detail.context_logits is not None:
+            self._context_logits = detail.context_logits
+        if detail.generation_logits is not None:
+            self._generation_logits.append(detail.generation_logits)
 
     def fail(self, error: SluiceError) -> None:
         """End the stream with `error`, after the tokens that are not fetched yet."""

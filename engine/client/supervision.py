@@ -132,6 +132,7 @@ def build_resumed_request(
     return msgspec.structs.replace(
         request,
         sampling=sampling,
+        returns_context_logits=request.returns_context_logits and not token_ids,
         resume_token_ids=list(token_ids),
         timeout_s=_time_left(request.timeout_s, elapsed_s),
         queue_timeout_s=None if has_started else _time_left(request.queue_timeout_s, elapsed_s),

@@ -19,7 +19,16 @@ from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, request_
 from engine.scheduling.admission import AdmissionController, deadline_error
 from engine.scheduling.policies import find_policy
 from engine.scheduling.queue import DeadlineHeap
-from engine.types import EngineInfo, EngineStats, FinishReason, IterationStats, RequestFailed, TokenEvent
+from engine.types import (
+    EngineInfo,
+    EngineStats,
+    EventDetail,
+    FinishReason,
+    IterationStats,
+    RequestFailed,
+    SequenceMetrics,
+    TokenEvent,
+)
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -237,7 +246,8 @@ class DelegatedExecutor:
                 self._is_busy.set()
             queue.admit(sequence)
             sequence.is_in_flight = True
-            self._admission.forecast.record_wait(sequence.predicted_wait_s, now - sequence.submitted_at)
+            sequence.queue_s = now - sequence.submitted_at
+            self._admission.forecast.record_wait(sequence.predicted_wait_s, sequence.queue_s)
             self._deadlines.add(sequence.stream_id, sequence.deadline)
             self._in_flight.submit(sequence)
 
@@ -270,7 +280,10 @@ class DelegatedExecutor:
             self._charge(sequence, CHARGED_TOKENS)
         if delta.detail is not None and delta.detail.num_cached_tokens is not None:
             self._recorder.record_prompt(sequence, delta.detail.num_cached_tokens)
-        self._events.append(TokenEvent(sequence.stream_id, delta.token_ids, delta.finish_reason, delta.detail))
+        detail = delta.detail
+        if sequence.request.returns_metrics:
+            detail = msgspec.structs.replace(detail or EventDetail(), metrics=SequenceMetrics(sequence.queue_s))
+        self._events.append(TokenEvent(sequence.stream_id, delta.token_ids, delta.finish_reason, detail))
         if delta.finish_reason is not None:
             sequence.is_answered = True
             self._deadlines.discard(sequence.stream_id)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from engine.blocks import blocks_for
 from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta, RuntimeFailure, internal_error
 from engine.types import EventDetail, FinishReason, GenerateRequest
@@ -45,6 +47,8 @@ class DelegatedSequence:
     num_tokens: int = field(init=False)
     """Tokens to compute before the first new one."""
     max_tokens: int = field(init=False)
+    queue_s: float = 0.0
+    """The wait until it was handed to the runtime."""
     is_in_flight: bool = False
     """Whether it was handed to the runtime."""
     handle: RequestHandle | None = None
@@ -105,7 +109,7 @@ class Replay:
         detail = delta.detail
         if num_sent and detail is not None:
             logprobs = (detail.logprobs or [])[num_sent:] or None
-            detail = EventDetail(detail.num_cached_tokens, logprobs, detail.prompt_logprobs)
+            detail = msgspec.structs.replace(detail, logprobs=logprobs)
         is_empty = detail is None or detail == EventDetail()
         return ResponseDelta(delta.token_ids[num_sent:], delta.finish_reason, None if is_empty else detail)
 

@@ -14,7 +14,7 @@ from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, request_
 from engine.kv_cache import KvCacheManager
 from engine.loop.intake import Intake
 from engine.loop.load import engine_info, make_drafter
-from engine.loop.step import BuiltBatch, build_batch, commit_tokens, record_prompt_logprobs, take_event
+from engine.loop.step import BuiltBatch, build_batch, commit_tokens, record_prompt, take_event
 from engine.runners.base import FloatArray, Runner
 from engine.scheduling.admission import deadline_error
 from engine.scheduling.planner import StepPlan, plan_step
@@ -275,7 +275,8 @@ class InflightExecutor:
             sequence.start_sampling(self.info.vocab_size, None)
         sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt)
         self._counters.cached_tokens += sequence.num_cached_tokens
-        self._intake.forecast.record_wait(sequence.predicted_wait_s, self._clock() - sequence.submitted_at)
+        sequence.queue_s = self._clock() - sequence.submitted_at
+        self._intake.forecast.record_wait(sequence.predicted_wait_s, sequence.queue_s)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Release the blocks of a running sequence. It resumes before new sequences of its priority start."""
@@ -307,7 +308,7 @@ class InflightExecutor:
             if not chunk.sequence.was_preempted:
                 self._counters.prompt_tokens += chunk.num_tokens
         if built.prompt_rows:
-            record_prompt_logprobs(built, logits)
+            record_prompt(built, logits)
         outcomes, failures = commit_tokens(built, logits, plan.num_drafts)
         if plan.num_drafts:
             self._observe_drafts(plan)
@@ -330,6 +331,8 @@ class InflightExecutor:
             sequence.drafts = []
             if num_drafts and sequence.fresh_token_ids:
                 num_accepted = min(len(sequence.fresh_token_ids) - 1, num_drafts)
+                sequence.num_drafted += num_drafts
+                sequence.num_accepted += num_accepted
                 self._counters.draft_tokens += num_drafts
                 self._counters.accepted_tokens += num_accepted
                 self._drafter.observe(sequence, num_drafts, num_accepted)

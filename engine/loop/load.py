@@ -78,4 +78,5 @@ def engine_info(runner: Runner, config: EngineConfig, load_seconds: float = 0.0)
         max_num_batched_tokens=config.max_num_batched_tokens,
         scheduler_policy=config.scheduler_policy,
         load_seconds=load_seconds,
+        gives_logits=True,
     )

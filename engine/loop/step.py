@@ -12,7 +12,7 @@ from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import sample
 from engine.scheduling.planner import StepPlan
 from engine.sequence import NO_ROW, Sequence
-from engine.types import EventDetail, FinishReason, TokenEvent
+from engine.types import EventDetail, FinishReason, SequenceMetrics, TokenEvent
 from sluice.errors import SluiceError
 
 SampledRow = tuple[Sequence, int, int]
@@ -24,11 +24,15 @@ Failure = tuple[Sequence, SluiceError]
 
 @dataclass(frozen=True, slots=True)
 class PromptRows:
-    """Rows of logits, from `first_row` on, that give the log probabilities of `token_ids` of the prompt."""
+    """Rows of logits of a chunk of a prompt, from `first_row` on. All but the prompt's last give the log probabilities
+    of the tokens after them, `token_ids`."""
 
     sequence: Sequence
     first_row: int
+    num_rows: int
     token_ids: IntArray
+    is_first: bool
+    """Whether the chunk begins the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ def _num_logit_rows(plan: StepPlan[Sequence], num_decode_rows: int) -> NDArray[n
     """Return for how many of its last tokens each subsequence needs logits, [num_seqs]."""
     num_rows = np.ones(num_decode_rows + len(plan.prefill), np.int32)
     for position, chunk in enumerate(plan.prefill, num_decode_rows):
-        if chunk.sequence.needs_prompt_logprobs:
+        if chunk.sequence.needs_prompt_logits:
             num_rows[position] = chunk.num_tokens
         elif chunk.num_tokens < chunk.sequence.num_tokens_left:
             num_rows[position] = 0
@@ -114,7 +118,7 @@ def _assign_rows(
     prompt_rows = []
     for position, chunk in enumerate(plan.prefill, num_decode_rows):
         sequence = chunk.sequence
-        if sequence.needs_prompt_logprobs:
+        if sequence.needs_prompt_logits:
             prompt_rows.append(_prompt_rows(sequence, begins[position], chunk.num_tokens))
         if chunk.num_tokens == sequence.num_tokens_left:
             sampling.append(sequence)
@@ -128,10 +132,11 @@ def _first_rows(num_drafts: tuple[int, ...]) -> list[int]:
 
 
 def _prompt_rows(sequence: Sequence, first_row: int, num_tokens: int) -> PromptRows:
-    """Return the rows of a chunk of the prompt. A token's row has the logits of the token after it."""
-    begin = sequence.num_computed + 1
-    end = min(begin + num_tokens, sequence.num_prompt)
-    return PromptRows(sequence, first_row, np.array(sequence.token_ids[begin:end], np.int32))
+    """Return the rows of a chunk of the context. A token's row has the logits of the token after it."""
+    start = sequence.num_computed
+    num_rows = max(min(num_tokens, sequence.num_prompt - start), 0)
+    followers = sequence.token_ids[start + 1 : min(start + 1 + num_tokens, sequence.num_prompt)]
+    return PromptRows(sequence, first_row, num_rows, np.array(followers, np.int32), start == 0)
 
 
 def _token_ids(plan: StepPlan[Sequence]) -> IntArray:
@@ -183,6 +188,11 @@ def _sample_rows(
     """Sample and append one token for each row; sequences that cannot have one are added to `failed`."""
     is_every_row = len(rows) == len(logits)
     indices = None if is_every_row else np.array([row for _, row, _ in rows], np.intp)
+    kept = {
+        sequence.stream_id: logits[row].tobytes()
+        for sequence, row, _ in rows
+        if sequence.request.returns_generation_logits
+    }  # sampling may overwrite them
     samples = sample(logits, [sequence.sampling for sequence, _, _ in rows], indices)
     errors = samples.failed
     logprobs = samples.logprobs or [None] * len(rows)
@@ -193,33 +203,46 @@ def _sample_rows(
             if index in errors:
                 raise errors[index]
             sampled.append((row, sequence.append(token_id, logprobs[index])))
+            if kept and sequence.stream_id in kept:
+                sequence.fresh_logits.append(kept[sequence.stream_id])
         except SluiceError as error:  # its constraint may have failed on the token too
             failed[sequence.stream_id] = (sequence, error)
     return sampled
 
 
-def record_prompt_logprobs(built: BuiltBatch, logits: FloatArray) -> None:
-    """Record the log probabilities of prompt tokens. Must come before sampling, which may overwrite the logits."""
+def record_prompt(built: BuiltBatch, logits: FloatArray) -> None:
+    """Record logits of prompts and log probabilities. Must come before sampling, which may overwrite the logits."""
     for rows in built.prompt_rows:
-        sequence = rows.sequence
-        if not sequence.prompt_logprobs:
-            sequence.prompt_logprobs.append(None)
+        sequence, first = rows.sequence, rows.first_row
+        if rows.is_first:  # also where it begins anew, after a preemption
+            sequence.prompt_logprobs, sequence.context_logits = [None], []
+        if sequence.request.returns_context_logits:
+            sequence.context_logits.append(logits[first : first + rows.num_rows].tobytes())
         num_top = sequence.request.sampling.prompt_logprobs
-        assert num_top is not None
-        token_logits = logits[rows.first_row : rows.first_row + len(rows.token_ids)]
-        sequence.prompt_logprobs += prompt_logprobs(token_logits, rows.token_ids, num_top)
+        if num_top is not None:
+            token_logits = logits[first : first + len(rows.token_ids)]
+            sequence.prompt_logprobs += prompt_logprobs(token_logits, rows.token_ids, num_top)
 
 
 def take_event(sequence: Sequence, reason: FinishReason | None) -> TokenEvent:
     """Return the event with everything new in `sequence` since its last one."""
     token_ids, sequence.fresh_token_ids = sequence.fresh_token_ids, []
-    if sequence.has_emitted and not sequence.fresh_logprobs:
+    if sequence.has_emitted and not (sequence.fresh_logprobs or sequence.has_details):
         return TokenEvent(sequence.stream_id, token_ids, reason)
+    has_prompt_logprobs = sequence.request.sampling.prompt_logprobs is not None
     detail = EventDetail(
         num_cached_tokens=None if sequence.has_emitted else sequence.num_cached_tokens,
         logprobs=sequence.fresh_logprobs or None,
-        prompt_logprobs=sequence.prompt_logprobs or None,
+        prompt_logprobs=(sequence.prompt_logprobs or None) if has_prompt_logprobs else None,
+        metrics=_metrics(sequence) if sequence.request.returns_metrics else None,
+        context_logits=b"".join(sequence.context_logits) or None,
+        generation_logits=b"".join(sequence.fresh_logits) or None,
     )
     sequence.has_emitted = True
     sequence.fresh_logprobs, sequence.prompt_logprobs = [], []
+    sequence.fresh_logits, sequence.context_logits = [], []
     return TokenEvent(sequence.stream_id, token_ids, reason, detail)
+
+
+def _metrics(sequence: Sequence) -> SequenceMetrics:
+    return SequenceMetrics(sequence.queue_s, sequence.num_drafted, sequence.num_accepted)

@@ -51,20 +51,19 @@ class InferReader:
         if is_unary and model.spec.is_decoupled and model.streams_unasked:
             raise _only_for_streams()
         if self._forwarded is None and text_model_of(model) is None:
-            return await self._parse(infer, model)
+            return await self._parse(infer, model, is_unary=is_unary)
         metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
-        parsed = await self._parse(infer, model, self._forward(metadata))
+        parsed = await self._parse(infer, model, self._forward(metadata), is_unary=is_unary)
         parsed.request.tenant = _read_tenant(metadata)
         return parsed
 
     async def _parse(
-        self, infer: InferMessage, model: Model, forwarded: Iterable[tuple[str, str]] = ()
+        self, infer: InferMessage, model: Model, forwarded: Iterable[tuple[str, str]] = (), *, is_unary: bool
     ) -> GrpcInferRequest:
-        memory = self._service.shared_memory
-        if infer.contents:
-            parsed = await run_aside(lambda: parse_infer_request(infer, model, memory, forwarded))
-        else:
-            parsed = parse_infer_request(infer, model, memory, forwarded)
+        def parse() -> GrpcInferRequest:
+            return parse_infer_request(infer, model, self._service.shared_memory, forwarded, is_unary=is_unary)
+
+        parsed = await run_aside(parse) if infer.contents else parse()
         if any(
             each.datatype == "BYTES" and each.num_elements > LONG_ELEMENTS for each in parsed.request.inputs.values()
         ):

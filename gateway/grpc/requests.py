@@ -58,13 +58,15 @@ def parse_infer_request(
     model: Model,
     memory: SharedMemoryRegistry,
     forwarded: Iterable[tuple[str, str]] = (),
+    *,
+    is_unary: bool = False,
 ) -> GrpcInferRequest:
     """Parse the request to `model` in `infer`. `forwarded` metadata become parameters, over the message's own.
 
     Raises INVALID in Triton's words, and whatever shared memory raises.
     """
     message = infer.header
-    request = InferRequest({}, id=message.id, protocol=PROTOCOL)
+    request = InferRequest({}, id=message.id, protocol=PROTOCOL, takes_stream=not is_unary)
     parsed = GrpcInferRequest(model, request, is_decoupled=False)
     if message.parameters:
         parsed.wants_empty_final = _parse_parameters(message.parameters, request)

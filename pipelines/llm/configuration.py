@@ -14,7 +14,7 @@ from serving.spec import ModelSpec
 from serving.tensors.datatypes import DATA_TYPES
 from sluice.errors import SluiceError, invalid
 
-BACKEND = "llm"
+BACKEND, TENSORRT_LLM_BACKEND = "llm", "tensorrtllm"
 
 _DEFAULT_ENGINE = EngineConfig(model_path="")
 _NO_FILE = ModelYaml()

@@ -167,14 +167,13 @@ _BOTH = (
     _alias("return_cumulative_logprob", "BOOL", "return_log_probs", is_completed=False),
     LlmInput("return_num_input_tokens", "BOOL", "Whether the end carries num_input_tokens and num_cached_tokens."),
     LlmInput("return_num_output_tokens", "BOOL", "Whether the end carries num_output_tokens."),
+    LlmInput("num_return_sequences", "INT32", "Sequences to generate, each with responses of its own."),
+    LlmInput("return_perf_metrics", "BOOL", "Whether each response carries the metrics of its sequence."),
+    LlmInput("return_context_logits", "BOOL", "Whether context_logits come, in a stream with its end."),
+    LlmInput("return_generation_logits", "BOOL", "Whether generation_logits come with the tokens."),
 )
 _SAMPLING = tuple(each for field in SAMPLING_FIELDS.values() if field.datatype for each in _sampling_inputs(field))
 _UNSUPPORTED = (
-    _unsupported("num_return_sequences", "INT32", 1, is_completed=True),
-    _unsupported("return_context_logits", "BOOL", False, is_completed=True),
-    _unsupported("return_generation_logits", "BOOL", False, is_completed=True),
-    _unsupported("return_perf_metrics", "BOOL", False, is_completed=True),
-    _unsupported("return_kv_cache_reuse_stats", "BOOL", False),
     _unsupported("decoder_text_input", "BYTES", "", is_completed=True),
     _adapter_field(
         "lora_task_id", "UINT64", "The LoRA adapter by its place, from 1; 0 for none.", 0, is_completed=True
@@ -220,6 +219,7 @@ _IGNORED = (
     _ignored("lookahead_window_size", "INT32"),
     _ignored("lookahead_ngram_size", "INT32"),
     _ignored("lookahead_verification_set_size", "INT32"),
+    _ignored("return_kv_cache_reuse_stats", "BOOL"),  # deprecated there, and without effect
     _ignored("return_finish_reason", "BOOL"),
     _ignored("return_stop_reason", "BOOL"),
     *(_ignored(f"retention_token_range_{what}", "INT32", (-1,)) for what in ("starts", "ends", "priorities")),
@@ -249,15 +249,24 @@ def _as_supported(known: LlmInput) -> LlmInput:
 
 
 _NEVER_SENT = (
-    *(("context_logits", "FP32", (-1, -1)), ("generation_logits", "FP32", (-1, -1, -1))),
-    *((f"kv_cache_{what}", "INT32", (1,)) for what in ("alloc_new_blocks", "reused_blocks", "alloc_total_blocks")),
-    *((f"{what}_time_ns", "INT64", (1,)) for what in ("arrival", "first_scheduled", "first_token", "last_token")),
-    *(("acceptance_rate", "FP32", (1,)), ("context_phase_params", "UINT8", (-1,))),
-    *(("total_accepted_draft_tokens", "INT32", (1,)), ("total_draft_tokens", "INT32", (1,))),
-    *(("stop_reason", "BYTES", (-1,)), ("logprobs", "BYTES", (-1,))),
+    ("context_phase_params", "UINT8", (-1,)),
+    ("stop_reason", "BYTES", (-1,)),
+    ("logprobs", "BYTES", (-1,)),
 )
 """Outputs that a model may declare and that no response has, because requests for them are refused."""
 
+_METRICS = (
+    ("kv_cache_alloc_new_blocks", "INT32", "KV blocks that were not in the prefix cache."),
+    ("kv_cache_reused_blocks", "INT32", "KV blocks found in the prefix cache."),
+    ("kv_cache_alloc_total_blocks", "INT32", "KV blocks of the prompt and of the tokens so far."),
+    ("arrival_time_ns", "INT64", "When the request came, on a clock that only grows."),
+    ("first_scheduled_time_ns", "INT64", "When the engine admitted it."),
+    ("first_token_time_ns", "INT64", "When its first token came."),
+    ("last_token_time_ns", "INT64", "When its last token so far came."),
+    ("acceptance_rate", "FP32", "The part of the draft tokens that was accepted; 0 without drafts."),
+    ("total_accepted_draft_tokens", "INT32", "Draft tokens that were accepted."),
+    ("total_draft_tokens", "INT32", "Draft tokens that were proposed."),
+)
 OUTPUTS: dict[str, LlmOutput] = {
     each.name: each
     for each in (
@@ -276,9 +285,27 @@ OUTPUTS: dict[str, LlmOutput] = {
         LlmOutput("num_output_tokens", "INT32", "Tokens generated; with the end, on request."),
         LlmOutput("cumulative_logprob", "FP32", "Another name of cum_log_probs.", (-1,), "cum_log_probs", False),
         LlmOutput(
-            "batch_index", "INT32", "The row of the request that a row of the answer belongs to.", is_completed=False
+            "batch_index",
+            "INT32",
+            "The row of a response, where there are several.",
+            is_completed=False,
         ),
-        LlmOutput("sequence_index", "INT32", "Always 0: a row has one sequence.", is_completed=False),
+        LlmOutput("sequence_index", "INT32", "The place of a response's sequence, where a row has several."),
+        LlmOutput(
+            "context_logits",
+            "FP32",
+            "The logits behind each token of the prompt; on request.",
+            (-1, -1),
+            is_completed=False,
+        ),
+        LlmOutput(
+            "generation_logits",
+            "FP32",
+            "The logits that each generated token was chosen by, also one that ended the text; on request.",
+            (-1, -1, -1),
+            is_completed=False,
+        ),
+        *(LlmOutput(name, datatype, f"{text} On request.", is_completed=False) for name, datatype, text in _METRICS),
         *(LlmOutput(name, datatype, "Never given.", dims, is_completed=False) for name, datatype, dims in _NEVER_SENT),
     )
 }

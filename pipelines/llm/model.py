@@ -1,30 +1,35 @@
 """An LLM as a model of the v2 protocol, with text or token ids as tensors."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from functools import partial
-from time import perf_counter_ns
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.client.base import EngineClient
-from pipelines.llm.configuration import declared_inputs, read_queue_defaults
+from pipelines.llm.answer import LlmAnswer
+from pipelines.llm.configuration import TENSORRT_LLM_BACKEND, declared_inputs, read_queue_defaults
 from pipelines.llm.fields import PROMPTS, LlmInput, supported_inputs
 from pipelines.llm.parameters import excludes_input
-from pipelines.llm.parse import ModelDefaults, RowRequest, parse_row_request
-from pipelines.llm.responses import ResponseBuilder, RowResult, RowSummary, token_result
+from pipelines.llm.parse import SEQUENCES, ModelDefaults, RowRequest, parse_row_request
+from pipelines.llm.responses import ResponseBuilder
 from pipelines.llm.services import NO_LIMITS, RequestLimits
 from pipelines.llm.text import LlmText
-from pipelines.llm.tokens import TokenPiece, generate_tokens
-from pipelines.llm.values import Values, is_streamed, read_rows, refuse_long_prompts, wants_stream
+from pipelines.llm.values import (
+    BATCH_INDEX,
+    Values,
+    gives_several,
+    is_streamed,
+    read_rows,
+    refuse_long_prompts,
+    wants_stream,
+)
 from pipelines.text.model import text_model_of
-from pipelines.text.types import TextEvent
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.spec import build_spec
-from serving.task_model import RequestTasks, count_queued, gather_all
-from sluice.errors import ErrorCode, SluiceError, invalid
+from serving.task_model import RequestTasks, count_queued
+from sluice.errors import SluiceError, invalid
 
 
 class LlmModel(Model):
@@ -54,8 +59,10 @@ class LlmModel(Model):
             limits=limits,
             vocab_size=text.info.vocab_size,
             adapters=text.info.adapters,
+            temperature_samples=config.backend != TENSORRT_LLM_BACKEND,
         )
         self._tasks = RequestTasks(self.spec)
+        self._answers: dict[InferJob, LlmAnswer] = {}
         # Bound to the tasks and not to the model: a cycle would leave model and tokenizer to the garbage collector.
         self.statistics.count_pending = partial(count_queued, self._tasks.jobs)
 
@@ -70,7 +77,7 @@ class LlmModel(Model):
         return self.engine.failure is not None
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
-        return is_streamed(request, self.spec)
+        return is_streamed(request, self.spec) or gives_several(request, self.spec)
 
     @property
     def is_idle(self) -> bool:
@@ -100,12 +107,22 @@ class LlmModel(Model):
             return
         if wants_stream(request) and not self.spec.is_decoupled:
             raise invalid("stream", "Streaming is only supported if model is deployed using decoupled mode.")
-        streams = self.is_decoupled_for(request)
+        streams, is_split = is_streamed(request, self.spec), self.is_decoupled_for(request)
         row_requests = [self._parse_row(values, request) for values in rows]
-        if streams and len(rows) != 1:
-            raise invalid("stream", f"only a request of one row can stream, this one has {len(rows)}")
-        _check_requested_outputs(request, row_requests[0])
-        self._tasks.start(job, partial(self._stream if streams else self._answer_whole, job, row_requests))
+        if streams and len(rows) != 1 and BATCH_INDEX not in self.spec.outputs:
+            message = f"a stream of several rows, this one has {len(rows)}, takes a model that declares {BATCH_INDEX}"
+            raise invalid("stream", message)
+        if not is_split and any(each.num_sequences > 1 for each in row_requests):
+            message = "each sequence has a response of its own, which takes a decoupled model and a call that streams"
+            raise invalid(SEQUENCES, f"{SEQUENCES} must be 1 here: {message}")
+        builder = self._response_builder(job, row_requests, 1 if is_split else len(rows))
+        answer = LlmAnswer(job, row_requests, self.text, builder, streams=streams, is_split=is_split)
+        self._answers[job] = answer
+        self._tasks.start(job, answer.run)
+
+    def finished(self, job: InferJob) -> None:
+        self._answers.pop(job, None)
+        super().finished(job)
 
     def _num_rows(self, request: InferRequest) -> int:
         if self.spec.max_batch_size > 0:
@@ -132,66 +149,17 @@ class LlmModel(Model):
         """Cancel in TensorRT-LLM's way, by a second request with the same id."""
         if not job.request.id:
             raise invalid("stop", "a request that stops an earlier one must have its id")
-        for other in list(self._tasks.jobs):
+        for other, answer in list(self._answers.items()):
             if (other.request.id, other.request.tenant) == (job.request.id, job.request.tenant):
-                self._tasks.end(other, SluiceError(ErrorCode.CANCELLED, "Request cancelled by client"))
+                answer.stop()
+                self._tasks.cancel(other)
         job.respond(InferResponse())
 
-    # -- the task of a request
-
-    async def _stream(self, job: InferJob, rows: Sequence[RowRequest]) -> None:
-        """Respond with each piece of the one row."""
-        [row] = rows
-        builder, summary = self._response_builder(job, rows), RowSummary(row)
-        async with aclosing(self._events(row)) as events:
-            async for event in events:
-                if not job.compute_started_ns:
-                    _leave_queue(job)
-                summary.note(event)
-                if event.finish_reason is not None:
-                    job.infer_ended_ns = perf_counter_ns()
-                    job.respond(builder.response([_piece(event) | summary.result(event)]))
-                    return
-                if not isinstance(event, TokenPiece):
-                    response = builder.text_response(event.text)
-                else:
-                    response = builder.token_response(event.token_ids)
-                if response.outputs:
-                    job.respond(response)
-
-    async def _answer_whole(self, job: InferJob, rows: Sequence[RowRequest]) -> None:
-        results = await gather_all([self._whole_row(job, row, index) for index, row in enumerate(rows)])
-        job.infer_ended_ns = perf_counter_ns()
-        job.respond(self._response_builder(job, rows).response(results))
-
-    async def _whole_row(self, job: InferJob, row: RowRequest, index: int) -> RowResult:
-        summary = RowSummary(row, index)
-        texts: list[str] = []
-        token_ids: list[int] = []
-        async with aclosing(self._events(row)) as events:
-            async for event in events:
-                if not job.compute_started_ns:
-                    _leave_queue(job)
-                summary.note(event)
-                if isinstance(event, TokenPiece):
-                    token_ids += event.token_ids
-                else:
-                    texts.append(event.text)
-        result = summary.result(event)
-        if isinstance(row.prompt, str):
-            return {"text_output": [(row.prompt + "".join(texts)).encode()]} | result
-        return token_result([*row.prompt, *token_ids]) | result
-
-    def _events(self, row: RowRequest) -> AsyncGenerator[TextEvent, None]:
-        if row.is_tokens:
-            return generate_tokens(self.text, row.request, row.stop, row.bad)
-        return self.text.generate(row.request)
-
-    def _response_builder(self, job: InferJob, rows: Sequence[RowRequest]) -> ResponseBuilder:
+    def _response_builder(self, job: InferJob, rows: Sequence[RowRequest], num_rows: int) -> ResponseBuilder:
         ends = self._defaults.eos_token_ids
         pads = (row.pad_id for row in rows if row.pad_id is not None)
         pad_id = next(pads, ends[0] if ends else 0)
-        return ResponseBuilder(self.spec, job.request.requested_outputs, len(rows), pad_id)
+        return ResponseBuilder(self.spec, job.request.requested_outputs, num_rows, pad_id)
 
 
 @text_model_of.register
@@ -213,23 +181,3 @@ def _eos_token_ids(text: LlmText) -> tuple[int, ...]:
     """Return the ids that end a text: the model's, then the tokenizer's where the model does not have it."""
     of_model, of_tokenizer = text.info.eos_token_ids, text.tokenizer.eos_token_id
     return of_model if of_tokenizer is None or of_tokenizer in of_model else (*of_model, of_tokenizer)
-
-
-def _check_requested_outputs(request: InferRequest, row: RowRequest) -> None:
-    """Raise INVALID where a text output is requested with token ids as prompt, or the reverse."""
-    others = {"text_output"} if row.is_tokens else {"output_ids", "sequence_length"}
-    for name in request.requested_outputs:
-        if name in others:
-            given = next(name for name in PROMPTS if name in request.inputs or name in request.parameters)
-            raise invalid(name, f"{request.log_prefix}output '{name}' does not go with input '{given}'")
-
-
-def _leave_queue(job: InferJob) -> None:
-    """End the job's queue time. A request counts as queued until its first token: only the engine sees its prefill."""
-    job.compute_started_ns = job.infer_started_ns = perf_counter_ns()
-
-
-def _piece(event: TextEvent) -> RowResult:
-    if isinstance(event, TokenPiece):
-        return token_result(event.token_ids)
-    return {"text_output": [event.text.encode()]}

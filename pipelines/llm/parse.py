@@ -1,10 +1,12 @@
 """Parses the plain values of a row, with Triton's defaults and limits, into a request to an LLM."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.sampling_fields import MAX_BIAS, SAMPLING_FIELDS
+from msgspec import structs
+
+from engine.sampling_fields import MAX_BIAS, MAX_SEED, SAMPLING_FIELDS, SamplingField
 from engine.types import Grammar, GrammarKind
 from pipelines.llm.configuration import QueueDefaults
 from pipelines.llm.fields import PROMPTS
@@ -23,6 +25,9 @@ _GUIDE_TYPES = {
     "ebnf_grammar": GrammarKind.EBNF,
 }
 _BIAS, _BIAS_WORDS, _BIAS_WEIGHTS = "embedding_bias", "embedding_bias_words", "embedding_bias_weights"
+_TEXT_OUTPUT, _TOKEN_OUTPUTS = "text_output", ("output_ids", "sequence_length")
+SEQUENCES = "num_return_sequences"
+MAX_RETURN_SEQUENCES = 128
 GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
 NO_TOKEN = -1
 """TensorRT-LLM's end_id for no token, and the padding of its lists of words."""
@@ -39,7 +44,8 @@ MAX_TIMEOUT_S = 1e7
 @dataclass(frozen=True, slots=True)
 class RowRequest:
     """The request of one row. `pad_id` pads its output to the length of its batch's longest. `prompt` is the prompt
-    where the output is to begin with it, else empty. `stop` and `bad` are token sequences."""
+    where the output is to begin with it, else empty. `stop` and `bad` are token sequences. An answer has text or
+    tokens, as the prompt is, and the other one too where it `gives_both`."""
 
     request: TextRequest
     prompt: str | list[int]
@@ -49,10 +55,36 @@ class RowRequest:
     pad_id: int | None
     returns_input_count: bool
     returns_output_count: bool
+    returns_log_probs: bool
+    num_sequences: int
+    gives_both: bool
 
     @property
-    def returns_log_probs(self) -> bool:
-        return "logprobs" in self.request.sampling
+    def gives_text(self) -> bool:
+        return self.gives_both or not self.is_tokens
+
+    @property
+    def gives_tokens(self) -> bool:
+        return self.gives_both or self.is_tokens
+
+    @property
+    def returns_metrics(self) -> bool:
+        return self.request.returns_metrics
+
+    @property
+    def needs_details(self) -> bool:
+        """Whether the answer has what only the engine's own events carry."""
+        request = self.request
+        return request.returns_metrics or request.returns_context_logits or request.returns_generation_logits
+
+    def split_sequences(self) -> "list[RowRequest]":
+        """Return a request for each of the row's sequences, which have seeds one after the other."""
+        sampling = self.request.sampling
+        if self.num_sequences == 1 or "seed" not in sampling:
+            return [self] * self.num_sequences
+        seeds = ((sampling["seed"] + number) & MAX_SEED for number in range(self.num_sequences))
+        requests = (structs.replace(self.request, sampling=sampling | {"seed": seed}) for seed in seeds)
+        return [replace(self, request=request) for request in requests]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +98,8 @@ class ModelDefaults:
     limits: RequestLimits
     vocab_size: int
     adapters: Sequence[str] = ()
+    temperature_samples: bool = True
+    """Whether a temperature alone samples."""
 
 
 def parse_row_request(values: Values, request: InferRequest, model: ModelDefaults) -> RowRequest:
@@ -73,8 +107,13 @@ def parse_row_request(values: Values, request: InferRequest, model: ModelDefault
     is_tokens = "input_ids" in values
     end_id = values.get("end_id")
     prompt = _prompt(values)
+    others = (_TEXT_OUTPUT,) if is_tokens else _TOKEN_OUTPUTS
+    gives_both = any(name in others for name in request.requested_outputs)
+    text_request = _text_request(values, request, prompt, model)
+    if gives_both and not is_tokens:  # the tokens that the text is made of come with their log probabilities
+        text_request = structs.replace(text_request, sampling={"logprobs": 0} | text_request.sampling)
     return RowRequest(
-        request=_text_request(values, request, prompt, model),
+        request=text_request,
         prompt=_shown_prompt(values, prompt, excludes_input=model.excludes_input or not is_tokens),
         is_tokens=is_tokens,
         stop=_sequences(values, "stop_words_list"),
@@ -82,6 +121,9 @@ def parse_row_request(values: Values, request: InferRequest, model: ModelDefault
         pad_id=values.get("pad_id", None if end_id == NO_TOKEN else end_id),
         returns_input_count=values.get("return_num_input_tokens", False),
         returns_output_count=values.get("return_num_output_tokens", False),
+        returns_log_probs=values.get("return_log_probs", False),
+        num_sequences=_num_sequences(values),
+        gives_both=gives_both,
     )
 
 
@@ -103,11 +145,23 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,
         adapter=_adapter(values, model.adapters),
         protocol=request.protocol,
+        returns_metrics=values.get("return_perf_metrics", False),
+        returns_context_logits=values.get("return_context_logits", False),
+        returns_generation_logits=values.get("return_generation_logits", False),
     )
 
 
 def _has(request: InferRequest, name: str) -> bool:
     return name in request.inputs or name in request.parameters
+
+
+def _num_sequences(values: Values) -> int:
+    number: int = values.get(SEQUENCES, 1)
+    if not 1 <= number <= MAX_RETURN_SEQUENCES:
+        raise invalid(SEQUENCES, f"{SEQUENCES} must be between 1 and {MAX_RETURN_SEQUENCES}, got {number}")
+    if number > 1 and values.get("beam_width", 1) > 1:
+        raise invalid(SEQUENCES, f"{SEQUENCES} must be 1 with a beam_width above 1, got {number}")
+    return number
 
 
 def _prompt(values: Values) -> PlainPrompt:
@@ -141,7 +195,7 @@ def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
     fields = {name: field for name, field in SAMPLING_FIELDS.items() if field.datatype}
     sampling = {name: field.default for name, field in fields.items() if not field.is_optional}
     sampling |= {name: values[name] for name in fields if name in values}
-    if not any(name in values for name, field in fields.items() if field.enables_sampling):
+    if not any(name in values for name, field in fields.items() if _enables_sampling(field, model)):
         sampling["temperature"] = 0.0
     if "early_stopping" in sampling:
         sampling["early_stopping"] = int(sampling["early_stopping"])
@@ -155,6 +209,12 @@ def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
         "logprobs": 0 if values.get("return_log_probs") else None,
     }
     return {name: value for name, value in (sampling | given).items() if value is not None}
+
+
+def _enables_sampling(field: SamplingField, model: ModelDefaults) -> bool:
+    """Return whether a request with this field samples. In TensorRT-LLM (setupTopKRuntimeArgs of its decoder) top_k 0
+    and top_p 0, their defaults, mean top_k 1, whatever the temperature is."""
+    return field.enables_sampling and (model.temperature_samples or field.name != "temperature")
 
 
 def _top(values: Values) -> tuple[int, float]:

@@ -7,59 +7,15 @@ from typing import Any
 import numpy as np
 
 from pipelines.llm.fields import OUTPUTS
-from pipelines.llm.parse import RowRequest
-from pipelines.llm.tokens import TokenPiece
-from pipelines.text.types import TextEvent
 from serving.request import InferResponse
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import BYTES
-from serving.tensors.tensor import Tensor
+from serving.tensors.tensor import Array, Tensor
 
-RowResult = dict[str, list[Any]]
-"""The elements of one row's outputs, by `LlmOutput.field`."""
+RowResult = dict[str, list[Any] | Array]
+"""The elements of one row's outputs, by `LlmOutput.field`; [tokens, vocab_size] for logits."""
 
 _LENGTH = Struct("<I")
-
-
-class RowSummary:
-    """Collects what the last response says about a whole row: finish reason, counts, log probabilities."""
-
-    def __init__(self, request: RowRequest, row: int = 0) -> None:
-        self._request = request
-        self._row = row
-        self._log_probs: list[float] = []
-
-    def note(self, event: TextEvent) -> None:
-        """Take every event of the row, in order."""
-        if not self._request.returns_log_probs:
-            return
-        if isinstance(event, TokenPiece):
-            self._log_probs += event.log_probs
-        elif event.detail is not None:
-            self._log_probs += [entry.logprob or 0.0 for entry in event.detail.logprobs or ()]
-
-    def result(self, end: TextEvent) -> RowResult:
-        """Return the outputs that come with the last event, besides the text or the tokens."""
-        assert end.finish_reason is not None
-        result: RowResult = {
-            "finish_reason": [end.finish_reason.value.encode()],
-            "batch_index": [self._row],
-            "sequence_index": [0],
-        }
-        if self._request.returns_input_count:
-            result["num_input_tokens"] = [end.prompt_tokens]
-            result["num_cached_tokens"] = [end.cached_tokens]
-        if self._request.returns_output_count:
-            result["num_output_tokens"] = [end.completion_tokens]
-        if self._request.returns_log_probs:
-            result["cum_log_probs"] = [end.detail.total_logprob if end.detail is not None else 0.0]
-            result["output_log_probs"] = self._log_probs
-        return result
-
-
-def token_result(token_ids: Sequence[int]) -> RowResult:
-    """Return the token outputs of one row."""
-    return {"output_ids": list(token_ids), "sequence_length": [len(token_ids)]}
 
 
 class ResponseBuilder:
@@ -113,17 +69,19 @@ class ResponseBuilder:
                 outputs.append(self._tensor(spec, [result[field] for result in results], pad))
         return InferResponse(outputs, is_final=is_final)
 
-    def _tensor(self, spec: TensorSpec, rows: list[list[Any]], pad: int) -> Tensor:
+    def _tensor(self, spec: TensorSpec, rows: list[list[Any] | Array], pad: int) -> Tensor:
         width = max(map(len, rows))
-        array = np.full((len(rows), width), pad if spec.data_type is not BYTES else b"", spec.data_type.dtype)
+        inner = rows[0].shape[1:] if isinstance(rows[0], np.ndarray) else ()
+        array = np.full((len(rows), width, *inner), pad if spec.data_type is not BYTES else b"", spec.data_type.dtype)
         for row, elements in zip(array, rows, strict=True):
             row[: len(elements)] = elements
-        shape = self._shape(spec, width)
+        shape = self._shape(spec, width, inner)
         return Tensor(spec.name, spec.data_type.name, shape, array=array.reshape(shape))
 
-    def _shape(self, spec: TensorSpec, width: int) -> tuple[int, ...]:
-        """Return the shape for the declared dims: [n], or [beam, n] with one beam, after the rows of a batch."""
-        beams = (1,) * (len(spec.dims) - 1)
+    def _shape(self, spec: TensorSpec, width: int, inner: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Return the shape for the declared dims: [n], or [beam, n] with one beam, after the rows of a batch. `inner`
+        are the dims of each of the n elements."""
+        beams = (1,) * (len(spec.dims) - 1 - len(inner))
         if self._is_batched:
-            return (self._num_rows, *beams, width)
-        return (self._num_rows, width) if self._num_rows > 1 else (*beams, width)
+            return (self._num_rows, *beams, width, *inner)
+        return (self._num_rows, width, *inner) if self._num_rows > 1 else (*beams, width, *inner)

@@ -1,7 +1,7 @@
 """An LLM's text model: text, conversations or token ids in, text out, over the engine that runs the checkpoint."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -10,7 +10,7 @@ import msgspec
 
 from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
-from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from pipelines.text.model import UNCOUNTED, refuse_parameters
 from pipelines.text.sampling import (
     SamplingDefaults,
@@ -35,6 +35,7 @@ from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, SamplingOve
 from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError
 
+ObserveDetail = Callable[[EventDetail], None]
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Bounds of the histograms of lengths, in tokens; TensorRT-LLM's."""
 
@@ -139,14 +140,23 @@ class LlmText:
         await self.activity.texts.wait_idle()
 
     def generate(
-        self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
+        self,
+        request: TextRequest,
+        while_open: AbstractContextManager[object] = UNCOUNTED,
+        on_detail: ObserveDetail | None = None,
     ) -> AsyncGenerator[TextEvent, None]:
-        """Generate text. The last event has the finish reason. Closing the generator cancels the request. Raises
-        SluiceError at the first event where the request is refused, and at a later one where it failed."""
-        return self._generate(request, while_open, is_counted=True)
+        """Generate text. The last event has the finish reason. Closing the generator cancels the request. `on_detail`
+        gets the details of the engine's events before the text event that they lead to. Raises SluiceError at the
+        first event where the request is refused, and at a later one where it failed."""
+        return self._generate(request, while_open, on_detail, is_counted=True)
 
     async def _generate(
-        self, request: TextRequest, while_open: AbstractContextManager[object], *, is_counted: bool
+        self,
+        request: TextRequest,
+        while_open: AbstractContextManager[object],
+        on_detail: ObserveDetail | None = None,
+        *,
+        is_counted: bool,
     ) -> AsyncGenerator[TextEvent, None]:
         measured = self.measure(request, is_counted=is_counted)
         with while_open, self.activity.texts, client_max_tokens(request), measured as record:
@@ -159,6 +169,8 @@ class LlmText:
             stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), logprobs)
             with self.activity.follow(self.submit(request, token_ids, sampling)) as generation:
                 async for token_event in generation:
+                    if on_detail is not None and token_event.detail is not None:
+                        on_detail(token_event.detail)
                     event = stream.feed(token_event)
                     if event is None:
                         continue
@@ -197,6 +209,9 @@ class LlmText:
                     timeout_s=request.timeout_s,
                     queue_timeout_s=request.queue_timeout_s,
                     adapter=request.adapter,
+                    returns_metrics=request.returns_metrics,
+                    returns_context_logits=request.returns_context_logits,
+                    returns_generation_logits=request.returns_generation_logits,
                 )
             )
         except SluiceError as error:

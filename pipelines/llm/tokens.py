@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 import msgspec
 
 from engine.types import FinishReason, TokenEvent
-from pipelines.llm.text import LlmText
+from pipelines.llm.text import LlmText, ObserveDetail
 from pipelines.text.sampling import client_max_tokens
 from pipelines.text.stream import check_complete
 from pipelines.text.types import TextDetail, TextEvent, TextRequest
@@ -48,7 +48,11 @@ class StopSequences:
 
 
 async def generate_tokens(
-    text: LlmText, request: TextRequest, stop: TokenSequences = (), bad: TokenSequences = ()
+    text: LlmText,
+    request: TextRequest,
+    stop: TokenSequences = (),
+    bad: TokenSequences = (),
+    on_detail: ObserveDetail | None = None,
 ) -> AsyncGenerator[TokenPiece, None]:
     """Generate up to and including the first of the `stop` sequences, without any of the `bad` ones. As with
     `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is raised at
@@ -61,6 +65,8 @@ async def generate_tokens(
         pieces = _Pieces(len(prompt), StopSequences(stop, sampling.min_tokens))
         with text.activity.follow(text.submit(request, prompt, sampling)) as generation:
             async for event in generation:
+                if on_detail is not None and event.detail is not None:
+                    on_detail(event.detail)
                 piece = pieces.piece(event)
                 if piece.finish_reason is None:
                     record.observe(piece)

@@ -23,7 +23,9 @@ _UINT64 = range(2**64)
 _MAX_PROMPT_TOKENS = 1 << 20
 _MAX_ELEMENTS = 1 << 14
 """Most elements of a list. Longer ones hold up the event loop."""
+_SEQUENCES, BATCH_INDEX = "num_return_sequences", "batch_index"
 _NO_SAMPLING_FIELDS = (
+    _SEQUENCES,
     "text_input",
     "messages",
     "input_ids",
@@ -88,6 +90,28 @@ def is_streamed(request: InferRequest, spec: ModelSpec) -> bool:
         return False
     streams = wants_stream(request)
     return request.streams_by_default if streams is None else streams
+
+
+def gives_several(request: InferRequest, spec: ModelSpec) -> bool:
+    """Whether a model with this specification gives each sequence responses of its own: a row has several, or there are
+    several rows, the caller takes a stream and the model declares an output that tells them apart. The request may be
+    unchecked."""
+    if not spec.is_decoupled:
+        return False
+    # The inputs count too: the batch size may not have been set yet.
+    has_rows = request.batch_size > 1 or any(tensor.shape[:1] > (1,) for tensor in request.inputs.values())
+    if request.takes_stream and spec.max_batch_size > 0 and BATCH_INDEX in spec.outputs and has_rows:
+        return True
+    return find_most_sequences(request) > 1
+
+
+def find_most_sequences(request: InferRequest) -> int:
+    """Return the largest `num_return_sequences` of the request's rows. The request may be unchecked."""
+    sent = request.inputs.get(_SEQUENCES)
+    try:
+        return int(sent.array.max() if sent is not None else request.parameters.get(_SEQUENCES, 1))
+    except (KeyError, ValueError, TypeError):  # the check reports it
+        return 1
 
 
 def _read_flag(tensor: Tensor) -> bool | None:

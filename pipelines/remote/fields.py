@@ -45,6 +45,10 @@ only where the API gives them."""
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     **{name: field.off for name, field in SAMPLING_FIELDS.items() if name not in COMMON and not field.is_optional},
     "return_log_probs": (False,),
+    "return_perf_metrics": (False,),
+    "return_context_logits": (False,),
+    "return_generation_logits": (False,),
+    "num_return_sequences": (1,),
     "exclude_input_in_output": (True,),
     "bad_words": ([], [""]),
 }

@@ -53,7 +53,7 @@ class RemoteLlmModel(Model):
         self._is_closing = True
         for job in list(self._tasks.jobs):
             unloaded = SluiceError(ErrorCode.UNAVAILABLE, f"model '{self.name}' version {self.version} is unloaded")
-            self._tasks.end(job, unloaded)
+            job.fail(unloaded)
         await self._tasks.cancel_all()
         await self._client.close()
 

@@ -10,12 +10,12 @@ import numpy as np
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.llm.parameters import excludes_input
-from pipelines.llm.values import is_streamed, wants_stream
+from pipelines.llm.values import find_most_sequences, gives_several, is_streamed, wants_stream
 from pipelines.stages.bls_requests import BlsRequest
 from pipelines.stages.bls_text import BeamText, DecodedText, DetokenizedText, StopWordCutter
 from pipelines.stages.postprocessing import OUTPUT, PostprocessingModel
 from pipelines.stages.stage import BLS
-from pipelines.text.text_tensors import build_text_tensor, read_text_rows
+from pipelines.text.text_tensors import read_text_rows
 from serving.backend import ModelLookup
 from serving.backends.ensemble.rows import fit_shape
 from serving.job import InferJob
@@ -27,7 +27,7 @@ from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 TEXT = "text_output"
-_STOP_WORDS = "stop_words"
+_STOP_WORDS, _SEQUENCE_INDEX = "stop_words", "sequence_index"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class BlsModel(Model):
         self._tasks = RequestTasks(self.spec)
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
-        return is_streamed(request, self.spec)
+        return is_streamed(request, self.spec) or gives_several(request, self.spec)
 
     async def close(self) -> None:
         self.retire()
@@ -70,7 +70,7 @@ class BlsModel(Model):
         BLS.refuse_unsupported(request)
         if wants_stream(request) and not self.spec.is_decoupled:
             raise invalid("stream", f"model '{self.name}' does not stream: its transaction policy is not decoupled")
-        streams = self.is_decoupled_for(request)
+        streams = is_streamed(request, self.spec)
         if streams and request.batch_size != 1:
             raise invalid("stream", f"only a request of one row can stream, this one has {request.batch_size}")
         run = BlsRun(job, self.spec, self._find_models(), streams=streams, accumulates=self._settings.accumulates)
@@ -116,23 +116,40 @@ class BlsRun:
         await (self._stream(request) if self._streams else self._answer_whole(request))
 
     async def _stream(self, request: InferRequest) -> None:
-        beams: list[BeamText] = []
+        streams: dict[int, list[BeamText]] = {}
+        num_left = find_most_sequences(self._job.request)
         async with aclosing(infer_stream(self._models.token_model, request)) as responses:
             async for response in responses:
+                if response.error is not None:
+                    raise response.error
+                number = _sequence_index(response)
+                beams = streams.setdefault(number, [])
+                was_stopped = _are_stopped(beams)
                 pieces = await self._pieces(response, beams)
-                is_final = response.is_final or (bool(beams) and all(beam.is_stopped for beam in beams))
+                num_left -= _are_stopped(beams) and not was_stopped
+                is_final = response.is_final or num_left == 0
                 if is_final:
                     self._job.infer_ended_ns = perf_counter_ns()
+                    await self._end_others(streams, number)
                 if any(pieces) or is_final:
-                    shown = [beam.text for beam in beams] if self._accumulates else pieces
-                    self._job.respond(self._response(response, [shown], is_final=is_final))
+                    self._job.respond(self._response(response, [self._shown_pieces(beams, pieces)], is_final=is_final))
                 if is_final:
                     return
 
+    async def _end_others(self, streams: dict[int, list[BeamText]], number: int) -> None:
+        """Respond with the text kept back in the sequences but `number`, whose own ends no tensor of NVIDIA's marks."""
+        for other, beams in streams.items():
+            pieces = [await beam.feed([], is_last=True) for beam in beams] if other != number else []
+            if any(pieces):
+                place = Tensor.of(_SEQUENCE_INDEX, np.full((1, 1) if self._token_rows else (1,), other, np.int32))
+                shown = self._shown_pieces(beams, pieces)
+                self._job.respond(self._response(InferResponse([place]), [shown], is_final=False))
+
+    def _shown_pieces(self, beams: list[BeamText], pieces: list[str]) -> list[str]:
+        return [beam.text for beam in beams] if self._accumulates else pieces
+
     async def _pieces(self, response: InferResponse, beams: list[BeamText]) -> list[str]:
-        """Return the text that the response adds to each beam."""
-        if response.error is not None:
-            raise response.error
+        """Return the text that the response adds to each beam of its sequence."""
         sequences = self._sequences(response)
         while len(beams) < len(sequences):
             beams.append(BeamText(self._incremental_text(), self._stop_words_of(0)))
@@ -225,8 +242,8 @@ class BlsRun:
         requested = self._job.request.requested_outputs or tuple(self._spec.outputs)
         outputs = []
         if TEXT in requested:
-            rows = [[text.encode() for text in row] or [b""] for row in texts]
-            outputs.append(build_text_tensor(TEXT, rows, is_batched=self._is_batched))
+            flat = [text.encode() for row in texts for text in row] or [b""]
+            outputs.append(Tensor.of(TEXT, np.array(flat, np.object_)))  # of the shape that postprocessing gives
         for tensor in response.outputs:
             spec = self._spec.outputs.get(tensor.name)
             if spec is not None and tensor.name in requested:
@@ -236,3 +253,12 @@ class BlsRun:
 
     def _wrong_answer(self, what: str) -> SluiceError:
         return SluiceError(ErrorCode.INTERNAL, f"model '{self._models.token_model.name}' {what}")
+
+
+def _sequence_index(response: InferResponse) -> int:
+    """Return which of its row's sequences the response belongs to."""
+    return next((int(each.array.flat[0]) for each in response.outputs if each.name == _SEQUENCE_INDEX), 0)
+
+
+def _are_stopped(beams: list[BeamText]) -> bool:
+    return bool(beams) and all(beam.is_stopped for beam in beams)

@@ -40,8 +40,9 @@ class PostprocessingModel(StageModel):
         if not self._is_batched:
             tokens, lengths = tokens[np.newaxis], lengths[np.newaxis]
         _check(request, tokens, lengths)
+        # One dimension for rows and beams together, as NVIDIA's stage has it, whose clients read element 0 as a text.
         texts = np.array([self._text(ids) for ids in _sequences(tokens, lengths)], np.object_)
-        return {OUTPUT: texts.reshape(lengths.shape)} | self._passed_through(request)
+        return {OUTPUT: texts if self._is_batched else texts[np.newaxis]} | self._passed_through(request)
 
     def _passed_through(self, request: InferRequest) -> Outputs:
         given = {f"OUT_{name}": request.inputs[name].array for name in PASSED_THROUGH & request.inputs.keys()}

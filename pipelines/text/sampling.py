@@ -27,6 +27,8 @@ _BIAS_WORDS, _BIAS_WEIGHTS = "embedding_bias_words", "embedding_bias_weights"
 
 _IN_SAMPLING_CONFIG = ("top_k", "stop_token_ids")
 """Fields whose request parameter is part of `sampling_config`."""
+_CHOOSING = ("top_k", "top_p", "min_p", "typical_p")
+"""Fields with any of which TensorRT-LLM samples by a temperature."""
 _GUIDE_TYPES = {
     GrammarKind.JSON_OBJECT: "json",
     GrammarKind.JSON_SCHEMA: "json_schema",
@@ -163,6 +165,8 @@ def build_request_parameters(request: TextRequest, model: str) -> RequestParamet
             raise _not_passed_on(name, model)
         elif name not in _IN_SAMPLING_CONFIG:
             parameters[name] = value
+    if parameters.get("temperature") and sampling.keys().isdisjoint(_CHOOSING):
+        parameters["top_p"] = 1.0  # a model of TensorRT-LLM's is greedy with a temperature alone
     if request.echo:
         raise _not_passed_on("echo", model)
     config = _sampling_config(request)

@@ -65,6 +65,10 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, str | int | float | bool] = {}
     protocol: str = ""
     """The protocol's label in metrics, for models that are measured behind the text model."""
+    returns_metrics: bool = False
+    returns_context_logits: bool = False
+    returns_generation_logits: bool = False
+    """These ask a language model's engine for more in its events, as in `engine.types.GenerateRequest`."""
 
 
 class TokenText(msgspec.Struct, frozen=True, gc=False):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
+from tritonclient.utils import np_to_triton_dtype
 
 from pipelines.text.tokenizer import Tokenizer
 from tests import paths
@@ -207,8 +208,10 @@ def test_what_no_model_does_is_refused_by_name(client: httpx.Client, face: str) 
 @pytest.mark.parametrize("face", FACES)
 def test_a_batch_of_several_rows(server: ServerProcess, client: httpx.Client, face: str) -> None:
     with grpcclient.InferenceServerClient(server.grpc_address) as triton:
-        found = _stream_one(triton, face, _inputs(grpcclient, PROMPTS[:3]))
-    texts = [text.decode() for text in found.as_numpy("text_output").ravel()]
+        found = _stream(triton, face, _inputs(grpcclient, PROMPTS[:3]))
+    if len(found) > 1:  # each row has a response of its own, which says whose it is
+        found.sort(key=lambda each: each.as_numpy("batch_index")[0][0])
+    texts = [text.decode() for each in found for text in each.as_numpy("text_output")]
     assert texts == [generate(client, MODEL, text_input=prompt) for prompt in PROMPTS[:3]]
 
 
@@ -239,11 +242,35 @@ def _inputs(library: Any, prompts: list[str]) -> list[Any]:
     return inputs
 
 
-def _stream_one(triton: Any, model: str, inputs: list[Any]) -> Any:
-    """Return the first response. A decoupled model answers gRPC clients only on streams."""
+@pytest.mark.parametrize("face", FACES)
+def test_nvidias_client_reads_its_answers(
+    server: ServerProcess, client: httpx.Client, face: str, is_native: bool
+) -> None:
+    """It takes element 0 of `text_output` as a text, [0][0] of what has dims [1], and asks for all of these."""
+    if face == "tensorrt_llm_bls" and not is_native:
+        pytest.skip("the stand-in for NVIDIA's Python stage passes on no metrics")
+    flags = dict.fromkeys(("return_perf_metrics", "return_log_probs", "return_generation_logits"), True)
+    with grpcclient.InferenceServerClient(server.grpc_address) as triton:
+        inputs = _inputs(grpcclient, PROMPTS[:1])
+        for name, value in {**flags, "num_return_sequences": 2, "temperature": 1.0}.items():
+            array: Any = np.array([[value]], {bool: np.bool_, int: np.int32, float: np.float32}[type(value)])
+            inputs.append(grpcclient.InferInput(name, array.shape, np_to_triton_dtype(array.dtype)))
+            inputs[-1].set_data_from_numpy(array)
+        found = _stream(triton, face, inputs)
+    assert sorted(each.as_numpy("sequence_index")[0][0] for each in found) == [0, 1]
+    for each in found:
+        assert each.as_numpy("text_output").shape == (1,)
+        assert each.as_numpy("text_output")[0].decode() == generate(client, MODEL)
+        assert each.as_numpy("kv_cache_alloc_total_blocks").shape == (1, 1)
+        assert each.as_numpy("output_log_probs").shape == (1, 1, NUM_TOKENS)
+        assert each.as_numpy("generation_logits").shape[:3] == (1, 1, NUM_TOKENS)
+
+
+def _stream(triton: Any, model: str, inputs: list[Any]) -> list[Any]:
+    """Return the responses. A decoupled model answers gRPC clients only on streams."""
     found: list[Any] = []
     triton.start_stream(lambda result, error: found.append(error or result))
     triton.async_stream_infer(model, inputs)
     triton.stop_stream()
-    assert not isinstance(found[0], Exception), found[0]
-    return found[0]
+    assert not isinstance(found[0], Exception), str(found[0])
+    return found

@@ -74,10 +74,11 @@ async def test_who_cancels_ends_the_work() -> None:
     assert responses == []
 
 
-async def test_one_may_be_ended_with_a_reason() -> None:
+async def test_one_may_be_answered_for_it() -> None:
     model = TasksModel()
     job, responses = submitted(model, for_ever)
-    model.tasks.end(job, SluiceError(ErrorCode.UNAVAILABLE, "gone"))
+    job.fail(SluiceError(ErrorCode.UNAVAILABLE, "gone"))
+    model.tasks.cancel(job)
     await model.close()
     assert [str(response.error) for response in responses] == ["gone"]
 

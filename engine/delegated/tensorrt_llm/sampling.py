@@ -211,6 +211,7 @@ def _guided_decoding(context: SamplingContext) -> dict[str, Any] | None:
 
 _IDS_ONLY = "ids come in and go out; text is made of them outside of the engine"
 _NOT_OFFERED = "no API of ours has it"
+_NO_LOGITS = "only OpenVINO gives logits"
 
 # fmt: off
 FIELDS = (
@@ -269,8 +270,8 @@ FIELDS = (
     TensorRtLlmField("prompt_logprobs", "prompt_logprobs", "at least 1 before 1.3; not after a resume",
                   _prompt_logprobs),
     TensorRtLlmField("logprobs_mode", "", "its default, RAW: before penalties, temperature and filters", default="RAW"),
-    TensorRtLlmField("return_context_logits", "", _NOT_OFFERED, default=False),
-    TensorRtLlmField("return_generation_logits", "", _NOT_OFFERED, default=False),
+    TensorRtLlmField("return_context_logits", "", _NO_LOGITS, default=False),
+    TensorRtLlmField("return_generation_logits", "", _NO_LOGITS, default=False),
     TensorRtLlmField("exclude_input_from_output", "", "true", _always(True), default=True),
     TensorRtLlmField("return_encoder_output", "", _NOT_OFFERED, default=False),
     TensorRtLlmField("return_perf_metrics", "", "true: cached tokens are read from them", _always(True), default=False),

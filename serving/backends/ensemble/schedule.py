@@ -225,4 +225,11 @@ class EnsemblePlan:
             if tensor in request.inputs
         }
         model = self.models.find(step.model_name, step.version)
-        return model.is_decoupled_for(replace(request, inputs=inputs, requested_outputs=tuple(step.outputs)))
+        rows = max((each.shape[0] for each in request.inputs.values() if each.shape), default=1)
+        known = replace(
+            request,
+            inputs=inputs,
+            requested_outputs=tuple(step.outputs),
+            batch_size=rows if self.is_batching else 1,
+        )
+        return model.is_decoupled_for(known)

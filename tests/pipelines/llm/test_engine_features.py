@@ -66,8 +66,7 @@ REFUSED = [
     ),
     ({"lora_name": 5}, "parameter 'lora_name' must be a string, got 5"),
     ({"beam_width": "2"}, "parameter 'beam_width' must be a 32-bit integer"),
-    ({"num_return_sequences": 2}, "input 'num_return_sequences' is not supported; leave it out or send 1"),
-    ({"return_perf_metrics": True}, "input 'return_perf_metrics' is not supported; leave it out or send false"),
+    ({"num_return_sequences": 2, "beam_width": 2}, "num_return_sequences must be 1 with a beam_width above 1, got 2"),
     ({"length_penalty": 1.0, "len_penalty": 2.0}, "input 'length_penalty' is given twice"),
 ]
 

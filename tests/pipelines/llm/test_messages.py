@@ -124,12 +124,6 @@ async def test_what_no_template_renders_is_refused(model: LlmModel, messages: st
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "messages")
 
 
-async def test_outputs_of_the_token_face_do_not_go_with_them(model: LlmModel) -> None:
-    sent = request(model, {"messages": MESSAGES}, requested_outputs=("output_ids",))
-    with pytest.raises(SluiceError, match="output 'output_ids' does not go with input 'messages'"):
-        model.submit(sent, lambda response: None)
-
-
 async def test_a_model_may_declare_nothing_else(make: Make) -> None:
     model = make(
         config_of(

@@ -90,7 +90,7 @@ class TestSeed:
             return (await ask(seed, self.FIELDS | {"sampling_config": config}))["output_ids"]
 
         sampled = await sample('{"temperature": 1.9, "random_seed": 3, "top_k": 0}')
-        assert sampled == await sample('{"temperature": [1.9], "seed": 3}')
+        assert sampled == await sample('{"temperature": [1.9], "seed": 3, "top_p": 1.0}')
         assert sampled != await sample('{"top_k": 1}') == [*IDS, *echo(IDS, 6)]
         assert await sample('{"exclude_input_in_output": true}') == echo(IDS, 6)
 
@@ -145,8 +145,7 @@ class TestNvidia:
         assert answer["sequence_length"].tolist() == [[10]]
         assert (answer["cum_log_probs"].shape, answer["output_log_probs"].shape) == ((1, 1), (1, 1, 6))
         assert answer["cum_log_probs"][0, 0] == pytest.approx(answer["output_log_probs"].sum(), rel=1e-5)
-        assert (answer["batch_index"].tolist(), answer["sequence_index"].tolist()) == ([[0]], [[0]])
-        assert "context_logits" not in answer
+        assert not answer.keys() & {"batch_index", "sequence_index", "context_logits"}
 
     async def test_a_stream_brings_the_new_tokens(self, nvidia: LlmModel) -> None:
         parts = [part async for part in responses(nvidia, self.FIELDS | {"streaming": True})]
@@ -199,8 +198,8 @@ class TestNvidia:
         stopping = await infer_one(nvidia, request(nvidia, self.FIELDS | {"stop": True}, id="7"))
         assert stopping.is_empty
         rest = [part async for part in events]
-        assert rest[-1].error is not None
-        assert rest[-1].error.message == "Request cancelled by client"
+        assert (rest[-1].error, rest[-1].is_final) == (None, True)
+        assert by_name(rest[-1])["output_ids"].shape == (1, 1, 0)
         with pytest.raises(SluiceError, match="must have its id"):
             await infer_one(nvidia, request(nvidia, self.FIELDS | {"stop": True}))
 
@@ -262,7 +261,8 @@ class TestUnbatched:
         joined = [parts_ids for part in parts for parts_ids in np.ravel(part["output_ids"]).tolist()]
         assert joined == whole["output_ids"]
         assert parts[-1]["cum_log_probs"] == whole["cum_log_probs"]
-        assert parts[-1]["output_log_probs"] == whole["output_log_probs"]
+        joined = [value for part in parts for value in np.ravel(part["output_log_probs"]).tolist()]
+        assert joined == whole["output_log_probs"]
 
     async def test_dims_may_have_the_rows(self, make: Make) -> None:
         config = default_llm_config("echo")

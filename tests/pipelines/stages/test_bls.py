@@ -125,7 +125,7 @@ async def test_rows_side_by_side(serve: Serve, rill: Tokenizer) -> None:
     fields: dict[str, Any] = {"text_input": [["a"], ["b"]], "max_tokens": [[4], [4]], "stop_words": [["x"], ["and"]]}
     response = await infer_one(model, request(model, **fields, exclude_input_in_output=[[True], [False]]))
     found = {each.name: each.array.tolist() for each in response.outputs}
-    assert found == {"text_output": [[b"north"], [b"bsouth and"]], "cum_log_probs": [[-1.0], [-2.0]]}
+    assert found == {"text_output": [b"north", b"bsouth and"], "cum_log_probs": [[-1.0], [-2.0]]}
 
 
 async def test_rows_one_response_each(serve: Serve, rill: Tokenizer) -> None:
@@ -151,7 +151,7 @@ async def test_the_models_own_default_shows_the_prompt(serve: Serve, rill: Token
     given = request(model, **bls_fields("Go"))
     given.parameters["exclude_input_in_output"] = False
     [output] = (await infer_one(model, given)).outputs
-    assert output.array.tolist() == [[b"Go north"]]
+    assert output.array.tolist() == [b"Go north"]
 
 
 def lossy(rill: Tokenizer) -> Scripted:

@@ -22,12 +22,12 @@ def ids(rill: Tokenizer) -> list[int]:
     return rill.encode_words("A river runs", "text")
 
 
-async def test_rows_and_beams(rill_path: Path, ids: list[int]) -> None:
+async def test_rows_and_beams_are_one_dimension_as_in_nvidias_stage(rill_path: Path, ids: list[int]) -> None:
     model = await stage(rill_path)
     length = len(ids)
     tokens = [[ids, ids], [ids, ids]]
     found = await arrays(model, TOKENS_BATCH=tokens, SEQUENCE_LENGTH=[[length, 1], [0, length]])
-    assert found["OUTPUT"].tolist() == [[b"A river runs", b"A"], [b"", b"A river runs"]]
+    assert found["OUTPUT"].tolist() == [b"A river runs", b"A", b"", b"A river runs"]
 
 
 OLDER = """
@@ -45,21 +45,21 @@ async def test_older_ensembles_hand_log_probabilities_through(rill_path: Path, i
     model = await stage(rill_path, CONFIG + OLDER)
     found = await arrays(model, TOKENS_BATCH=[[ids]], SEQUENCE_LENGTH=[[1]], CUM_LOG_PROBS=[[-1.5]])
     assert {name: array.tolist() for name, array in found.items()} == {
-        "OUTPUT": [[b"A"]],
+        "OUTPUT": [b"A"],
         "OUT_CUM_LOG_PROBS": [[-1.5]],
     }
 
 
 async def test_nothing_to_say(rill_path: Path) -> None:
     model = await stage(rill_path)
-    assert (await arrays(model, TOKENS_BATCH=[[[]]], SEQUENCE_LENGTH=[[0]]))["OUTPUT"].tolist() == [[b""]]
+    assert (await arrays(model, TOKENS_BATCH=[[[]]], SEQUENCE_LENGTH=[[0]]))["OUTPUT"].tolist() == [b""]
 
 
 @pytest.mark.parametrize(("value", "end"), [("${skip_special_tokens}", b""), ("False", b"<|end|>"), ("1", b"")])
 async def test_special_tokens(rill_path: Path, rill: Tokenizer, ids: list[int], value: str, end: bytes) -> None:
     model = await stage(rill_path, skip_special_tokens=value)
     found = await arrays(model, TOKENS_BATCH=[[[*ids, rill.eos_token_id]]], SEQUENCE_LENGTH=[[len(ids) + 1]])
-    assert found["OUTPUT"].tolist() == [[b"A river runs" + end]]
+    assert found["OUTPUT"].tolist() == [b"A river runs" + end]
 
 
 async def test_many_tokens_and_no_batch_dimension(rill_path: Path, ids: list[int]) -> None:
