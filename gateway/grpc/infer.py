@@ -1,8 +1,7 @@
 """ModelInfer, and what it shares with ModelStreamInfer: reading requests and writing responses."""
 
 import asyncio
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter_ns
 from typing import Any, TypeVar
 
@@ -13,6 +12,7 @@ from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
 from gateway.long_work import LONG_ELEMENTS, run_aside
 from gateway.path_masking import client_message
 from gateway.v2.classification import classify
+from gateway.v2.forwarded_headers import ForwardedHeaders
 from gateway.v2.server import V2Service, parse_version
 from gateway.v2.shared_memory import write_output
 from gateway.v2.trace import Trace
@@ -36,9 +36,7 @@ class InferReader:
 
     def __init__(self, service: V2Service, header_forward_pattern: str | None) -> None:
         self._service = service
-        self._forwarded = (
-            re.compile(header_forward_pattern, re.IGNORECASE) if header_forward_pattern is not None else None
-        )
+        self._forwarded = ForwardedHeaders(header_forward_pattern)
 
     async def read(self, infer: InferMessage, context: Any, *, is_unary: bool = False) -> GrpcInferRequest:
         """Parse `infer`. Raises SluiceError for an unknown model, for one that takes no unary calls, and INVALID."""
@@ -50,15 +48,15 @@ class InferReader:
         # Requests to an LLM and its pipelines say themselves whether they stream; other decoupled models always do.
         if is_unary and model.spec.is_decoupled and model.streams_unasked:
             raise _only_for_streams()
-        if self._forwarded is None and text_model_of(model) is None:
+        if not self._forwarded and text_model_of(model) is None:
             return await self._parse(infer, model, is_unary=is_unary)
         metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
-        parsed = await self._parse(infer, model, self._forward(metadata), is_unary=is_unary)
+        parsed = await self._parse(infer, model, self._forwarded.choose(metadata), is_unary=is_unary)
         parsed.request.tenant = _read_tenant(metadata)
         return parsed
 
     async def _parse(
-        self, infer: InferMessage, model: Model, forwarded: Iterable[tuple[str, str]] = (), *, is_unary: bool
+        self, infer: InferMessage, model: Model, forwarded: Mapping[str, str] | None = None, *, is_unary: bool
     ) -> GrpcInferRequest:
         def parse() -> GrpcInferRequest:
             return parse_infer_request(infer, model, self._service.shared_memory, forwarded, is_unary=is_unary)
@@ -76,11 +74,6 @@ class InferReader:
         if trace is not None:
             trace.capture("GRPC_WAITREAD_END", received_ns)
         return trace
-
-    def _forward(self, metadata: Metadata) -> list[tuple[str, str]]:
-        if self._forwarded is None:
-            return []
-        return [(key, value) for key, value in metadata if self._forwarded.search(key)]
 
 
 class ModelInfer:

@@ -57,7 +57,7 @@ def parse_infer_request(
     infer: InferMessage,
     model: Model,
     memory: SharedMemoryRegistry,
-    forwarded: Iterable[tuple[str, str]] = (),
+    forwarded: Mapping[str, str] | None = None,
     *,
     is_unary: bool = False,
 ) -> GrpcInferRequest:
@@ -73,7 +73,8 @@ def parse_infer_request(
     _parse_inputs(infer, request, memory)
     if message.outputs:
         _parse_outputs(message, parsed, memory)
-    request.parameters.update(forwarded)
+    if forwarded:
+        request.parameters.update(forwarded)
     parsed.is_decoupled = model.is_decoupled_for(request)
     return parsed
 
@@ -205,10 +206,12 @@ def _unexpected(tensor: Any, model: str, what: str) -> SluiceError:
 def _parse_outputs(
     message: "service_pb2.ModelInferRequest", parsed: GrpcInferRequest, memory: SharedMemoryRegistry
 ) -> None:
-    names = []
+    names: dict[str, None] = {}
     for each in message.outputs:
         name = each.name
-        names.append(name)
+        if name in names:
+            raise invalid(name, f"{parsed.request.log_prefix}output '{name}' already exists in request")
+        names[name] = None
         if not each.parameters:
             continue
         region, classes = _parse_region(each.parameters, name), _parse_num_classes(each.parameters)

@@ -1,12 +1,14 @@
 """The command line of `sluice serve`: its flags, and those of tritonserver that it accepts and ignores."""
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from gateway.options.config import GROUPS, ParsedFlags, list_options
 from gateway.options.option import OneLineParser, Option, OptionError, truth
+from gateway.options.telemetry import TRACE_CONFIG
 
 _DESCRIPTION = "Serve models: OpenAI API and Triton v2 over HTTP, Triton v2 over gRPC, Prometheus metrics."
 _TRUTHS = ("true", "false", "True", "False", "1", "0")
@@ -41,7 +43,6 @@ class AcceptedFlag:
 
 _ONE_LOOP = "connections share one event loop, and backends have threads of their own"
 _NO_POOL = "tensors are not copied to a pool; each backend's library keeps its own memory"
-_NO_TRACE_FLAGS = "write --trace-config triton,{}"
 _SAGEMAKER = "there is no SageMaker endpoint; put one in front, its /invocations is /v2/models/NAME/infer"
 _VERTEX = "there is no Vertex AI endpoint; put one in front, its :predict is /v2/models/NAME/infer"
 _BACKENDS = "backends are Python packages, found by entry point (docs/backends.md)"
@@ -56,6 +57,7 @@ ACCEPTED_FLAGS = (
     AcceptedFlag("--cuda-memory-pool-byte-size", _NO_POOL),
     AcceptedFlag("--cuda-virtual-address-size", _NO_POOL),
     AcceptedFlag("--enable-peer-access", _NO_POOL),
+    AcceptedFlag("--model-load-gpu-limit", "each backend's library says what fits on a GPU"),
     AcceptedFlag("--min-supported-compute-capability", "each backend's library says which GPUs it runs on"),
     AcceptedFlag("--backend-directory", _BACKENDS),
     AcceptedFlag("--repoagent-directory", "the one agent is checksum, and it is built in"),
@@ -68,24 +70,32 @@ ACCEPTED_FLAGS = (
     AcceptedFlag("--vertex-ai-port", _VERTEX),
     AcceptedFlag("--vertex-ai-thread-count", _VERTEX),
     AcceptedFlag("--vertex-ai-default-model", _VERTEX),
-    AcceptedFlag("--strict-model-config", "that was replaced by --disable-auto-complete-config", True),
     AcceptedFlag("--allow-poll-model-repository", "that was replaced by --model-control-mode poll", True),
     AcceptedFlag("--allow-model-control", "that was replaced by --model-control-mode explicit", True),
-    AcceptedFlag("--trace-file", _NO_TRACE_FLAGS.format("file=PATH")),
-    AcceptedFlag("--trace-level", _NO_TRACE_FLAGS.format("level=TIMESTAMPS")),
-    AcceptedFlag("--trace-rate", _NO_TRACE_FLAGS.format("rate=N")),
-    AcceptedFlag("--trace-count", _NO_TRACE_FLAGS.format("count=N")),
-    AcceptedFlag("--trace-log-frequency", _NO_TRACE_FLAGS.format("log-frequency=N")),
     AcceptedFlag("--tf-allow-soft-placement", "SavedModels run in OpenVINO"),
     AcceptedFlag("--tf-gpu-memory-fraction", "SavedModels run in OpenVINO"),
 )
 _BY_FLAG = {each.flag: each for each in ACCEPTED_FLAGS}
+TRACE_FLAGS = {
+    "--trace-file": "file",
+    "--trace-level": "level",
+    "--trace-rate": "rate",
+    "--trace-count": "count",
+    "--trace-log-frequency": "log-frequency",
+}
+"""Flags of older releases that set what `--trace-config` sets, by key there."""
+_STRICT_CONFIG, _NO_COMPLETION = "--strict-model-config", "--disable-auto-complete-config"
+"""A switch of older releases, and the one that replaced it."""
 
 
 def parse_flags(argv: list[str]) -> ParsedFlags:
     """Parse the command line. Exits where it cannot be understood."""
+    argv = [re.sub(rf"^{_STRICT_CONFIG}(?==|$)", _NO_COMPLETION, word) for word in argv]
     switches, rest = _valued_switches(argv)
     parsed = vars(_parser().parse_args(rest))
+    for flag, key in TRACE_FLAGS.items():
+        values = parsed.pop(flag) or ()
+        parsed[TRACE_CONFIG] = [*(parsed[TRACE_CONFIG] or ()), *(f"{key}={value}" for value in values)] or None
     return {**{flag: value for flag, value in parsed.items() if value is not None}, **switches}
 
 
@@ -129,6 +139,8 @@ def _parser() -> argparse.ArgumentParser:
             _add_option(section, declared, default)
     for accepted in ACCEPTED_FLAGS:
         parser.add_argument(accepted.flag, nargs="?", const="true", dest=accepted.flag, help=argparse.SUPPRESS)
+    for flag in TRACE_FLAGS:
+        parser.add_argument(flag, action="append", dest=flag, help=argparse.SUPPRESS)
     return parser
 
 

@@ -45,7 +45,7 @@ class GrpcOptions:
         None,
         pattern,
         "REGEX",
-        "metadata goes along with inference requests as parameters where REGEX matches in its key. Default: none does",
+        "metadata becomes request parameters where REGEX (of RE2) matches in its key, in any case. Default: none does",
     )
     compression_level: str = option(
         "--grpc-infer-response-compression-level",

@@ -61,7 +61,14 @@ class HttpOptions:
         None,
         pattern,
         "REGEX",
-        "headers whose whole name matches become request parameters of the v2 protocol",
+        "headers become request parameters of the v2 protocol where REGEX (of RE2) matches in their name, in any case",
+    )
+    allows_client_shm: bool = option(
+        "--allow-client-shm",
+        False,
+        truth,
+        "BOOL",
+        "let clients of the v2 protocol, over gRPC too, register shared memory of this machine and have tensors there",
     )
     restrictions: tuple[Restriction, ...] = option(
         "--http-restricted-api",

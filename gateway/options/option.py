@@ -122,12 +122,14 @@ def size(low: int) -> Parse:
 
 
 def choice(*allowed: str) -> Parse:
-    """Return a parser of one of a few words."""
+    """Return a parser of one of a few words, in upper or lower case; its value has the case of `allowed`."""
+    by_lower_case = {each.lower(): each for each in allowed}
 
     def parse(text: str) -> str:
-        if text not in allowed:
-            raise ValueError(f"one of {', '.join(allowed)}")
-        return text
+        try:
+            return by_lower_case[text.lower()]
+        except KeyError:
+            raise ValueError(f"one of {', '.join(allowed)}") from None
 
     return parse
 
@@ -172,11 +174,18 @@ def printable_text(what: str) -> Parse:
 
 
 def pattern(text: str) -> str:
-    """Parse a regular expression; its value is the text."""
+    """Parse a regular expression in RE2's syntax; its value is the text."""
+    import re2
+
+    quiet = re2.Options()
+    quiet.log_errors = False
     try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"a regular expression ({error})") from None
+        re2.compile("(?i)" + text, quiet)
+    except re2.error as error:
+        reason = error.args[0]
+        raise ValueError(
+            f"a regular expression of RE2 ({reason.decode() if isinstance(reason, bytes) else reason})"
+        ) from None
     return text
 
 

@@ -33,6 +33,12 @@ def _parse_backend_option(text: str) -> tuple[str, str, str]:
     return backend.strip(), key.strip(), value.strip()
 
 
+def _parse_config_name(text: str) -> str:
+    if not text or not text.isprintable() or " " in text or "/" in text:
+        raise ValueError("the name of a file without its .pbtxt, with no space in it")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class RepositoryOptions:
     """Model repository: Triton's folders of models, served beside MODEL or instead of it"""
@@ -78,6 +84,13 @@ class RepositoryOptions:
         "SECONDS",
         "how often the folders are looked at in poll mode. A change is taken up when two looks saw the same, so that "
         "nothing half copied is served",
+    )
+    config_name: str = option(
+        "--model-config-name",
+        "",
+        _parse_config_name,
+        "NAME",
+        "models that have configs/NAME.pbtxt in their folder are configured by it instead of config.pbtxt",
     )
     is_strict_config: bool = option(
         "--disable-auto-complete-config",
@@ -150,6 +163,7 @@ class RepositoryOptions:
             num_load_retries=self.num_load_retries,
             cache_path=Path(self.cache_path) if self.cache_path is not None else None,
             has_namespaces=self.has_namespaces,
+            config_name=self.config_name,
         )
 
     def by_backend(self) -> dict[str, dict[str, str]]:

@@ -1,5 +1,6 @@
 """Options of logging, metrics and tracing, under tritonserver's names."""
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ from sluice.errors import SluiceError, invalid
 
 _BOOL = "BOOL"
 METRICS_FLAG = "--metrics-config"
+TRACE_CONFIG = "--trace-config"
+_LEADING_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _MIN_INTERVAL_MS = 1
 
 
@@ -48,6 +51,12 @@ class MetricsSettings:
     quantiles: tuple[Quantile, ...] = DEFAULT_QUANTILES
 
 
+def _verbose_level(text: str) -> int:
+    """Parse a level of verbose logging, or whether there is any."""
+    truths = {"true": 1, "false": 0}
+    return truths[text.lower()] if text.lower() in truths else integer(0, 2**31 - 1)(text)
+
+
 @dataclass(frozen=True, slots=True)
 class LoggingOptions:
     """Logging: to standard error. Clients may change it at /v2/logging"""
@@ -60,7 +69,7 @@ class LoggingOptions:
         "debug, info, warning or error",
     )
     verbose: int = option(
-        "--log-verbose", 0, integer(0, 2**31 - 1), "LEVEL", "tritonserver's way to ask for debug: any level above 0"
+        "--log-verbose", 0, _verbose_level, "LEVEL", "tritonserver's way to ask for debug: any level above 0"
     )
     has_info: bool | None = option("--log-info", None, truth, _BOOL, "whether lines of that level are logged")
     has_warning: bool | None = option("--log-warning", None, truth, _BOOL, "whether lines of that level are logged")
@@ -185,12 +194,12 @@ def _parse_quantiles(key: str, text: str) -> tuple[Quantile, ...]:
 
 
 def _parse_quantile(text: str) -> Quantile:
-    quantile, colon, error = text.partition(":")
-    try:
-        found = Quantile(float(quantile), float(error))
-    except ValueError:
-        raise _wrong_quantile(text) from None
-    if not colon or not 0 <= found.quantile <= 1 or not 0 <= found.error <= 1:
+    # Like C's `stod`, each number ends where the text stops being one: Triton's own example has 0.1:0.0.1.
+    quantile, error = (_LEADING_NUMBER.match(part) for part in text.partition(":")[::2])
+    if quantile is None or error is None:
+        raise _wrong_quantile(text)
+    found = Quantile(float(quantile[0]), float(error[0]))
+    if not 0 <= found.quantile <= 1 or not 0 <= found.error <= 1:
         raise _wrong_quantile(text)
     return found
 
@@ -209,7 +218,13 @@ _METRICS_SETTINGS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 }
 """Triton's settings and `triton_infer_aliases`: field of MetricsSettings, and parser, by key."""
 _RATE, _COUNT, _FREQUENCY = "rate", "count", "log-frequency"
-_TRACE_LEVELS = ("OFF", "TIMESTAMPS", "TENSORS")
+_TRACE_LEVELS = {
+    "timestamps": "TIMESTAMPS",
+    "tensors": "TENSORS",
+    **dict.fromkeys(("off", "false"), "OFF"),
+    **dict.fromkeys(("on", "true", "min", "max"), "TIMESTAMPS"),
+}
+"""Values of `level`, in any case."""
 _TRACE_SETTINGS = (
     "triton,file=PATH, level=TIMESTAMPS, level=TENSORS, rate=N (one request of N is traced), count=N (-1: no limit) "
     "or triton,log-frequency=N"
@@ -222,15 +237,15 @@ def _parse_trace_setting(text: str) -> tuple[str, str]:
     is_number = value.isdecimal() or (key == _COUNT and value == "-1")
     is_known = {
         "file": bool(value),
-        "level": value in _TRACE_LEVELS,
+        "level": value.lower() in _TRACE_LEVELS,
         _RATE: is_number,
         _COUNT: is_number,
         _FREQUENCY: is_number,
-        "mode": value == "triton",
+        "mode": value.lower() == "triton",
     }
     if not equals or not is_known.get(key, False):
         raise ValueError(_TRACE_SETTINGS)
-    return key, value
+    return key, _TRACE_LEVELS[value.lower()] if key == "level" else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +253,7 @@ class TraceOptions:
     """Tracing: where the time of single v2 requests goes"""
 
     settings: tuple[tuple[str, str], ...] = option(
-        "--trace-config",
+        TRACE_CONFIG,
         (),
         _parse_trace_setting,
         "KEY=VALUE",

@@ -16,6 +16,8 @@ from serving.findings import Finding, InvalidConfig
 from sluice.errors import SluiceError, invalid_argument
 
 CONFIG_FILENAME = "config.pbtxt"
+CONFIGS_FOLDER = "configs"
+"""The folder of a model's other configurations, among which `--model-config-name` chooses."""
 _MAX_BYTES = 4 << 20
 
 _CAPABILITY = re.compile(r"[0-9]{2,3}")

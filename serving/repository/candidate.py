@@ -13,7 +13,7 @@ from serving.backends.registry import BackendRegistry
 from serving.config.completion import ENSEMBLE, complete_kind, fill_defaults
 from serving.config.config_json import parse_config_json
 from serving.config.locations import NOWHERE
-from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, locate_error, read_pbtxt
+from serving.config.pbtxt import CONFIG_FILENAME, CONFIGS_FOLDER, WrittenConfig, locate_error, read_pbtxt
 from serving.config.supported_fields import ignored_fields_note
 from serving.config.validation import check_structure
 from serving.findings import InvalidConfig
@@ -80,13 +80,22 @@ class ModelReading:
 
 
 def read_model(
-    roots: Roots, name: str, backends: BackendRegistry, *, is_strict: bool, overrides: LoadOverrides | None = None
+    roots: Roots,
+    name: str,
+    backends: BackendRegistry,
+    *,
+    is_strict: bool,
+    config_name: str = "",
+    overrides: LoadOverrides | None = None,
 ) -> ModelReading:
-    """Read a model from the repository or a request, on a thread. The caller releases the candidate's folder."""
+    """Read a model from the repository or a request, on a thread. The caller releases the candidate's folder.
+
+    `is_strict` and `config_name` are those of `read_candidate`.
+    """
     found = None
     try:
         found = _open(roots, name)
-        candidate = _read_found(roots, found, name, backends, is_strict, overrides)
+        candidate = _read_found(roots, found, name, backends, is_strict, config_name, overrides)
     except SluiceError as error:
         # A request's own configuration is its sender's to repair; a broken folder is listed in the index.
         cause = error if overrides is None else None
@@ -113,6 +122,7 @@ def _read_found(
     name: str,
     backends: BackendRegistry,
     is_strict: bool,
+    config_name: str,
     overrides: LoadOverrides | None,
 ) -> ModelCandidate | None:
     if overrides is not None and overrides.files and is_plain_name(name):
@@ -125,6 +135,7 @@ def _read_found(
         found.folder,
         backends,
         is_strict=is_strict,
+        config_name=config_name,
         config_json=config_json,
         member=partial(roots.member, found.namespace),
     )
@@ -148,15 +159,20 @@ def read_candidate(
     backends: BackendRegistry,
     *,
     is_strict: bool,
+    config_name: str = "",
     config_json: str | None = None,
     member: ResolveMember | None = None,
 ) -> ModelCandidate:
     """Read the model in `folder`, with its own configuration or the given one, under the name `name`.
 
-    Raises INVALID with the findings. With `is_strict`, config.pbtxt must exist.
+    Where configs/NAME.pbtxt exists for `config_name`, it stands for config.pbtxt. Raises INVALID with the findings.
+    With `is_strict`, one of them must exist.
     """
-    written = _read_config(folder.path, is_strict, config_json)
-    candidate = _build_candidate(name, folder.path.name, folder, written, backends, member)
+    file = folder.path / CONFIGS_FOLDER / f"{config_name}.pbtxt"
+    if not config_name or not file.exists():
+        file = folder.path / CONFIG_FILENAME
+    written = _read_config(file, is_strict, config_json)
+    candidate = _build_candidate(name, folder.path.name, folder, written, backends, member, file)
     return replace(candidate, is_overridden=config_json is not None)
 
 
@@ -173,10 +189,9 @@ def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry
         raise
 
 
-def _read_config(path: Path, is_strict: bool, config_json: str | None) -> WrittenConfig:
+def _read_config(file: Path, is_strict: bool, config_json: str | None) -> WrittenConfig:
     if config_json is not None:
         return WrittenConfig(parse_config_json(config_json), NOWHERE)
-    file = path / CONFIG_FILENAME
     if not is_strict and not file.exists():
         return WrittenConfig(ModelConfig(), NOWHERE)
     return read_pbtxt(file)
@@ -189,6 +204,7 @@ def _build_candidate(
     written: WrittenConfig,
     backends: BackendRegistry,
     member: ResolveMember | None = None,
+    file: Path | None = None,
 ) -> ModelCandidate:
     config = written.config
     try:
@@ -197,7 +213,7 @@ def _build_candidate(
         state = folder.state()
     except OSError as error:
         raise invalid_argument(f"the folder of model '{name}' cannot be read: {error}") from None
-    _check_config(written, folder.path / CONFIG_FILENAME)
+    _check_config(written, file or folder.path / CONFIG_FILENAME)
     run_agents(config, folder.path)
     ignored = ignored_fields_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
     config.name = name

@@ -81,6 +81,7 @@ class ModelRepository:
             self._readers,
             self._loader,
             strict_config,
+            settings.config_name,
             on_note or _log.warning,
             on_note or _log.error,
             drain_timeout_s,

@@ -23,7 +23,8 @@ class RepositorySettings:
     More `num_parallel_loads` shorten the start, and cost memory and processors meanwhile. A version that fails is tried
     again `num_load_retries` times. Remote stores are mirrored in `cache_path`, where the next server finds what it need
     not download again; None is a temporary folder. `has_namespaces`: models of one name in several repositories all
-    serve. Without polls, a model in a store is loaded once it has not changed for `store_rest_s`.
+    serve. Without polls, a model in a store is loaded once it has not changed for `store_rest_s`. A model that has
+    configs/NAME.pbtxt for `config_name` is configured by it.
     """
 
     num_parallel_loads: int = 4
@@ -31,3 +32,4 @@ class RepositorySettings:
     cache_path: Path | None = None
     has_namespaces: bool = False
     store_rest_s: float = 1.0
+    config_name: str = ""

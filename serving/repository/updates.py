@@ -34,6 +34,7 @@ class ModelUpdates:
     readers: Executor
     loader: VersionLoader
     is_strict: bool
+    config_name: str
     on_note: Callable[[str], None]
     on_failure: Callable[[str], None]
     drain_timeout_s: float
@@ -128,7 +129,14 @@ class ModelUpdates:
         """Read models. The caller releases the candidates."""
 
         def read(name: str) -> ModelReading:
-            return read_model(self.roots, name, self.loader.backends, is_strict=self.is_strict, overrides=overrides)
+            return read_model(
+                self.roots,
+                name,
+                self.loader.backends,
+                is_strict=self.is_strict,
+                config_name=self.config_name,
+                overrides=overrides,
+            )
 
         run = asyncio.get_running_loop().run_in_executor
         readings: list[ModelReading] = await asyncio.gather(*(run(self.readers, read, name) for name in names))

@@ -1,7 +1,6 @@
 """Reads a request: its body, bounded in size and time and decompressed, and the headers that add to it."""
 
 import asyncio
-import re
 import zlib
 from typing import Any
 
@@ -12,9 +11,11 @@ from gateway.http.v2.exchange import Exchange, UnknownEncodingError
 from gateway.http.v2.json_document import parse
 from gateway.long_work import run_aside
 from gateway.options.http import RequestOptions
+from gateway.v2.forwarded_headers import ForwardedHeaders
 from serving.request import InferRequest
-from sluice.errors import invalid
+from sluice.errors import ErrorCode, SluiceError, invalid
 
+JSON_LENGTH_HEADER = b"inference-header-content-length"
 STICKY_HEADER = STICKY_TEXT.encode()
 """Name of the header whose equal values get the same version of a model."""
 _OWN_PREFIX = b"x-sluice-"
@@ -46,11 +47,12 @@ class BodyReader:
     async def read(self, exchange: Exchange) -> bytes | bytearray:
         """Return the body as it came.
 
-        Raises TOO_LARGE as soon as that is known, DEADLINE where the client stops sending, and ClientDisconnect.
+        Raises TOO_LARGE for a longer one as soon as that is known, DEADLINE where the client stops sending, and
+        ClientDisconnect.
         """
         declared = exchange.headers.get(b"content-length")
         if declared is not None and int(declared) > self._limit_bytes:
-            raise body_too_large(f"is {int(declared)} bytes", self._limit_bytes)
+            raise self._too_large(exchange, f"{int(declared)}")
         reader = asyncio.current_task()
         assert reader is not None
         self._timeouts.begin(reader)
@@ -72,8 +74,18 @@ class BodyReader:
             piece, more = await next_piece(exchange.receive)
             pieces += piece
         if len(pieces) > self._limit_bytes:
-            raise body_too_large("is longer", self._limit_bytes)
+            raise self._too_large(exchange, f"more than {self._limit_bytes}")
         return pieces
+
+    def _too_large(self, exchange: Exchange, size: str) -> SluiceError:
+        """Return Triton's error for a body of `size` bytes: it names what of the body is too large."""
+        advice = f"{self._limit_bytes} bytes. Use --http-max-input-size to increase the limit."
+        is_raw = exchange.headers.get(JSON_LENGTH_HEADER) == b"0"
+        if is_raw:
+            text = f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {advice}"
+        else:
+            text = f"request JSON size of {size} bytes exceeds the maximum allowed input size of {advice}"
+        return SluiceError(ErrorCode.TOO_LARGE, text)
 
     async def read_decoded(self, exchange: Exchange) -> bytes | bytearray:
         """Return the body without its Content-Encoding. Raises UnknownEncodingError, and INVALID for broken data."""
@@ -88,10 +100,10 @@ class BodyReader:
         if not body:
             raise invalid("content-encoding", "nothing to be decompressed")
         if len(body) < _INLINE_BYTES:
-            return self._decompressed(body)
-        return await run_aside(lambda: self._decompressed(body))
+            return self._decompressed(exchange, body)
+        return await run_aside(lambda: self._decompressed(exchange, body))
 
-    def _decompressed(self, body: bytes | bytearray) -> bytes:
+    def _decompressed(self, exchange: Exchange, body: bytes | bytearray) -> bytes:
         """Decompress as far as possible: like Triton, do not look for a missing end or for bytes that follow."""
         stream = zlib.decompressobj(_ANY_FORMAT)
         try:
@@ -99,7 +111,7 @@ class BodyReader:
         except zlib.error as error:
             raise invalid("content-encoding", f"the request's body cannot be decompressed: {error}") from None
         if len(decoded) > self._limit_bytes:
-            raise body_too_large("is longer when decompressed", self._limit_bytes)
+            raise self._too_large(exchange, f"more than {self._limit_bytes}")
         return decoded
 
 
@@ -143,7 +155,7 @@ class HeaderReader:
 
     def __init__(self, defaults: RequestOptions, pattern: str | None) -> None:
         self._defaults = defaults
-        self._pattern = re.compile(pattern, re.IGNORECASE) if pattern else None
+        self._forwarded = ForwardedHeaders(pattern)
 
     def schedule(self, exchange: Exchange, request: InferRequest) -> None:
         """Set tenant, priority and time limits. A header wins over the body. Raises INVALID, naming the header."""
@@ -160,12 +172,11 @@ class HeaderReader:
             request.queue_timeout_us = round(scheduling.queue_timeout_s * 1e6)
 
     def forward(self, exchange: Exchange, request: InferRequest) -> None:
-        """Put the headers that match the pattern among the request's parameters."""
-        if self._pattern is None:
+        """Put the headers that match the pattern among the request's parameters. Raises INVALID for reserved names."""
+        if not self._forwarded:
             return
         sent = exchange.scope.get("extensions", {}).get(NAMES_AS_SENT)
         names = sent or [name for name, _ in exchange.scope["headers"]]
-        for name, (_, value) in zip(names, exchange.scope["headers"], strict=True):
-            text = name.decode("latin-1")
-            if self._pattern.search(text):
-                request.parameters[text] = value.decode("utf-8", "replace")
+        pairs = zip(names, exchange.scope["headers"], strict=True)
+        headers = ((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, (_, value) in pairs)
+        request.parameters.update(self._forwarded.choose(headers))

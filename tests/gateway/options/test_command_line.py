@@ -1,8 +1,11 @@
+from collections.abc import Callable
+
 import pytest
 
-from gateway.options.command_line import ACCEPTED_FLAGS, check_accepted_flags, parse_flags
-from gateway.options.config import GROUPS, list_options, read_config
+from gateway.options.command_line import ACCEPTED_FLAGS, TRACE_FLAGS, check_accepted_flags, parse_flags
+from gateway.options.config import GROUPS, ServeConfig, list_options, read_config
 from gateway.options.option import OptionError
+from tests.paths import DATA
 
 
 def test_flags_without_a_meaning_here_are_taken_with_advice() -> None:
@@ -21,7 +24,6 @@ def test_flags_without_a_meaning_here_are_taken_with_advice() -> None:
         (["--allow-sagemaker=1"], "--allow-sagemaker 1: there is no SageMaker endpoint"),
         (["--allow-vertex-ai", "true"], "--allow-vertex-ai true: there is no Vertex AI endpoint"),
         (["--allow-http=false"], "--allow-http false: HTTP has the health probes"),
-        (["--strict-model-config"], "--strict-model-config true: that was replaced by --disable-auto-complete-config"),
         (["--allow-sagemaker=x"], "--allow-sagemaker must be 1, true, yes, on, 0, false, no or off, got 'x'"),
     ],
 )
@@ -57,3 +59,52 @@ def test_a_switch_leaves_a_model_alone() -> None:
 def test_a_switch_that_is_neither_is_refused() -> None:
     with pytest.raises(OptionError, match="--exit-on-error must be 1, true"):
         read_config(parse_flags(["--exit-on-error=maybe"]), {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read", "expected"),
+    [
+        (["--model-control-mode=EXPLICIT", "--model-repository=/r"], lambda c: c.repository.control_mode, "explicit"),
+        (["--model-control-mode=Poll", "--model-repository=/r"], lambda c: c.repository.control_mode, "poll"),
+        (["--rate-limit", "Execution_Count"], lambda c: c.instances.rate_limit, "execution_count"),
+        (["--grpc-infer-response-compression-level=HIGH"], lambda c: c.grpc.compression_level, "high"),
+        (["--log-format=iso8601"], lambda c: c.logging.time_format, "ISO8601"),
+        (["--trace-config=level=timestamps"], lambda c: c.trace.levels, {"TIMESTAMPS"}),
+    ],
+)
+def test_words_of_a_choice_are_taken_in_any_case(
+    arguments: list[str], read: Callable[[ServeConfig], object], expected: object
+) -> None:
+    assert read(read_config(parse_flags(arguments), {})) == expected
+
+
+@pytest.mark.parametrize(("text", "level"), [("true", 1), ("FALSE", 0), ("3", 3)])
+def test_verbose_logging_takes_a_level_or_whether_there_is_any(text: str, level: int) -> None:
+    assert read_config(parse_flags([f"--log-verbose={text}"]), {}).logging.verbose == level
+
+
+def test_trace_flags_of_older_releases_are_settings_of_the_trace() -> None:
+    old = ["--trace-file=f", "--trace-level", "MAX", "--trace-level=TENSORS", "--trace-rate=5", "--trace-count=-1"]
+    trace = read_config(parse_flags([*old, "--trace-config=rate=9", "--trace-log-frequency=2"]), {}).trace
+    assert (trace.file, trace.levels) == ("f", frozenset({"TIMESTAMPS", "TENSORS"}))
+    assert (trace.rate, trace.count, trace.log_frequency) == (5, -1, 2)
+
+
+@pytest.mark.parametrize(("argument", "expected"), [("", True), ("=true", True), ("=false", False)])
+def test_the_strict_configuration_of_older_releases_completes_nothing(argument: str, expected: bool) -> None:
+    config = read_config(parse_flags([f"--strict-model-config{argument}"]), {})
+    assert config.repository.is_strict_config is expected
+
+
+def test_every_flag_of_the_newest_triton_is_taken() -> None:
+    declared = {
+        name for group in GROUPS.values() for _, _, each in list_options(group) for name in (each.flag, *each.aliases)
+    }
+    known = declared | {each.flag for each in ACCEPTED_FLAGS} | TRACE_FLAGS.keys() | {"--strict-model-config"}
+    assert set((DATA / "triton" / "flags.txt").read_text(encoding="utf-8").split()) <= known
+
+
+def test_a_typing_error_is_refused_with_the_nearest_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags(["--allow-client-shn=true"])
+    assert "did you mean --allow-client-shm?" in capsys.readouterr().err

@@ -59,3 +59,25 @@ async def test_failures_are_counted_by_model(repository: ModelRepository, root: 
     for name in ("nope", "nada"):  # a client's mistake is no failure of a model
         await failure(repository.load(name))
     assert repository.num_failed_loads == {"bad": 2, "broken": 1}
+
+
+async def test_a_configuration_of_the_chosen_name_stands_for_config_pbtxt(bench: Bench, root: Path) -> None:
+    named, plain = (write_model(root, name, 1) for name in ("named", "plain"))
+    (named / "configs").mkdir()
+    own = (named / "config.pbtxt").read_text() + 'parameters { key: "of" value: { string_value: "h100" } }'
+    (named / "configs" / "h100.pbtxt").write_text(own)
+    for name, expected in (("h100", ["of"]), ("v100", []), ("", [])):
+        repository = bench.repository(ControlMode.NONE, settings=RepositorySettings(config_name=name))
+        assert await repository.start() == {}
+        assert list(repository.find("named").config.parameters) == expected
+        assert list(repository.find(plain.name).config.parameters) == []
+        await repository.close()
+
+
+async def test_an_error_in_a_named_configuration_names_its_file(bench: Bench, root: Path) -> None:
+    folder = write_model(root, "named", 1)
+    (folder / "configs").mkdir()
+    (folder / "configs" / "h100.pbtxt").write_text("max_batch_size: many")
+    repository = bench.repository(ControlMode.NONE, settings=RepositorySettings(config_name="h100"))
+    assert "h100.pbtxt" in (await repository.start())["named"].message
+    await repository.close()
