@@ -75,6 +75,7 @@ def make_service(config: ServeConfig) -> InferenceService:
         log_settings=make_log_settings(config.logging),
         library=library,
         takes_model_files=config.repository.takes_model_files,
+        allows_client_shm=config.http.allows_client_shm,
         closes_last=[library.close, page.close, *([cache.close] if cache is not None else [])],
     )
     metrics.registry.register(EngineCollector(service))

@@ -46,13 +46,14 @@ class InferenceService:
         log_settings: LogSettings | None = None,
         library: DocumentLibrary | None = None,
         takes_model_files: bool = False,
+        allows_client_shm: bool = False,
         closes_last: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
         """`closes_last` are awaited after everything else is closed. `library` None: no collections of documents."""
         self.repository = repository
         self.metrics = metrics
         self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
-        self.shared_memory = SharedMemoryRegistry()
+        self.shared_memory = SharedMemoryRegistry(allows_client_shm)
         self.trace = trace or TraceSettings()
         self.log_settings = log_settings or LogSettings()
         self.library = library

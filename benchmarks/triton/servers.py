@@ -47,7 +47,7 @@ class V2Server:
 def sluice(repository: Path, log: Path, *flags: str) -> Iterator[V2Server]:
     """Run this checkout's server with `repository` alone."""
     http, grpc, metrics = _free_ports()
-    command = [sys.executable, "-m", "cli", "serve", "--model-repository", str(repository)]
+    command = [sys.executable, "-m", "cli", "serve", "--allow-client-shm=1", "--model-repository", str(repository)]
     ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
     with _running("sluice", [*command, *ports, *flags], None, log, http, grpc) as server:
         yield server

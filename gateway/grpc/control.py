@@ -189,11 +189,13 @@ class ExtensionCalls:
         raise SluiceError(ErrorCode.NOT_FOUND, reason)
 
     def cuda_register(self, request: Any) -> Any:
+        self._service.shared_memory.require_allowed()
         reason = f"failed to register CUDA shared memory region '{request.name}': this server has no GPU to share with"
         raise _invalid(reason)
 
     def cuda_unregister(self, request: Any) -> Any:
-        """Do nothing: there is no region, and an unknown one is no error."""
+        """Do nothing where it is allowed: there is no region, and an unknown one is no error."""
+        self._service.shared_memory.require_allowed()
         return pb.CudaSharedMemoryUnregisterResponse()
 
     def trace_setting(self, request: Any) -> Any:

@@ -41,6 +41,10 @@ class DocumentError(ValueError):
     """Says why a body is no document that can be used, in words that follow "the body"."""
 
 
+class TooDeepError(DocumentError):
+    """The document has too many arrays and objects within each other."""
+
+
 class LongDocumentError(DocumentError):
     """Says which limit a document exceeds."""
 
@@ -230,7 +234,7 @@ class Document:
             if bracket in _CLOSINGS:
                 brackets.append(bracket)
                 if len(brackets) > MAX_DEPTH:
-                    raise self._error("recursion limit exceeded")
+                    raise TooDeepError(f"is not valid JSON: recursion limit exceeded near byte {self._num_fed}")
                 continue
             if not brackets:
                 raise self._error("unexpected content after document")

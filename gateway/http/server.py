@@ -30,6 +30,8 @@ _BYTES_PER_BODY_BYTE = 17
 NAMES_AS_SENT = "sluice.header_names"
 """Key of the ASGI scope's extension that has the headers' names as the client wrote them, in order."""
 
+MAX_CHUNKS = 1 << 16
+"""Most pieces of a body in chunks. Each costs more than its bytes."""
 LINGER_S = 2.0
 """Longest time that a refused client may go on to send. Closing at once would discard the answer it has not read."""
 _REFUSAL = (
@@ -101,6 +103,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _head_began = 0.0
     _is_in_head = True
     _is_refused = False
+    _num_chunks = 0
     _head_timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -142,7 +145,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
+        self._num_chunks = 0
         super().on_headers_complete()
+
+    def on_chunk_complete(self) -> None:
+        """Count a chunk; the last, empty one is more than the limit only where the others are at it."""
+        self._num_chunks += 1
+        if self._num_chunks > MAX_CHUNKS + 1:
+            limit = f"maximum of {MAX_CHUNKS} non-empty chunks"
+            text = f"Chunked request body exceeds {limit}. Send fewer or larger HTTP chunks."
+            self._refuse(HTTPStatus.BAD_REQUEST, text)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_timer.cancel()

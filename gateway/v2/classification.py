@@ -13,15 +13,22 @@ from sluice.errors import ErrorCode, SluiceError
 _SUPPORTED = {"UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"}
 
 
+_MAX_ELEMENTS = 1_000_000
+"""Most elements of an output that is classified: each is sorted, and text is made of it."""
+
+
 def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool) -> Tensor:
     """Return the `count` highest values of each row, or all of fewer, as BYTES `value:index[:label]`.
 
     A row is one item of the batch, flattened; without a batch the whole tensor is one. Equal values come in the order
-    of their indices, NaN comes last. Raises INVALID for a type without order in the protocol.
+    of their indices, NaN comes last. Raises INVALID for a type without order in the protocol, and
+    for a tensor that is too large.
     """
     if tensor.datatype not in _SUPPORTED:
         message = f"class result not available for output due to unsupported type '{tensor.datatype}'"
         raise SluiceError(ErrorCode.INVALID, message)
+    if tensor.num_elements > _MAX_ELEMENTS:
+        raise SluiceError(ErrorCode.INVALID, "classification output tensor too large")
     has_rows = is_batched and bool(tensor.shape)
     values = tensor.array
     rows = values.reshape(tensor.shape[0], -1) if has_rows and values.size else values.reshape(1, -1)

@@ -39,7 +39,7 @@ EXTENSIONS = (
     "logging",
 )
 """The protocol's extensions as Triton lists them: it serves generate too, and does not list it."""
-PROTOCOL_VERSION = "2.51.0"
+PROTOCOL_VERSION = "2.71.0"
 """The Triton release whose answers ours are compared with. Clients choose features by it."""
 _DURATIONS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output", "cache_hit", "cache_miss")
 _BATCH_DURATIONS = ("compute_input", "compute_infer", "compute_output")

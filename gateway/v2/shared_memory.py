@@ -10,6 +10,9 @@ from sluice.errors import ErrorCode, SluiceError
 
 _FOLDER = "/dev/shm"
 """Folder of the objects that `shm_open` opens on Linux."""
+_RESERVED_PREFIX = "triton_python_backend_shm_region_"
+"""Beginning of the names of objects that Triton's Python backend creates for itself."""
+_MAX_SIZE = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,31 +28,53 @@ class Region:
 class SharedMemoryRegistry:
     """Registered regions, by name. Event loop's thread only.
 
-    Memory from `read` and `window` stays mapped while somebody holds the view, whatever is unregistered meanwhile.
+    A region that is unregistered while requests have views of it, from `read` and `window`, stays until the last view
+    is gone; new requests may use it until then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_allowed: bool = False) -> None:
+        """`is_allowed`: clients may register regions. Without it they may only ask for their status."""
+        self._is_allowed = is_allowed
         self._mapped: dict[str, _MappedRegion] = {}
+        self._to_unregister: set[str] = set()
+
+    def require_allowed(self) -> None:
+        """Raise UNIMPLEMENTED where clients may not use shared memory, of the system or of a GPU."""
+        if not self._is_allowed:
+            message = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Map a region.
 
-        Raises ALREADY_EXISTS for a known name, INTERNAL where `key` cannot be opened, INVALID for a region that
-        exceeds it.
+        Raises UNIMPLEMENTED as `require_allowed`, ALREADY_EXISTS for a known name, INTERNAL where `key` cannot be
+        opened, INVALID for a reserved key and for a region that exceeds its object.
         """
+        self.require_allowed()
+        _check_key(name, key)
+        self._drop_unused()
         if name in self._mapped:
             raise SluiceError(ErrorCode.ALREADY_EXISTS, f"shared memory region '{name}' already in manager")
         self._mapped[name] = _MappedRegion(Region(name, key, offset, byte_size))
 
     def unregister(self, name: str) -> None:
-        """Unregister a region, or every region for ""; an unknown one is no error."""
-        if name:
-            self._mapped.pop(name, None)
-        else:
-            self._mapped.clear()
+        """Unregister a region, or every region for "", as soon as no request uses it; an unknown one is no error.
+
+        Raises UNIMPLEMENTED as `require_allowed`.
+        """
+        self.require_allowed()
+        self._to_unregister |= self._mapped.keys() & {name} if name else self._mapped.keys()
+        self._drop_unused()
+
+    def _drop_unused(self) -> None:
+        """Drop the regions that are to be unregistered and that nobody has a view of."""
+        for name in [each for each in self._to_unregister if self._mapped[each].close_unused()]:
+            del self._mapped[name]
+            self._to_unregister.remove(name)
 
     def status(self, name: str | None = None) -> list[Region]:
         """Return the region called `name`, or all regions by name. Raises NOT_FOUND."""
+        self._drop_unused()
         if not name:
             return [self._mapped[each].region for each in sorted(self._mapped)]
         if name not in self._mapped:
@@ -65,6 +90,7 @@ class SharedMemoryRegistry:
 
     def window(self, name: str, offset: int, byte_size: int) -> memoryview:
         """Return writable memory like `read`: checked when a request comes, filled when its response does."""
+        self._drop_unused()
         mapped = self._mapped.get(name)
         if mapped is None:
             raise SluiceError(ErrorCode.NOT_FOUND, f"Unable to find shared memory region: '{name}'")
@@ -73,6 +99,7 @@ class SharedMemoryRegistry:
     def close(self) -> None:
         """Unregister every region; memory that nobody holds is unmapped."""
         self._mapped.clear()
+        self._to_unregister.clear()
 
 
 def write_output(window: memoryview, tensor: Tensor) -> None:
@@ -100,14 +127,41 @@ class _MappedRegion:
         region = self.region
         if not 0 <= offset < region.byte_size:
             raise SluiceError(ErrorCode.INVALID, f"Invalid offset for shared memory region: '{region.name}'")
+        if offset + byte_size > _MAX_SIZE:
+            message = (
+                f"Integer overflow detected: byte_size ({byte_size}) + offset ({offset}) exceeds maximum value "
+                f"({_MAX_SIZE}) for region '{region.name}'"
+            )
+            raise SluiceError(ErrorCode.INVALID, message)
         # A client may have cut its object short, and touching what is gone would end the process.
         available = min(region.byte_size, self._map.size() - region.offset)
-        # Triton computes the last byte's place, which an empty range at the beginning lacks.
-        if not 0 <= byte_size <= available - offset or offset == byte_size == 0:
+        if not 0 <= byte_size <= available - offset:
             message = f"Invalid offset + byte size for shared memory region: '{region.name}'"
             raise SluiceError(ErrorCode.INVALID, message)
         start = self._start + offset
         return memoryview(self._map)[start : start + byte_size]
+
+    def close_unused(self) -> bool:
+        """Unmap the region unless somebody has a view of it. Return whether it is unmapped."""
+        try:
+            self._map.close()
+        except BufferError:  # views export the mapping
+            return False
+        return True
+
+
+def _check_key(name: str, key: str) -> None:
+    """Raise INVALID for a key that names no object, or one that no client may have."""
+    bare = key.lstrip("/")
+    if not bare:
+        message = f"cannot register shared memory region '{name}' - invalid shm key '{key}'"
+        raise SluiceError(ErrorCode.INVALID, message)
+    if bare.startswith(_RESERVED_PREFIX):
+        message = (
+            f"cannot register shared memory region '{name}' with key '{key}' as the key contains the reserved prefix "
+            f"'{_RESERVED_PREFIX}'"
+        )
+        raise SluiceError(ErrorCode.INVALID, message)
 
 
 def _map(region: Region, page_offset: int) -> mmap.mmap:

@@ -39,7 +39,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def triton(repository: Path) -> Iterator[ServerProcess]:
     loads = [f"--load-model={name}" for name in (*SERVED, "held", "held_stream", "scale")]
-    flags = ("--model-control-mode=explicit", "--allow-model-file-override=true", "--http-max-input-size=256M", *loads)
+    flags = ("--model-control-mode=explicit", "--allow-model-file-override=true", "--allow-client-shm=true", *loads)
+    flags = ("--http-max-input-size=256M", *flags)
     with serving(repository, repository.with_name("log"), *flags) as server:
         yield server
 

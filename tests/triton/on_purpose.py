@@ -23,11 +23,29 @@ _REASONS = {
     "an empty header is forwarded as the empty text that it is, not as a space": "http/params/header_empty",
     "an empty list of content codings names none, so there is nothing to refuse": "http/request_coding/empty",
     "an error is UTF-8 text whatever bytes it quotes": "http/json/not_utf8",
+    "what no parser reads, because it is nested too deeply, is an invalid request": "http/large/unclosed_arrays",
     "the root says what this server is, and where things are": "http/route/",
 }
 
 ON_PURPOSE = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """Reasons by the exchange's name."""
+
+NEWER = frozenset(
+    {
+        "http/server_metadata",
+        "grpc/server_metadata",
+        "http/route/v2?x=1",
+        "http/infer/add_sub_output_twice",
+        "http/outputs/twice",
+        "http/outputs/binary_data_twice",
+        "grpc/outputs/twice",
+        "http/shm/register_key_empty",
+        "http/shm/out_size_missing",
+        "grpc/shm/register_no_key",
+    }
+)
+"""Answers that the release whose number Sluice presents gives otherwise than the recorded one: the version, repeated
+outputs (refused), and shared memory without a key (INVALID) or of no size (a size like any other)."""
 
 BY_CHANCE = {"http/index/after_unload": "whether the model is gone yet, right after it was unloaded"}
 """Answers that may differ or be equal."""

@@ -129,7 +129,7 @@ class V2App:
         models = ModelRoutes(self._service)
         repository = RepositoryRoutes(self._service, body)
         settings = SettingRoutes(self._service, body)
-        system, cuda = SystemMemoryRoutes(self._service, body), CudaMemoryRoutes(body)
+        system, cuda = SystemMemoryRoutes(self._service, body), CudaMemoryRoutes(self._service, body)
         return Router(
             fixed={
                 "/v2": _get(models.server),

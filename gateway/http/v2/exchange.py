@@ -16,7 +16,9 @@ JSON = b"application/json"
 BINARY = b"application/octet-stream"
 EVENTS = b"text/event-stream; charset=utf-8"
 Headers = Iterable[tuple[bytes, bytes]]
-_TRITON_STATUS = {ErrorCode.ALREADY_EXISTS: 400, ErrorCode.CANCELLED: 400, ErrorCode.UNKNOWN: 400}
+_TRITON_STATUS = dict.fromkeys(
+    (ErrorCode.ALREADY_EXISTS, ErrorCode.CANCELLED, ErrorCode.TOO_LARGE, ErrorCode.UNKNOWN), 400
+)
 """Statuses where Triton differs from the other protocols. Codes that Triton lacks keep theirs."""
 V2_STATUS: dict[ErrorCode, int] = {**HTTP_STATUS, **_TRITON_STATUS}
 _PIECE_BYTES = 1 << 20

@@ -42,6 +42,7 @@ class SystemMemoryRoutes:
 
     async def register(self, exchange: Exchange, target: RequestTarget) -> None:
         """Map the shared memory that the body describes under the region's name."""
+        self._regions.require_allowed()
         if not target.name:
             raise invalid("name", "'region name' is necessary to register system shared memory region")
         document = await self._body.read_settings(exchange)
@@ -59,7 +60,8 @@ class SystemMemoryRoutes:
 class CudaMemoryRoutes:
     """Answers under /v2/cudasharedmemory as a server without a GPU: there is no region, and none can be registered."""
 
-    def __init__(self, body: BodyReader) -> None:
+    def __init__(self, service: V2Service, body: BodyReader) -> None:
+        self._regions = service.shared_memory
         self._body = body
 
     async def status(self, exchange: Exchange, target: RequestTarget) -> None:
@@ -69,7 +71,8 @@ class CudaMemoryRoutes:
         await exchange.reply(200, b"[]")
 
     async def register(self, exchange: Exchange, target: RequestTarget) -> None:
-        """Refuse: first for what the body lacks, then because there is no GPU."""
+        """Refuse: first where it is not allowed, then for what the body lacks, then because there is no GPU."""
+        self._regions.require_allowed()
         if not target.name:
             raise invalid("name", "'region name' is necessary to register cuda shared memory region")
         document = await self._body.read_settings(exchange)
@@ -82,6 +85,7 @@ class CudaMemoryRoutes:
         raise invalid("raw_handle", text)
 
     async def unregister(self, exchange: Exchange, target: RequestTarget) -> None:
+        self._regions.require_allowed()
         await exchange.reply(200)
 
 

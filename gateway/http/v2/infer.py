@@ -9,7 +9,7 @@ from starlette.types import Receive
 from gateway.http.v2.exchange import BINARY, JSON, Exchange, RequestTarget
 from gateway.http.v2.infer_request import HttpInferRequest, parse_header_length, parse_infer_request
 from gateway.http.v2.infer_response import InferBody, compress_body, encode_infer_response
-from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
+from gateway.http.v2.request import JSON_LENGTH_HEADER, STICKY_HEADER, BodyReader, HeaderReader
 from gateway.v2.server import V2Service
 from gateway.v2.trace import Trace
 from serving.job import InferJob
@@ -17,7 +17,6 @@ from serving.model import Model
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 
-_HEADER_LENGTH = b"inference-header-content-length"
 _UNWATCHED_S = 0.02
 """Seconds before an answer's client is watched: for a shorter answer that costs more than it saves."""
 
@@ -37,7 +36,7 @@ class InferRoute:
             raise _only_for_streams()
         received_ns = perf_counter_ns()
         body = await self._body.read_decoded(exchange)
-        length = exchange.headers.get(_HEADER_LENGTH)
+        length = exchange.headers.get(JSON_LENGTH_HEADER)
         json_length = len(body) if length is None else parse_header_length(length.decode("latin-1"), len(body))
         parsed = await parse_infer_request(body, json_length, model, self._service.shared_memory)
         del body  # a model may run for long
@@ -116,7 +115,7 @@ async def _send(exchange: Exchange, answer: InferBody) -> None:
     if json_length is None:
         await exchange.reply_pieces(200, pieces, JSON, more)
     else:
-        await exchange.reply_pieces(200, pieces, BINARY, ((_HEADER_LENGTH, b"%d" % json_length), *more))
+        await exchange.reply_pieces(200, pieces, BINARY, ((JSON_LENGTH_HEADER, b"%d" % json_length), *more))
 
 
 class DisconnectWatches:

@@ -47,10 +47,14 @@ class HttpInferRequest:
 def parse_header_length(text: str, body_length: int) -> int:
     """Return how many bytes of the body are JSON, by Inference-Header-Content-Length. Raises INVALID.
 
-    Like Triton's `atoi`, text that is no number is 0, which means that the body is the one input.
+    0 means that the body is the one input.
     """
     match = _LEADING_INTEGER.match(text)
-    length = int(match[0]) if match is not None else 0
+    if match is None:
+        raise invalid(
+            "inference-header-content-length", f"Unable to parse Inference-Header-Content-Length, got: {text}"
+        )
+    length = int(match[0])
     if not 0 <= length <= body_length:
         message = f"inference header size should be in range (0, {body_length}), got: {text}"
         raise invalid("inference-header-content-length", message)
@@ -95,7 +99,7 @@ def _parse_infer(
     for each in array_member(document, "inputs", "Unable to parse 'inputs': "):
         _parse_input(each, parsed.request, binary_data, shared_memory)
     binary_data.check_used_up()
-    parsed.request.requested_outputs = parse_outputs(document, parsed.plan, shared_memory)
+    parsed.request.requested_outputs = parse_outputs(document, parsed.plan, shared_memory, parsed.request.log_prefix)
     return parsed
 
 

@@ -59,19 +59,21 @@ class OutputPlan:
         return self.named.get(output, self.default)
 
 
-def parse_outputs(document: object, plan: OutputPlan, shared_memory: SharedMemoryRegistry) -> tuple[str, ...]:
-    """Put the requested outputs into `plan` and return their names. Raises SluiceError."""
+def parse_outputs(
+    document: object, plan: OutputPlan, shared_memory: SharedMemoryRegistry, log_prefix: str
+) -> tuple[str, ...]:
+    """Put the requested outputs into `plan` and return their names. Raises SluiceError, also for a repeated name."""
     if not has(document, "outputs"):
         return ()
-    names = []
     for output in array_member(document, "outputs", "Unable to parse 'outputs': "):
         parameters = find(output, "parameters")
         _check_combination(parameters)
         name = string_member(output, "name", "Unable to parse 'name': ")
         requested = _parse_output(parameters, shared_memory)
-        plan.named.setdefault(name, requested)
-        names.append(name)
-    return tuple(dict.fromkeys(names))
+        if name in plan.named:
+            raise invalid(name, f"{log_prefix}output '{name}' already exists in request")
+        plan.named[name] = requested
+    return tuple(plan.named)
 
 
 def _check_combination(parameters: object) -> None:

@@ -12,6 +12,8 @@ import rapidjson
 
 from sluice.errors import ErrorCode, SluiceError
 
+MAX_DEPTH = 100
+"""Arrays inside each other from which a tensor's `data` is refused. Elsewhere the parsers' own limits count."""
 _MAX_UINT64 = 2**64 - 1
 _MAX_INT64 = 2**63 - 1
 _PARSE_ERROR = re.compile(r"Parse error at offset (\d+): (.*)", re.DOTALL)
@@ -37,7 +39,7 @@ def _parse_tolerantly(body: bytes, offset: int) -> object:
             return rapidjson.loads(body)
         return json.loads(body.decode("utf-8", "surrogateescape"))
     except RecursionError:
-        raise unreadable("failed to parse the request JSON buffer: it is nested too deeply") from None
+        raise too_deep() from None
     except ValueError:
         raise unreadable(f"failed to parse the request JSON buffer: {_complaint(body, offset)}") from None
 
@@ -61,6 +63,11 @@ def _complaint(body: bytes, offset: int) -> str:
         if match is not None:
             return f"{_WORDS_OF_TRITONS_RELEASE.get(match[2], match[2])} at {int(match[1]) + offset}"
     return "Invalid value. at 0"
+
+
+def too_deep() -> SluiceError:
+    """Return the error for arrays or objects inside each other beyond what is read."""
+    return SluiceError(ErrorCode.INVALID, f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
 
 
 def unreadable(message: str) -> SluiceError:

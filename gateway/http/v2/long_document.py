@@ -13,8 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from gateway.http.json_pieces import MAX_DEPTH, DocumentError, DocumentLimits, LongDocumentError, parse_pieces
-from gateway.http.v2.json_document import parse, unreadable
+from gateway.http.json_pieces import (
+    MAX_DEPTH,
+    DocumentError,
+    DocumentLimits,
+    LongDocumentError,
+    TooDeepError,
+    parse_pieces,
+)
+from gateway.http.v2.json_document import parse, too_deep, unreadable
 from sluice.errors import ErrorCode, SluiceError
 
 INLINE_BYTES = 64 << 10
@@ -86,6 +93,8 @@ def _as_parse_errors() -> Iterator[None]:
     except LongDocumentError as error:
         message = f"failed to parse the request JSON buffer: it {error} besides long arrays"
         raise SluiceError(ErrorCode.INVALID, message) from None
+    except TooDeepError:
+        raise too_deep() from None
     except DocumentError as error:
         raise unreadable(f"failed to parse the request JSON buffer: it {error}") from None
 
@@ -164,7 +173,7 @@ class _ArrayFinder:
             return False
         depths = np.where(np.frombuffer(brackets, np.uint8) == ord("["), 1, -1).cumsum() + self._depth
         if depths.max() > MAX_DEPTH:
-            raise DocumentError("is nested too deeply")
+            raise TooDeepError("is nested too deeply")
         if depths.min() <= 0:
             return False
         self._depth, self._is_nested = int(depths[-1]), True
@@ -176,7 +185,7 @@ class _ArrayFinder:
                 self._cuts, self._is_nested = [(at - 1, 0)], False
             self._depth += 1
             if self._depth > MAX_DEPTH:
-                raise DocumentError("is nested too deeply")
+                raise TooDeepError("is nested too deeply")
             self._is_nested |= self._depth > 1
         elif bracket != b"]":
             self._cuts, self._depth = [], 0

@@ -3,7 +3,7 @@
 import json
 import re
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterator
 from itertools import chain
 from math import prod
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from gateway.http.v2.json_document import is_signed, mistyped, unreadable
+from gateway.http.v2.json_document import MAX_DEPTH, is_signed, mistyped, too_deep, unreadable
 from gateway.http.v2.long_document import ArrayText
 from gateway.long_work import PIECE_ELEMENTS
 from serving.tensors import byte_strings
@@ -23,8 +23,9 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 _BINARY_ONLY = ("FP16", "BF16")
 _MIN_NUMPY_ELEMENTS = 64
 """Number of elements from which orjson encodes an array faster than a list."""
-_MISFIT = "Shape does not match true shape of 'data' field"
 _DATA = "Unable to parse 'data': "
+_TOO_MANY = _DATA + "Shape does not match true shape of 'data' field"
+_TOO_FEW = "Failed to parse 'data' field: shape does not match true shape"
 _SIGNED, _UNSIGNED, _FLOAT = (
     ("INT8", "INT16", "INT32", "INT64"),
     ("UINT8", "UINT16", "UINT32", "UINT64"),
@@ -91,7 +92,7 @@ def _parse_long(name: str, data_type: DataType, shape: tuple[int, ...], text: Ar
         if num_found > num_elements or (data_type is BYTES and num_found > byte_strings.MAX_ELEMENTS):
             break
     if num_found != num_elements and data_type is not BYTES:
-        raise unreadable(_DATA + _MISFIT)
+        raise unreadable(_TOO_FEW if num_found < num_elements else _TOO_MANY)
     return Tensor(name, data_type.name, shape, packed)
 
 
@@ -99,7 +100,7 @@ def count_elements(data: object) -> int:
     """Return how many elements a generate request's input has: a single value counts as an array of one."""
     if isinstance(data, ArrayText):
         if data.is_nested:
-            raise unreadable(_DATA + _MISFIT)
+            raise unreadable(_TOO_MANY)
         return sum(map(len, data.pieces()))
     return len(data) if isinstance(data, list) else 1
 
@@ -116,26 +117,39 @@ def _check_strings(kinds: set[type]) -> None:
 
 
 def _flatten(data: object) -> tuple[list[Any], set[type]]:
-    """Return the elements of nested arrays in order, and their types. A single value counts as an array."""
+    """Return the elements of nested arrays in order, and their types. A single value counts as an array.
+
+    Raises INVALID for MAX_DEPTH or more arrays inside each other.
+    """
     elements: list[Any] = data if isinstance(data, list) else [data]
     kinds = set(map(type, elements))
-    while kinds == {list}:
+    depth = 1
+    while kinds == {list} and depth < MAX_DEPTH:
         elements = list(chain.from_iterable(elements))
         kinds = set(map(type, elements))
+        depth += 1
     if list in kinds:
-        elements = list(_leaves(elements))
+        elements = list(_leaves(elements, depth))
         kinds = set(map(type, elements))
+    if depth >= MAX_DEPTH:
+        raise too_deep()
     return elements, kinds
 
 
-def _leaves(data: list[Any]) -> Iterable[Any]:
-    todo: list[Any] = [data]
+def _leaves(data: list[Any], depth: int) -> Iterator[Any]:
+    """Yield what is in arrays of any depth; `data` is itself at `depth`."""
+    todo = [iter(data)]
     while todo:
-        top = todo.pop()
-        if isinstance(top, list):
-            todo.extend(reversed(top))
+        for each in todo[-1]:
+            if not isinstance(each, list):
+                yield each
+            elif len(todo) + depth >= MAX_DEPTH:
+                raise too_deep()
+            else:
+                todo.append(iter(each))
+                break
         else:
-            yield top
+            todo.pop()
 
 
 def _are_all(datatype: str, elements: list[Any], kinds: set[type]) -> bool:
@@ -149,7 +163,7 @@ def _misfit(datatype: str, elements: list[Any], num_elements: int) -> SluiceErro
     for element in elements[:num_elements]:
         if not _are_all(datatype, [element], {type(element)}):
             return unreadable(_DATA + mistyped(_TRITON_WORDS[datatype]))
-    return unreadable(_DATA + _MISFIT)
+    return unreadable(_TOO_FEW if len(elements) < num_elements else _TOO_MANY)
 
 
 def _pack(name: str, data_type: DataType, elements: list[Any]) -> bytes:

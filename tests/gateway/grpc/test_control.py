@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.v2.server import PROTOCOL_VERSION
 from serving.backend import LoadOverrides
 from tests.gateway.grpc.parts import (
     PATIENCE_S,
@@ -36,7 +37,7 @@ async def test_probes() -> None:
 async def test_server_metadata() -> None:
     async with serving(SmallService()) as running:
         found = await running.stub.ServerMetadata(pb.ServerMetadataRequest())
-    assert (found.name, found.version) == ("triton", "2.51.0")
+    assert (found.name, found.version) == ("triton", PROTOCOL_VERSION)
     assert found.extensions[0] == "classification" and len(found.extensions) == 13
 
 

@@ -414,8 +414,9 @@ async def test_tensors_in_shared_memory(region: Any) -> None:
     """The stock client's shared memory utilities work at offsets."""
     values = np.array([3, 1, 2, 5], np.int32)
     shared_memory.set_shared_memory_region(region, [values], offset=8)
+    model = EchoModel()
     async with (
-        serving(SmallService(EchoModel())) as running,
+        serving(SmallService(model)) as running,
         triton_aio.InferenceServerClient(running.target) as client,
     ):
         await client.register_system_shared_memory("data", KEY, 48, offset=4)
@@ -427,6 +428,7 @@ async def test_tensors_in_shared_memory(region: Any) -> None:
         assert list(result.get_response().raw_output_contents) == [b""]
         assert shared_memory.get_contents_as_numpy(region, np.int32, [4], offset=28).tolist() == values.tolist()
         await client.unregister_system_shared_memory("data")
+        model.jobs.clear()  # they hold the input
         with pytest.raises(Exception, match="Unable to find shared memory region: 'data'"):
             await client.infer("echo", [given])
 

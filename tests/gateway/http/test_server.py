@@ -93,8 +93,15 @@ def test_trailers_without_end_are_refused(url: str) -> None:
 
 
 def test_bodies_of_tiny_chunks_pass(url: str) -> None:
-    answer = httpx.post(url, content=iter([b"a"] * 3 * server.MAX_HEAD_BYTES))
-    assert answer.text == "a" * 3 * server.MAX_HEAD_BYTES
+    answer = httpx.post(url, content=iter([b"a"] * server.MAX_CHUNKS))
+    assert answer.text == "a" * server.MAX_CHUNKS
+
+
+def test_more_chunks_than_the_limit_are_refused(url: str) -> None:
+    answer = httpx.post(url, content=iter([b"a"] * (server.MAX_CHUNKS + 10)))
+    assert answer.status_code == 400
+    assert "maximum of 65536 non-empty chunks" in answer.text
+    assert answer.headers["x-request-id"]
 
 
 def test_a_request_to_change_the_protocol_is_answered_without_advice(
@@ -142,6 +149,16 @@ def test_the_head_s_deadline_does_not_touch_bodies_and_answers(url: str, monkeyp
         while chunk := client.recv(65536):
             answer += chunk
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"ab")
+
+
+def test_more_chunks_than_a_body_may_have_are_refused(url: str) -> None:
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    most = head + b"1\r\na\r\n" * server.MAX_CHUNKS
+    assert exchange(url, most + b"0\r\n\r\n").endswith(b"a" * server.MAX_CHUNKS)
+    answer = exchange(url, most + b"1\r\na\r\n" * 1000)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"exceeds maximum of 65536 non-empty chunks" in answer
+    assert httpx.get(url).text == "hello"
 
 
 def test_half_a_request_and_away(url: str) -> None:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from gateway.v2.log_settings import LogSettings
-from gateway.v2.server import ServerIdentity
+from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
 from serving.backend import LoadOverrides
@@ -65,9 +65,9 @@ class SmallService:
     """A service over `models`, which a test declares live and ready."""
 
     def __init__(self, *models: Model, trace: TraceSettings | None = None) -> None:
-        self.identity = ServerIdentity("triton", "2.51.0")
+        self.identity = ServerIdentity("triton", PROTOCOL_VERSION)
         self.repository = SmallRepository(models)
-        self.shared_memory = SharedMemoryRegistry()
+        self.shared_memory = SharedMemoryRegistry(is_allowed=True)
         self.trace = trace or TraceSettings()
         self.log_settings = LogSettings(logging.Logger("small", logging.INFO))
         self.takes_model_files = True

@@ -92,3 +92,11 @@ def test_types_without_an_order(datatype: str) -> None:
         classify(Tensor("OUTPUT0", datatype, (1,), raw=b"\0\0\0\0"), 1, (), False)
     assert caught.value.code is ErrorCode.INVALID
     assert caught.value.message == f"class result not available for output due to unsupported type '{datatype}'"
+
+
+def test_an_output_that_is_too_large_is_not_classified() -> None:
+    most = np.zeros(1_000_000, np.int8)
+    assert classes(most, np.int8, 1) == ((1,), ["0:0"])
+    with pytest.raises(SluiceError, match="classification output tensor too large") as caught:
+        classes(np.zeros(1_000_001, np.int8), np.int8, 1)
+    assert caught.value.code is ErrorCode.INVALID

@@ -15,11 +15,11 @@ NO_TIME = {"count": 0, "ns": 0}
 
 def test_the_server_as_triton_describes_itself() -> None:
     expected = (
-        '{"name":"triton","version":"2.51.0","extensions":["classification","sequence","model_repository",'
+        '{"name":"triton","version":"2.71.0","extensions":["classification","sequence","model_repository",'
         '"model_repository(unload_dependents)","schedule_policy","model_configuration","system_shared_memory",'
         '"cuda_shared_memory","binary_tensor_data","parameters","statistics","trace","logging"]}'
     )
-    assert json.dumps(server_metadata(ServerIdentity("triton", "2.51.0")), separators=(",", ":")) == expected
+    assert json.dumps(server_metadata(ServerIdentity("triton", "2.71.0")), separators=(",", ":")) == expected
 
 
 async def test_a_model_that_batches_has_the_batch_in_its_shapes() -> None:

@@ -31,7 +31,7 @@ def make() -> Iterator[Make]:
 
 @pytest.fixture
 def registry() -> Iterator[SharedMemoryRegistry]:
-    made = SharedMemoryRegistry()
+    made = SharedMemoryRegistry(is_allowed=True)
     yield made
     made.close()
 
@@ -54,7 +54,7 @@ def test_reads_where_the_client_has_written(registry: SharedMemoryRegistry, make
     registry.register("input", make(b"0123456789"), 0, 10)
     assert bytes(registry.read("input", 0, 10)) == b"0123456789"
     assert bytes(registry.read("input", 3, 2)) == b"34"
-    assert bytes(registry.read("input", 3, 0)) == b""
+    assert bytes(registry.read("input", 3, 0)) == bytes(registry.read("input", 0, 0)) == b""
 
 
 @pytest.mark.parametrize("offset", [1, 50, mmap.PAGESIZE - 1, mmap.PAGESIZE, mmap.PAGESIZE + 7])
@@ -145,11 +145,44 @@ def test_a_name_is_registered_once(registry: SharedMemoryRegistry, make: Make) -
     assert registry.status("twice")[0].byte_size == 10
 
 
-@pytest.mark.parametrize("key", ["/no_such_object", "", "/", "/../tmp", "/a/b", ".", "null\0character", "x" * 300])
+@pytest.mark.parametrize("key", ["/no_such_object", "/../tmp", "/a/b", ".", "null\0character", "x" * 300])
 def test_keys_that_cannot_be_opened(registry: SharedMemoryRegistry, key: str) -> None:
     code, message = refusal(lambda: registry.register("name", key, 0, 1))
     assert (code, message) == (ErrorCode.INTERNAL, f"Unable to open shared memory region: '{key}'")
     assert registry.status() == []
+
+
+@pytest.mark.parametrize("key", ["", "/", "//"])
+def test_a_key_that_names_nothing(registry: SharedMemoryRegistry, key: str) -> None:
+    expected = f"cannot register shared memory region 'name' - invalid shm key '{key}'"
+    assert refusal(lambda: registry.register("name", key, 0, 1)) == (ErrorCode.INVALID, expected)
+
+
+def test_objects_of_the_python_backend_are_reserved(registry: SharedMemoryRegistry) -> None:
+    code, message = refusal(lambda: registry.register("name", "//triton_python_backend_shm_region_1", 0, 1))
+    assert code is ErrorCode.INVALID
+    assert "the key contains the reserved prefix 'triton_python_backend_shm_region_'" in message
+
+
+def test_without_leave_regions_are_neither_registered_nor_unregistered() -> None:
+    closed = SharedMemoryRegistry()
+    text = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+    for call in (lambda: closed.register("name", "/key", 0, 1), lambda: closed.unregister("")):
+        assert refusal(call) == (ErrorCode.UNIMPLEMENTED, text)
+    assert closed.status() == []
+
+
+def test_a_region_in_use_stays_until_its_last_request_ends(registry: SharedMemoryRegistry, make: Make) -> None:
+    registry.register("used", make(bytes(10)), 0, 10)
+    first = registry.window("used", 0, 4)
+    registry.unregister("")
+    assert [each.name for each in registry.status()] == ["used"]
+    second = registry.read("used", 4, 4)
+    del first
+    assert [each.name for each in registry.status()] == ["used"]
+    del second
+    assert registry.status() == []
+    assert refusal(lambda: registry.read("used", 0, 1))[0] is ErrorCode.NOT_FOUND
 
 
 def test_a_link_out_of_shared_memory_is_not_followed(
@@ -189,7 +222,6 @@ def test_an_empty_region_cannot_be_mapped(registry: SharedMemoryRegistry, make: 
         (100, 1, "Invalid offset"),
         (100, 0, "Invalid offset"),
         (101, 0, "Invalid offset"),
-        (0, 0, "Invalid offset + byte size"),
         (-1, 4, "Invalid offset"),
         (2**63, 4, "Invalid offset"),
         (90, 11, "Invalid offset + byte size"),
@@ -204,6 +236,13 @@ def test_what_lies_outside_is_refused(
     expected = (ErrorCode.INVALID, f"{reason} for shared memory region: 'small'")
     assert refusal(lambda: registry.read("small", offset, byte_size)) == expected
     assert refusal(lambda: registry.window("small", offset, byte_size)) == expected
+
+
+def test_sizes_that_overflow(registry: SharedMemoryRegistry, make: Make) -> None:
+    registry.register("small", make(bytes(100)), 0, 100)
+    message = "Integer overflow detected: byte_size (18446744073709551584) + offset (32) exceeds maximum value"
+    found = refusal(lambda: registry.window("small", 32, 2**64 - 32))
+    assert found == (ErrorCode.INVALID, f"{message} (18446744073709551615) for region 'small'")
 
 
 def test_writing_beyond_the_end_changes_nothing(registry: SharedMemoryRegistry, make: Make) -> None:

@@ -47,8 +47,12 @@ def test_a_body_of_just_the_limit(narrow: SmallServer) -> None:
 def test_a_body_over_the_limit(narrow: SmallServer, path: str, is_chunked: bool) -> None:
     body = BODY.ljust(LIMIT_BYTES + 1)
     response = narrow.client.post(path, content=in_pieces(body, 100) if is_chunked else body)
-    assert response.status_code == 413
-    assert "--http-max-input-size" in response.json()["error"]
+    assert response.status_code == 400
+    size = f"more than {LIMIT_BYTES}" if is_chunked else str(LIMIT_BYTES + 1)
+    assert response.json()["error"] == (
+        f"request JSON size of {size} bytes exceeds the maximum allowed input size of {LIMIT_BYTES} bytes. Use "
+        "--http-max-input-size to increase the limit."
+    )
     assert response.headers["connection"] == "close"
 
 

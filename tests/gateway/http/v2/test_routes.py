@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from gateway.v2.server import PROTOCOL_VERSION
 from tests.gateway.http.v2.small_server import SmallServer
 
 MODEL = "/v2/models/versioned"
@@ -11,7 +12,7 @@ MODEL = "/v2/models/versioned"
 
 def test_the_server(small: SmallServer) -> None:
     answer = small.get("/v2").json()
-    assert (answer["name"], answer["version"]) == ("triton", "2.51.0")
+    assert (answer["name"], answer["version"]) == ("triton", PROTOCOL_VERSION)
     assert "binary_tensor_data" in answer["extensions"]
 
 

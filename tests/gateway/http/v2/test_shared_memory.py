@@ -62,7 +62,12 @@ def test_inputs_are_read_and_outputs_written_there(small: SmallServer, region: s
         (infer(place("nope", 8)), 404, "Unable to find shared memory region: 'nope'"),
         (infer(place("r", 400)), 400, "Invalid offset + byte size for shared memory region: 'r'"),
         (infer(place("r", 8, 60)), 400, "Invalid offset + byte size for shared memory region: 'r'"),
-        (infer({"shared_memory_region": "r"}), 400, "Invalid offset + byte size for shared memory region: 'r'"),
+        (
+            infer({"shared_memory_region": "r"}),
+            400,
+            "[request id: <id_unknown>] input byte size mismatch for input 'INPUT0' for model 'identity'. Expected 8, "
+            "got 0",
+        ),
         (infer(place("r", 0, 64)), 400, "Invalid offset for shared memory region: 'r'"),
         (
             infer(None, {"shared_memory_offset": "0"}),
