@@ -1,7 +1,6 @@
 """The command line of `sluice serve`: its flags, and those of tritonserver that it accepts and ignores."""
 
 import argparse
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -90,13 +89,25 @@ _STRICT_CONFIG, _NO_COMPLETION = "--strict-model-config", "--disable-auto-comple
 
 def parse_flags(argv: list[str]) -> ParsedFlags:
     """Parse the command line. Exits where it cannot be understood."""
-    argv = [re.sub(rf"^{_STRICT_CONFIG}(?==|$)", _NO_COMPLETION, word) for word in argv]
-    switches, rest = _valued_switches(argv)
-    parsed = vars(_parser().parse_args(rest))
+    parser = _parser()
+    switches, rest = _valued_switches(_written_out(argv, parser))
+    parsed = vars(parser.parse_args(rest))
     for flag, key in TRACE_FLAGS.items():
         values = parsed.pop(flag) or ()
         parsed[TRACE_CONFIG] = [*(parsed[TRACE_CONFIG] or ()), *(f"{key}={value}" for value in values)] or None
     return {**{flag: value for flag, value in parsed.items() if value is not None}, **switches}
+
+
+def _written_out(argv: list[str], parser: OneLineParser) -> list[str]:
+    """Write out flags that are shortened to where no other begins so, which getopt lets tritonserver's users do."""
+    written = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--") and len(flag) > 2 and flag not in parser.flags:
+            longer = [each for each in (*parser.flags, _STRICT_CONFIG) if each.startswith(flag)]
+            flag = longer[0] if len(longer) == 1 else flag
+        written.append((_NO_COMPLETION if flag == _STRICT_CONFIG else flag) + equals + value)
+    return written
 
 
 def _valued_switches(argv: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -125,7 +136,7 @@ def _switches() -> Iterator[str]:
                 yield declared.flag
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog="sluice serve",
         usage="sluice serve [MODEL] [OPTIONS]",

@@ -4,7 +4,7 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import Field, dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -217,6 +217,11 @@ class OneLineParser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+
+    @property
+    def flags(self) -> Collection[str]:
+        """Every flag, with its dashes."""
+        return self._option_string_actions.keys()
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         known, unknown = super().parse_known_args(*args, **kwargs)

@@ -108,3 +108,15 @@ def test_a_typing_error_is_refused_with_the_nearest_flag(capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         parse_flags(["--allow-client-shn=true"])
     assert "did you mean --allow-client-shm?" in capsys.readouterr().err
+
+
+def test_a_flag_may_be_shortened_to_where_no_other_begins_so() -> None:
+    assert parse_flags(["--log-warn=false", "--strict-read", "false"]) == parse_flags(
+        ["--log-warning=false", "--strict-readiness=false"]
+    )
+
+
+@pytest.mark.parametrize("flag", ["--grpc", "--model-c", "--"])
+def test_a_flag_that_several_begin_with_is_not_guessed(flag: str) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags([f"{flag}=1", "one", "two"])
