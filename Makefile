@@ -14,7 +14,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-torch check format docs bench goldens clean
+.PHONY: help run test quick test-torch check format docs vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -41,12 +41,16 @@ format: $(VENV)/.dev ## format the code and fix what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: $(VENV)/.docs ## write the generated tables and build the documentation's site into build/site
+docs: $(VENV)/.docs ## write the generated tables and vectors, build the documentation's site into build/site
 	$(BIN)/python -m tests.tools.drawings
 	$(BIN)/python -m tests.tools.generated_docs --measure
+	$(BIN)/python -m training.sentence_encoder.documentation
 	$(BIN)/python -m tests.tools.site_pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
+
+vectors: $(VENV)/.dev ## encode the documentation for gateway/documentation.npz, after a change of it
+	$(BIN)/python -m training.sentence_encoder.documentation
 
 bench: $(VENV)/.dev ## the figures of docs/performance.md; some: make bench ARGS="serving executor"
 	$(BIN)/python -m benchmarks $(ARGS)

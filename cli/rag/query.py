@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from cli.rag.arguments import DEFAULT_COLLECTION, Arguments
 from cli.rag.client import DONE, JsonObject, RagClient, RagError
@@ -23,7 +22,7 @@ async def query(client: RagClient, arguments: Arguments) -> int:
     elif own["no_stream"]:
         answer = await client.query(collection, fields)
         _print(f"{answer['answer']}\n")
-        _print_sources(answer["sources"])
+        _print_sources(answer)
     else:
         await _print_stream(client, collection, fields)
     return 0
@@ -54,12 +53,12 @@ async def _choose_collection(client: RagClient, own: JsonObject) -> str:
 
 async def _print_stream(client: RagClient, collection: str, fields: JsonObject) -> None:
     """Print the answer as it arrives. Raises RagError if it ends early."""
-    sources: Sequence[Any] = ()
+    retrieved: JsonObject = {"sources": []}
     is_complete = False
     async with client.query_events(collection, fields) as events:
         async for name, payload in events:
             if name == "sources":
-                sources = payload["sources"]
+                retrieved = payload
             elif name == "token":
                 _print(payload["text"])
             elif name == "error":
@@ -69,7 +68,7 @@ async def _print_stream(client: RagClient, collection: str, fields: JsonObject) 
     _print("\n")
     if not is_complete:
         raise RagError("the answer broke off: the server ended it without saying why")
-    _print_sources(sources)
+    _print_sources(retrieved)
 
 
 def _fields(own: JsonObject, names: Sequence[str]) -> JsonObject:
@@ -81,8 +80,11 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
-def _print_sources(sources: Sequence[Any]) -> None:
-    lines = list(format_sources(sources)) or ["none: nothing in the collection fits the question"]
+def _print_sources(retrieved: JsonObject) -> None:
+    if "encoding" in retrieved:
+        counts = "{num_encoded} of {num_chunks} chunks so far".format_map(retrieved["encoding"])
+        sys.stderr.write(f"The collection's documents are being encoded: {counts}\n")
+    lines = list(format_sources(retrieved["sources"])) or ["none: nothing in the collection fits the question"]
     sys.stdout.writelines(["\nSources:\n", *(f"{line}\n" for line in lines)])
 
 

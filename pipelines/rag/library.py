@@ -1,9 +1,10 @@
 """The server's collections: creates them, puts documents into them, and searches them."""
 
 import asyncio
+import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -26,10 +27,12 @@ from pipelines.rag.types import (
     RetrievalMode,
     StoredDocument,
     Upload,
+    Vector,
     Vectors,
     check_id,
     hash_content,
 )
+from pipelines.text.citations import EncodingProgress
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 DEFAULT_COLLECTION = "docs"
@@ -39,6 +42,11 @@ _RESERVED_NAME = "collections"
 _RETRY_AFTER_S = 2.0
 _CHUNKS_PER_ENCODE = 64
 """Chunks passed to the encoder at once: enough to fill its batches, few enough that searches get their turn between."""
+_SAME_COSINE = 0.99
+"""Least cosine of two vectors that one model made of one text, on any machine and in half precision."""
+
+KnownVectors = Mapping[bytes, Vector]
+"""Vectors computed in advance, by `hash_text` of the text that an encoder got."""
 
 
 class PutStatus(StrEnum):
@@ -70,6 +78,14 @@ class PutResult:
     info: DocumentInfo
 
 
+@dataclass(slots=True, eq=False)
+class _Encoding:
+    """A document that is being encoded."""
+
+    num_chunks: int = 0
+    num_encoded: int = 0
+
+
 class DocumentLibrary:
     """Collections in one store, with the encoders of one repository. Used on the event loop's thread only.
 
@@ -89,6 +105,8 @@ class DocumentLibrary:
         self._num_waiting = 0
         self._document_locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """Locks of the documents being changed, by collection and id, so that the later of two uploads wins."""
+        self._encodings: dict[str, list[_Encoding]] = {}
+        """The documents being encoded, by collection. A collection without any is not in it."""
 
     async def close(self) -> None:
         await self._store.close()
@@ -116,12 +134,33 @@ class DocumentLibrary:
         await self.collection(name, key)
         await self._store.delete_collection(name)
 
-    async def put(self, collection: str, upload: Upload, key: str = "", *, force: bool = False) -> PutResult:
+    async def encoding_progress(self, name: str) -> EncodingProgress | None:
+        """Return how much of the collection is encoded, None unless this server is encoding documents of it."""
+        encodings = self._encodings.get(name)
+        if encodings is None:
+            return None
+        num_stored = (await self._store.collection(name)).num_chunks
+        return EncodingProgress(
+            collection=name,
+            num_encoded=num_stored + sum(each.num_encoded for each in encodings),
+            num_chunks=num_stored + sum(each.num_chunks for each in encodings),
+        )
+
+    async def put(
+        self,
+        collection: str,
+        upload: Upload,
+        key: str = "",
+        *,
+        force: bool = False,
+        known: KnownVectors | None = None,
+    ) -> PutResult:
         """Parse, chunk, encode and store the document, replacing any of its id. Creates a missing collection.
 
         A document with the same content, title and metadata stays as it is, unless `force` asks to chunk and encode it
-        again, as after a change of settings or encoder. Raises INVALID and TOO_LARGE for documents that cannot be
-        parsed.
+        again, as after a change of settings or encoder. Chunks with a vector in `known` are not encoded, except one,
+        which shows whether the vectors are this encoder's; if not, none is used. Raises INVALID and TOO_LARGE for
+        documents that cannot be parsed.
         """
         check_id(upload.id)
         info = await self._find_or_create(collection, key)
@@ -131,9 +170,12 @@ class DocumentLibrary:
             if before is not None and before.content_hash == content_hash and not force:
                 return PutResult(PutStatus.UNCHANGED, before)
             encoder = self._find_encoder(info.spec.encoder)
-            document, chunks = await self._parse(upload, encoder, content_hash)
-            vectors = await self._encode(encoder, document, chunks, info.spec.dim)
-            await self._store.put_document(collection, document, chunks, vectors)
+            with self._encoding(collection) as encoding:
+                document, chunks = await self._parse(upload, encoder, content_hash)
+                encoding.num_chunks = len(chunks)
+                texts = [text_to_encode(document.info.title, chunk) for chunk in chunks]
+                vectors = await self._encode(encoder, texts, encoding, known or {}, info.spec.dim)
+                await self._store.put_document(collection, document, chunks, vectors)
             return PutResult(PutStatus.CREATED if before is None else PutStatus.UPDATED, document.info)
 
     async def delete_document(self, collection: str, document_id: str, key: str = "") -> bool:
@@ -218,16 +260,30 @@ class DocumentLibrary:
         )
         return StoredDocument(info, parsed.text), chunks
 
+    @contextmanager
+    def _encoding(self, collection: str) -> Iterator[_Encoding]:
+        """Count a document as being encoded for the context's duration."""
+        encoding = _Encoding()
+        self._encodings.setdefault(collection, []).append(encoding)
+        try:
+            yield encoding
+        finally:
+            self._encodings[collection].remove(encoding)
+            if not self._encodings[collection]:
+                del self._encodings[collection]
+
     async def _encode(
-        self, encoder: TextEncoder, document: StoredDocument, chunks: list[DocumentChunk], dim: int
+        self, encoder: TextEncoder, texts: list[str], encoding: _Encoding, known: KnownVectors, dim: int
     ) -> Vectors:
-        """Return one row for each chunk. A chunk is encoded under its title and headings, which tell its subject."""
-        texts = [_add_place(document.info.title, chunk) for chunk in chunks]
-        parts = [
-            await encoder.encode_documents(texts[start : start + _CHUNKS_PER_ENCODE])
-            for start in range(0, len(texts), _CHUNKS_PER_ENCODE)
-        ]
-        return np.concatenate(parts) if parts else np.zeros((0, dim), np.float32)
+        """Return one row for each text."""
+        vectors = await _find_known(encoder, texts, known)
+        missing = [row for row in range(len(texts)) if row not in vectors]
+        encoding.num_encoded = len(vectors)
+        for start in range(0, len(missing), _CHUNKS_PER_ENCODE):
+            rows = missing[start : start + _CHUNKS_PER_ENCODE]
+            vectors.update(zip(rows, await encoder.encode_documents([texts[row] for row in rows]), strict=True))
+            encoding.num_encoded += len(rows)
+        return np.stack([vectors[row] for row in range(len(texts))]) if texts else np.zeros((0, dim), np.float32)
 
     async def _open_store(self) -> Store:
         """Return the store, opened on first use: a server that is asked for no documents needs none."""
@@ -267,8 +323,27 @@ def _suppress_code(code: ErrorCode) -> Iterator[None]:
             raise
 
 
-def _add_place(title: str, chunk: DocumentChunk) -> str:
-    """Put the chunk under its title and headings, without a title that is also the first heading."""
+async def _find_known(encoder: TextEncoder, texts: list[str], known: KnownVectors) -> dict[int, Vector]:
+    """Return the known vectors by the places of their texts; none if the first is not what the encoder makes of it."""
+    found = {row: known[digest] for row, text in enumerate(texts) if (digest := hash_text(text)) in known}
+    if not found:
+        return {}
+    first = min(found)
+    (vector,) = await encoder.encode_documents([texts[first]])
+    is_same = vector.shape == found[first].shape and float(vector @ found[first]) >= _SAME_COSINE
+    return found if is_same else {}
+
+
+def hash_text(text: str) -> bytes:
+    """Return the key of a text in `KnownVectors`."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+
+
+def text_to_encode(title: str, chunk: DocumentChunk) -> str:
+    """Return the text that stands for the chunk: under its title and headings, which tell its subject.
+
+    A title that is also the first heading is left out.
+    """
     is_repeated = not title or chunk.heading == title or chunk.heading.startswith(f"{title} > ")
     place = chunk.heading if is_repeated else " > ".join(part for part in (title, chunk.heading) if part)
     return f"{place}\n{chunk.text}" if place else chunk.text

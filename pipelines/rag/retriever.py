@@ -14,7 +14,7 @@ from pipelines.rag.library import DEFAULT_COLLECTION, DocumentLibrary
 from pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
 from pipelines.rag.retrieval.search import MAX_CANDIDATES, MAX_TOP_K, Reranker, SearchOptions, SearchQuery
 from pipelines.rag.types import Hit, RetrievalMode, Vector, build_source
-from pipelines.text.citations import encode_source
+from pipelines.text.citations import EncodingProgress, encode_progress, encode_source
 from pipelines.text.text_tensors import build_text_tensor, read_text_rows
 from serving.backend import Backend, BackendContext
 from serving.config.completion import DeclaredTensor, complete_tensors
@@ -26,9 +26,13 @@ from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 QUERY, QUERY_EMBEDDINGS = "query", "query_embeddings"
-CONTEXT, SOURCES = "context", "sources"
+CONTEXT, SOURCES, ENCODING = "context", "sources", "encoding"
 INPUTS = (DeclaredTensor(QUERY, "BYTES"), DeclaredTensor(QUERY_EMBEDDINGS, "FP32", (-1,), is_optional=True))
-OUTPUTS = (DeclaredTensor(CONTEXT, "BYTES", (-1,)), DeclaredTensor(SOURCES, "BYTES", (-1,)))
+OUTPUTS = (
+    DeclaredTensor(CONTEXT, "BYTES", (-1,)),
+    DeclaredTensor(SOURCES, "BYTES", (-1,)),
+    DeclaredTensor(ENCODING, "BYTES"),
+)
 PARAMETERS = (
     *("collection", "fallback_collection", "top_k", "mode", "num_candidates", "rrf_k", "vector_weight", "text_weight"),
     *("min_similarity", "mmr_lambda", "reranker", "reranker_tokenizer"),
@@ -64,6 +68,14 @@ class RetrieverRequest:
     key: str
     options: SearchOptions
     filter: Filter | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The result of one search. `encoding` is None unless documents of its collection were being encoded."""
+
+    hits: Sequence[Hit]
+    encoding: EncodingProgress | None
 
 
 def parse_settings(config: ModelConfig) -> RetrieverSettings:
@@ -149,10 +161,14 @@ class RetrieverModel(TaskModel):
         rows = zip(questions, vectors, strict=True)
         return self._tensors(await gather_all([self._search(request, question, vector) for question, vector in rows]))
 
-    async def _search(self, request: RetrieverRequest, question: str, vector: Vector | None) -> list[Hit]:
+    async def _search(self, request: RetrieverRequest, question: str, vector: Vector | None) -> _Found:
         query = SearchQuery(question, vector, request.filter)
         try:
-            return await self._library.search(request.collection, query, request.options, self._reranker, request.key)
+            # Asked first: what is stored while the search runs is not in its hits.
+            encoding = await self._library.encoding_progress(request.collection)
+            library, options = self._library, request.options
+            hits = await library.search(request.collection, query, options, self._reranker, request.key)
+            return _Found(hits, encoding)
         except SluiceError as error:
             if error.code is ErrorCode.NOT_FOUND and error.param == "collection":
                 if request.fallback_collection:
@@ -182,13 +198,13 @@ class RetrieverModel(TaskModel):
             f"vectors of {spec.dim}, made by the model '{spec.encoder}'; encode the query with that model",
         )
 
-    def _tensors(self, found: Sequence[Sequence[Hit]]) -> list[Tensor]:
-        texts = [[hit.text.encode() for hit in hits] for hits in found]
-        sources = [[encode_source(build_source(hit)) for hit in hits] for hits in found]
-        return [
-            build_text_tensor(CONTEXT, texts, is_batched=self._is_batched),
-            build_text_tensor(SOURCES, sources, is_batched=self._is_batched),
-        ]
+    def _tensors(self, found: Sequence[_Found]) -> list[Tensor]:
+        columns = {
+            CONTEXT: [[hit.text.encode() for hit in each.hits] for each in found],
+            SOURCES: [[encode_source(build_source(hit)) for hit in each.hits] for each in found],
+            ENCODING: [[encode_progress(each.encoding)] for each in found],
+        }
+        return [build_text_tensor(name, column, is_batched=self._is_batched) for name, column in columns.items()]
 
 
 class RetrieverBackend(Backend):

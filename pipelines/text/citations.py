@@ -60,8 +60,22 @@ class Citation(msgspec.Struct, frozen=True, kw_only=True):
     by: str
 
 
+class EncodingProgress(msgspec.Struct, frozen=True):
+    """How much of a collection is encoded while documents are added to it. `num_chunks` counts the chunks of the
+    documents that are stored or being encoded, not of those that wait to be read."""
+
+    collection: str
+    num_encoded: int
+    num_chunks: int
+
+    def __str__(self) -> str:
+        counts = f"{self.num_encoded} of {self.num_chunks} chunks so far"
+        return f"Documents of collection '{self.collection}' are being encoded: {counts}."
+
+
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Source)
+_PROGRESS_DECODER = msgspec.json.Decoder(EncodingProgress)
 
 
 def encode_source(source: Source) -> bytes:
@@ -72,6 +86,21 @@ def encode_source(source: Source) -> bytes:
 def decode_source(element: bytes) -> Source:
     """Decode an element of a BYTES tensor. Raises msgspec.DecodeError where it is not a source."""
     return _DECODER.decode(element)
+
+
+def encode_progress(progress: EncodingProgress | None) -> bytes:
+    """Encode the progress as an element of a BYTES tensor, in JSON; None as an empty element."""
+    return b"" if progress is None else _ENCODER.encode(progress)
+
+
+def decode_progress(element: bytes) -> EncodingProgress | None:
+    """Decode an element of `encode_progress`. Raises msgspec.DecodeError where it is neither empty nor a progress."""
+    return _PROGRESS_DECODER.decode(element) if element else None
+
+
+def encoding_field(progress: EncodingProgress | None) -> dict[str, Any]:
+    """Return the field `encoding` of an answer over HTTP, which is there only while documents are being encoded."""
+    return {} if progress is None else {"encoding": msgspec.to_builtins(progress)}
 
 
 def to_json_objects(items: Sequence[Source | Citation]) -> list[dict[str, Any]]:

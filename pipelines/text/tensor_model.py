@@ -11,7 +11,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.types import FinishReason
 from engine.validation import check_sampling
-from pipelines.text.citations import Source, cite, decode_source
+from pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
 from pipelines.text.model import UNCOUNTED, TextModel, refuse_parameters, text_model_of
 from pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens
 from pipelines.text.text_tensors import encode_messages
@@ -49,10 +49,12 @@ _ANY_LENGTH = 2**31 - 1
 
 SOURCES, DROPPED = "sources", "dropped"
 """Outputs with what was retrieved: a source as JSON in each element, "" in surplus elements."""
+ENCODING = "encoding"
+"""An output with the progress of encoding as JSON, "" while no documents are being encoded."""
 FINISH_REASON = "finish_reason"
 NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, NUM_CACHED_TOKENS = "num_input_tokens", "num_output_tokens", "num_cached_tokens"
 _COUNTS = (NUM_INPUT_TOKENS, NUM_OUTPUT_TOKENS, NUM_CACHED_TOKENS)
-SIDE_OUTPUTS = frozenset({SOURCES, DROPPED, FINISH_REASON, *_COUNTS})
+SIDE_OUTPUTS = frozenset({SOURCES, DROPPED, ENCODING, FINISH_REASON, *_COUNTS})
 """Outputs that are read besides the text."""
 
 
@@ -230,14 +232,22 @@ class TensorTextStream:
 
     def _note_retrieval(self, tensors: dict[str, Tensor]) -> bool:
         """Keep what the response says of the retrieval; return whether it says anything."""
-        if tensors.keys().isdisjoint((SOURCES, DROPPED)):
+        if tensors.keys().isdisjoint((SOURCES, DROPPED, ENCODING)):
             return False
         before = self._retrieval or Retrieval()
         self._retrieval = Retrieval(
             sources=self._sources(tensors[SOURCES]) if SOURCES in tensors else before.sources,
             dropped=self._sources(tensors[DROPPED]) if DROPPED in tensors else before.dropped,
+            encoding=self._progress(tensors[ENCODING]) if ENCODING in tensors else before.encoding,
         )
         return True
+
+    def _progress(self, tensor: Tensor) -> EncodingProgress | None:
+        try:
+            return decode_progress(b"".join(tensor.array.ravel()))
+        except msgspec.DecodeError as error:
+            message = f"model '{self._model}' gave an output '{tensor.name}' that is no progress of encoding: {error}"
+            raise SluiceError(ErrorCode.INTERNAL, message) from None
 
     def _sources(self, tensor: Tensor) -> tuple[Source, ...]:
         try:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from engine.types import FinishReason
-from pipelines.text.citations import Citation, Source
+from pipelines.text.citations import Citation, EncodingProgress, Source
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -92,11 +92,13 @@ class TextLogprob(msgspec.Struct, frozen=True):
 class Retrieval(msgspec.Struct, frozen=True):
     """The sources that a pipeline retrieved: `sources` are in the prompt, `dropped` did not fit into it. `citations`
     say which part of the answer rests on which source. They come with the last event only; sources come with the event
-    before the first text, and again with the last one."""
+    before the first text, and again with the last one. `encoding` is None unless the search came while documents of its
+    collection were being encoded, so that it may have missed some."""
 
     sources: tuple[Source, ...] = ()
     dropped: tuple[Source, ...] = ()
     citations: tuple[Citation, ...] = ()
+    encoding: EncodingProgress | None = None
 
 
 class TextDetail(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.http.errors import openai_error_body
 from gateway.http.sse import DONE, PLACEHOLDER, TextFrame, event_frame
-from pipelines.text.citations import to_json_objects
+from pipelines.text.citations import encoding_field, to_json_objects
 from pipelines.text.types import TextDetail, TextEvent, TextLogprob, TokenText
 from sluice.errors import SluiceError
 
@@ -202,9 +202,9 @@ def ending_fields(end: TextEvent) -> JsonObject:
 
 
 def sources_field(detail: TextDetail | None) -> dict[str, Any]:
-    """Return the field `sources` of an answer, where documents were retrieved."""
+    """Return the field `sources` of an answer, where documents were retrieved, and `encoding` while some are added."""
     found = detail.retrieval if detail is not None else None
-    return {} if found is None else {"sources": to_json_objects(found.sources)}
+    return {} if found is None else {"sources": to_json_objects(found.sources), **encoding_field(found.encoding)}
 
 
 def citations_field(end: TextEvent) -> dict[str, Any]:

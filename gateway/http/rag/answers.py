@@ -9,7 +9,7 @@ import orjson
 from gateway.http.errors import client_names, openai_error_body
 from gateway.http.rag.bodies import JsonObject
 from gateway.http.sse import DONE, encode_text
-from pipelines.text.citations import to_json_objects
+from pipelines.text.citations import encoding_field, to_json_objects
 from pipelines.text.types import Retrieval, TextEvent
 from sluice.errors import SluiceError
 
@@ -54,7 +54,8 @@ def _retrieval(event: TextEvent) -> Retrieval:
 
 
 def _sources(found: Retrieval) -> JsonObject:
-    return {"sources": to_json_objects(found.sources), "dropped": to_json_objects(found.dropped)}
+    sources, dropped = to_json_objects(found.sources), to_json_objects(found.dropped)
+    return {"sources": sources, "dropped": dropped, **encoding_field(found.encoding)}
 
 
 def _citations(found: Retrieval) -> JsonObject:

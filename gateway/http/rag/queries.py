@@ -14,7 +14,7 @@ from pipelines.rag.filters import parse_filter
 from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
 from pipelines.rag.types import RetrievalMode, build_source
-from pipelines.text.citations import to_json_objects
+from pipelines.text.citations import encoding_field, to_json_objects
 from pipelines.text.model import TextModel
 from pipelines.text.types import ChatMessage, TextRequest
 from sluice.errors import ErrorCode, SluiceError
@@ -37,9 +37,11 @@ class QueryRoutes:
         """Find the chunks that may answer a question, best first."""
         fields, headers = await read_fields(request, SearchRequest, self._options)
         query = SearchQuery(fields.question, None, parse_filter(fields.filter))
+        encoding = await self._library.encoding_progress(collection)
         search = self._library.search(collection, query, build_search_options(fields), key=collection_key(request))
         hits = await run_while_connected(request.receive, search)
-        return json_response(format_list(to_json_objects([build_source(hit) for hit in hits])), headers=headers)
+        found = format_list(to_json_objects([build_source(hit) for hit in hits]))
+        return json_response({**found, **encoding_field(encoding)}, headers=headers)
 
     async def query(self, request: Request, collection: str) -> Response:
         """Answer a question from a collection's documents.

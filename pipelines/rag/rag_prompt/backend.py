@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
 import orjson
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from pipelines.rag.prompts.assembly import Prompt, RetrievedPassage, assemble_prompt
+from pipelines.rag.prompts.assembly import Prompt, PromptStyle, RetrievedPassage, assemble_prompt
 from pipelines.rag.rag_prompt.language_model import LanguageModel
 from pipelines.rag.rag_prompt.request import PromptSettings, RagPromptRequest, parse_request, parse_settings
-from pipelines.text.citations import Source, decode_source, encode_source
+from pipelines.text.citations import Source, decode_progress, decode_source, encode_source
 from pipelines.text.text_tensors import build_text_tensor, encode_messages, read_text_rows
 from serving.backend import Backend, BackendContext
 from serving.config.completion import DeclaredTensor, complete_tensors
@@ -22,13 +22,14 @@ from serving.task_model import MakeOutputs, TaskModel
 from serving.tensors.tensor import Tensor
 from sluice.errors import invalid
 
-QUERY, CONTEXT, SOURCES = "query", "context", "sources"
+QUERY, CONTEXT, SOURCES, ENCODING = "query", "context", "sources", "encoding"
 MESSAGES, DROPPED, SAMPLING_CONFIG, CACHE_SALT = "messages", "dropped", "sampling_config", "cache_salt"
 _REGEX_SIGNS = re.compile(r"[\\.^$*+?{}\[\]|()]")
 INPUTS = (
     DeclaredTensor(QUERY, "BYTES"),
     DeclaredTensor(CONTEXT, "BYTES", (-1,)),
     DeclaredTensor(SOURCES, "BYTES", (-1,), is_optional=True),
+    DeclaredTensor(ENCODING, "BYTES", is_optional=True),
 )
 OUTPUTS = (
     DeclaredTensor(MESSAGES, "BYTES"),
@@ -41,8 +42,11 @@ OUTPUTS = (
 
 @dataclass(frozen=True, slots=True)
 class _Row:
+    """One prompt to assemble. `no_answer` answers where nothing was retrieved."""
+
     question: str
     retrieved: tuple[RetrievedPassage, ...]
+    no_answer: str
 
 
 class RagPromptModel(TaskModel):
@@ -63,34 +67,54 @@ class RagPromptModel(TaskModel):
             sources = read_text_rows(request, SOURCES, is_batched=self._is_batched)
         else:
             sources = [[""] * len(row) for row in texts]
+        encodings = [""] * len(texts)
+        if ENCODING in request.inputs:
+            encodings = [row[0] for row in read_text_rows(request, ENCODING, is_batched=self._is_batched)]
         return [
-            _Row(question, _pair_passages(row_texts, row_sources))
-            for question, row_texts, row_sources in zip(questions, texts, sources, strict=True)
+            _Row(question, _pair_passages(row_texts, row_sources), self._no_answer(encoding))
+            for question, row_texts, row_sources, encoding in zip(questions, texts, sources, encodings, strict=True)
         ]
+
+    def _no_answer(self, encoding: str) -> str:
+        """Return the sentence of the settings, with the progress of encoding if there is any."""
+        sentence = self._settings.style.no_answer
+        try:
+            progress = decode_progress(encoding.encode())
+        except msgspec.MsgspecError as error:
+            raise invalid(ENCODING, f"input '{ENCODING}' must be the retriever's: {error}") from None
+        return sentence if progress is None else f"{sentence} {progress}"
 
     async def _answer(self, rows: Sequence[_Row], request: RagPromptRequest) -> list[Tensor]:
         tokens, budget = self._llm.budget(request.max_tokens)
         prompts = [
-            await assemble_prompt(row.question, row.retrieved, request.history, self._settings.style, budget, tokens)
+            await assemble_prompt(row.question, row.retrieved, request.history, self._style(row), budget, tokens)
             for row in rows
         ]
         columns: dict[str, list[list[bytes]]] = {
             MESSAGES: [[encode_messages(prompt.messages)] for prompt in prompts],
             SOURCES: [[*map(encode_source, prompt.kept)] for prompt in prompts],
             DROPPED: [[*map(encode_source, prompt.dropped)] for prompt in prompts],
-            SAMPLING_CONFIG: [[self._sampling_config(prompt, request)] for prompt in prompts],
+            SAMPLING_CONFIG: [
+                [self._sampling_config(prompt, request, row.no_answer)]
+                for prompt, row in zip(prompts, rows, strict=True)
+            ],
             CACHE_SALT: [[request.cache_salt.encode()]] * len(prompts),
         }
         return [build_text_tensor(name, column, is_batched=self._is_batched) for name, column in columns.items()]
 
-    def _sampling_config(self, prompt: Prompt, request: RagPromptRequest) -> bytes:
-        """Restrict the answer to the "no answer" sentence if the prompt has no source. A client's own guide wins.
+    def _style(self, row: _Row) -> PromptStyle:
+        """Return the style of the prompt. Guided decoding needs no room in it for a longer sentence."""
+        style = self._settings.style
+        return style if self._llm.can_be_guided else replace(style, no_answer=row.no_answer)
+
+    def _sampling_config(self, prompt: Prompt, request: RagPromptRequest, no_answer: str) -> bytes:
+        """Restrict the answer to `no_answer` if the prompt has no source. A client's own guide wins.
 
         A hosted model cannot be restricted; its instructions ask for the sentence.
         """
         if prompt.kept or request.has_guide or not self._llm.can_be_guided:
             return b""
-        sentence = _REGEX_SIGNS.sub(r"\\\g<0>", self._settings.style.no_answer)
+        sentence = _REGEX_SIGNS.sub(r"\\\g<0>", no_answer)
         return orjson.dumps({"guided_decoding_guide_type": "regex", "guided_decoding_guide": sentence})
 
 

@@ -1,16 +1,23 @@
 """Behaviour of a library in front of its store."""
 
 import asyncio
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipelines.rag.encoder import TextEncoder
-from pipelines.rag.library import DocumentLibrary, LibrarySettings
+from pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
 from pipelines.rag.retrieval.search import MAX_QUESTION_CHARS, SearchOptions, SearchQuery
 from pipelines.rag.stores.sqlite.store import SqliteStore
-from pipelines.rag.types import CollectionSpec
+from pipelines.rag.types import CollectionSpec, DocumentFormat, RetrievalMode, Upload, Vector, Vectors
+from pipelines.text.citations import EncodingProgress
 from sluice.errors import ErrorCode, SluiceError
+
+DIM = 64
+MARKDOWN = DocumentFormat.MARKDOWN
 
 
 class SilentStore(SqliteStore):
@@ -27,6 +34,37 @@ class SilentStore(SqliteStore):
         self.is_asked.set()
         await self.is_given_up.wait()
         raise SluiceError(ErrorCode.UNAVAILABLE, "no answer")
+
+
+class GatedEncoder(TextEncoder):
+    """Encodes texts, each in a direction of its own, when the test opens the gate. Tokens are words."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+        self.is_asked, self.gate = asyncio.Event(), asyncio.Event()
+
+    async def dim(self) -> int:
+        return DIM
+
+    async def encode_documents(self, texts: Sequence[str]) -> Vectors:
+        self.is_asked.set()
+        await self.gate.wait()
+        self.encoded += texts
+        return np.stack([direction_of(text) for text in texts])
+
+    async def token_starts(self, text: str) -> list[int]:
+        return [word.start() for word in re.finditer(r"\S+", text)]
+
+
+def direction_of(text: str) -> Vector:
+    vector = np.random.default_rng(len(text)).standard_normal(DIM).astype(np.float32)
+    return np.asarray(vector / np.linalg.norm(vector), np.float32)
+
+
+def upload(id: str, *sections: str) -> Upload:
+    return Upload(
+        id, "".join(f"# {each}\n\n{each} is {'very ' * 50} long.\n\n" for each in sections).encode(), MARKDOWN
+    )
 
 
 def no_encoder(name: str) -> TextEncoder:
@@ -81,4 +119,48 @@ async def test_a_question_that_is_too_long_is_refused_before_any_work() -> None:
     with pytest.raises(SluiceError, match=f"question must be at most {MAX_QUESTION_CHARS} characters") as caught:
         await library.search("docs", SearchQuery(question, None), SearchOptions())
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "question")
+    await library.close()
+
+
+async def test_the_progress_of_encoding_is_known_while_a_document_is_put() -> None:
+    encoder = GatedEncoder()
+    library = DocumentLibrary(SqliteStore(None), lambda name: encoder, LibrarySettings())
+    encoder.gate.set()
+    await library.put("docs", upload("a", "Pumps", "Ferries"))
+    assert await library.encoding_progress("docs") is None
+    encoder.gate.clear()
+    encoder.is_asked.clear()
+    putting = asyncio.create_task(library.put("docs", upload("b", "Printers")))
+    await encoder.is_asked.wait()
+    assert await library.encoding_progress("docs") == EncodingProgress("docs", num_encoded=2, num_chunks=3)
+    assert await library.encoding_progress("others") is None
+    encoder.gate.set()
+    await putting
+    assert await library.encoding_progress("docs") is None
+    await library.close()
+
+
+async def test_a_put_that_fails_is_no_progress() -> None:
+    library = DocumentLibrary(SqliteStore(None), lambda name: GatedEncoder(), LibrarySettings())
+    with pytest.raises(SluiceError):
+        await library.put("docs", Upload("a", b"\xff\xfe\xff", MARKDOWN))
+    assert await library.encoding_progress("docs") is None
+    await library.close()
+
+
+@pytest.mark.parametrize("are_its_own", [True, False])
+async def test_known_vectors_are_used_only_if_they_are_the_encoders_own(are_its_own: bool) -> None:
+    encoder = GatedEncoder()
+    encoder.gate.set()
+    library = DocumentLibrary(SqliteStore(None), lambda name: encoder, LibrarySettings())
+    await library.put("first", upload("a", "Pumps", "Ferries", "Printer"))
+    texts, encoder.encoded = encoder.encoded, []
+    assert len(texts) == 3
+    known = {hash_text(text): direction_of(text) * (1 if are_its_own else -1) for text in texts}
+    await library.put("second", upload("a", "Pumps", "Ferries", "Printer"), known=known)
+    assert encoder.encoded == (texts[:1] if are_its_own else texts[:1] + texts)
+    query = SearchQuery("", direction_of(texts[1]))
+    for collection in ("first", "second"):
+        (hit,) = await library.search(collection, query, SearchOptions(mode=RetrievalMode.VECTOR, top_k=1))
+        assert hit.similarity == pytest.approx(1) and "Ferries" in hit.text
     await library.close()

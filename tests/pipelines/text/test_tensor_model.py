@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.types import FinishReason, Grammar, GrammarKind
-from pipelines.text.citations import Source, cite, encode_source
+from pipelines.text.citations import EncodingProgress, Source, cite, encode_progress, encode_source
 from pipelines.text.model import text_model_of
 from pipelines.text.tensor_model import TensorText
 from pipelines.text.types import (
@@ -346,6 +346,20 @@ async def test_sources_come_before_the_text_and_citations_at_the_end() -> None:
     citations = tuple(cite("".join(answer), (SOURCE,)))
     assert citations
     assert events[-1].detail == TextDetail(retrieval=Retrieval((SOURCE,), (OTHER,), citations))
+
+
+async def test_the_progress_of_encoding_comes_with_the_sources() -> None:
+    progress = EncodingProgress("docs", 12, 610)
+    said = {"sources": texts(b""), "encoding": texts(encode_progress(progress)), "response": texts("a")}
+    for event in await events_of(Told(config(outputs="response sources encoding"), said)):
+        assert event.detail is not None and event.detail.retrieval == Retrieval(encoding=progress)
+    first, _ = await events_of(Told(config(outputs="response sources encoding"), {**said, "encoding": texts("")}))
+    assert first.detail == TextDetail(retrieval=Retrieval())
+
+
+async def test_what_is_no_progress_of_encoding_is_an_error() -> None:
+    with pytest.raises(SluiceError, match="gave an output 'encoding' that is no progress"):
+        await events_of(Told(config(outputs="response encoding"), {"encoding": texts("soon")}))
 
 
 async def test_one_response_with_all_makes_events_in_the_same_order() -> None:

@@ -12,7 +12,7 @@ from engine.types import FinishReason
 from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
-from pipelines.text.citations import Citation, Source
+from pipelines.text.citations import Citation, EncodingProgress, Source
 from pipelines.text.types import ChatMessage, Retrieval, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
@@ -279,3 +279,32 @@ def test_docs_describe_the_routes(rag: RagServer) -> None:
     assert {"application/json", "multipart/form-data", "application/pdf", "text/markdown"} <= added.keys()
     assert {"get", "put", "delete"} <= paths["/v1/rag/{collection}/documents/{document_id}"].keys()
     assert {"get", "post"} <= paths["/v1/rag/collections"].keys()
+
+
+def test_answers_say_how_much_of_the_collection_is_encoded(rag: RagServer) -> None:
+    found = Retrieval((SOURCE,), encoding=EncodingProgress("docs", 12, 610))
+    rag.pipeline.events[:] = [
+        TextEvent("", 0, 0, 0, detail=TextDetail(retrieval=found)),
+        TextEvent("no", 1, 50, 1, FinishReason.STOP, detail=TextDetail(retrieval=found)),
+    ]
+    progress = {"collection": "docs", "num_encoded": 12, "num_chunks": 610}
+    assert query(rag).json()["encoding"] == progress
+    [(name, first), *_] = named_events(query(rag, stream=True).content)
+    assert (name, first["encoding"]) == ("sources", progress)
+    chat = {"model": "rag_pipeline", "messages": [{"role": "user", "content": "how?"}]}
+    assert rag.client.post("/v1/chat/completions", json=chat).json()["encoding"] == progress
+    assert (
+        b'"encoding":{"collection":"docs"'
+        in rag.client.post("/v1/chat/completions", json={**chat, "stream": True}).content
+    )
+
+
+def test_a_search_says_how_much_is_encoded(rag: RagServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def progress(collection: str) -> EncodingProgress:
+        return EncodingProgress(collection, 12, 610)
+
+    rag.add("docs", {"id": "a", "text": "one two"})
+    assert "encoding" not in rag.ask("POST", "/docs/search", json={"question": "two"}).json()
+    monkeypatch.setattr(rag.library, "encoding_progress", progress)
+    found = rag.ask("POST", "/docs/search", json={"question": "two"}).json()
+    assert found["encoding"] == {"collection": "docs", "num_encoded": 12, "num_chunks": 610}

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.rag.rag_prompt.backend import RagPromptModel
 from pipelines.rag.rag_prompt.request import derive_salt
+from pipelines.text.citations import EncodingProgress, encode_progress
 from pipelines.text.text_tensors import decode_messages
 from pipelines.text.tokenizer import Tokenizer
 from serving.model import Model, infer_one
@@ -247,3 +249,18 @@ async def test_a_hosted_models_tokens_are_counted_where_its_tokenizer_is(tmp_pat
     assert found["messages"][0][0][-1]["content"].endswith("Question: < |end|>When?")
     with pytest.raises(SluiceError, match="has no tokenizer"):
         await load(tmp_path, Lookup(), parameter("tokenizer", "."))
+
+
+async def test_what_answers_nothing_says_that_documents_are_being_encoded(model: RagPromptModel) -> None:
+    asked = request("When?", [[]])
+    progress = encode_progress(EncodingProgress("docs", 12, 610))
+    asked.inputs["encoding"] = texts_tensor("encoding", [[progress]])
+    (config,) = (await ask(model, asked))["sampling_config"][0]
+    said = re.sub(r"\\(.)", r"\1", config["guided_decoding_guide"])
+    assert said.endswith(" Documents of collection 'docs' are being encoded: 12 of 610 chunks so far.")
+
+
+async def test_what_is_no_progress_is_refused(model: RagPromptModel) -> None:
+    asked = request("When?", [[QUEUE]])
+    asked.inputs["encoding"] = texts_tensor("encoding", [["soon"]])
+    assert "input 'encoding' must be the retriever's" in (await refusal(model, asked)).message

@@ -24,7 +24,8 @@ async def test_tensors_that_are_not_declared_are_completed(tmp_path: Path) -> No
     config = await RetrieverBackend().complete(source_of(tmp_path), context())
     inputs = [(each.name, DataType.Name(each.data_type), list(each.dims), each.optional) for each in config.input]
     assert inputs == [("query", "TYPE_STRING", [1], False), ("query_embeddings", "TYPE_FP32", [-1], True)]
-    assert [(each.name, list(each.dims)) for each in config.output] == [("context", [-1]), ("sources", [-1])]
+    outputs = [(each.name, list(each.dims)) for each in config.output]
+    assert outputs == [("context", [-1]), ("sources", [-1]), ("encoding", [1])]
 
 
 async def test_the_bundled_configuration_loads(library: DocumentLibrary) -> None:

@@ -53,7 +53,7 @@ async def test_rows_are_searched_on_their_own_and_filled_up(model: RetrieverMode
 
 async def test_nothing_found_is_no_element(model: RetrieverModel) -> None:
     found = await ask(model, ["anything"], [SHIP], collection="new")
-    assert found == {"context": [[]], "sources": [[]]}
+    assert found == {"context": [[]], "sources": [[]], "encoding": [[""]]}
 
 
 async def test_modes_and_filters(model: RetrieverModel) -> None:
@@ -79,7 +79,9 @@ async def test_a_model_without_a_batch_dimension(tmp_path: Path, library: Docume
         asked = request(["shipping"], [SHIP], top_k=1)
         asked.inputs = {name: each.reshaped(each.shape[1:]) for name, each in asked.inputs.items()}
         response = await infer_one(model, asked)
-    assert [(each.name, each.shape) for each in response.outputs] == [("context", (1,)), ("sources", (1,))]
+    assert [(each.name, each.shape) for each in response.outputs] == [
+        *(("context", (1,)), ("sources", (1,)), ("encoding", (1,)))
+    ]
     assert response.outputs[0].array.tolist() == [TEXTS["ship"].encode()]
 
 
