@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -20,6 +21,14 @@ MAX_PATTERN_PAIRS = 2048
 _SEARCH_S = 0.5
 """Most seconds spent on locating an error in a schema."""
 
+FORMATS = ("date-time", "date", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+"""Values of `format` that constrain a string. All others are annotations, as the draft has them by default."""
+
+_NAMED_NODES = 2048
+_COMPARED_OPTIONS = 64
+"""Most schemas that are searched for what is not enforced, and most options of oneOf that are compared: a request waits
+for it, and others with it."""
+_TYPES = ("object", "array", "string", "number", "boolean", "null")
 _NO_SCHEMA = "schema must be an object or boolean"  # llguidance's words
 
 _MAPS = ("$defs", "definitions", "properties", "patternProperties")
@@ -39,6 +48,73 @@ def parse_schema(text: str) -> dict[str, Any]:
     if not isinstance(schema, dict):
         raise invalid("grammar", f"the JSON schema must be an object, got {text[:40]}")
     return schema
+
+
+def relaxations(schema: dict[str, Any]) -> Iterator[str]:
+    """Yield what a schema says and its grammar does not keep to, each with its place: unknown formats, and options of
+    oneOf that one value may match, which are taken as anyOf."""
+    nodes = islice(_walk(schema), _NAMED_NODES)
+    return (f"{what} at {pointer}" for pointer, node in nodes for what in _relaxed(node))
+
+
+def _relaxed(node: dict[str, Any]) -> Iterator[str]:
+    if _has_unknown_format(node):
+        yield f"format {node['format'][:40]!r} is not enforced"
+    if isinstance(options := node.get("oneOf"), list) and len(options) > 1 and not _are_exclusive(options):
+        yield "oneOf is taken as anyOf"
+
+
+def _has_unknown_format(node: dict[str, Any]) -> bool:
+    return isinstance(format := node.get("format"), str) and format not in FORMATS and "string" in _types(node)
+
+
+def _are_exclusive(options: list[Any]) -> bool:
+    """Whether types, or the values of a required member, show that no value can match two of the options."""
+    nodes = [option for option in options if isinstance(option, dict)]
+    if len(nodes) < len(options) or len(nodes) > _COMPARED_OPTIONS:
+        return False
+    if _are_disjoint([_types(node) for node in nodes]) or _are_disjoint([_values(node) for node in nodes]):
+        return True
+    members = [_fixed_members(node) for node in nodes]
+    return any(_are_disjoint([member[name] for member in members]) for name in set.intersection(*map(set, members)))
+
+
+def _are_disjoint(sets: list[set[str]]) -> bool:
+    return all(sets) and len(set.union(*sets)) == sum(map(len, sets))
+
+
+def _types(node: dict[str, Any]) -> set[str]:
+    """Return the types of the values that match, all where none is listed; an integer is a number."""
+    return {"number" if name == "integer" else name for name in _listed_types(node) or _TYPES}
+
+
+def _listed_types(node: dict[str, Any]) -> list[str]:
+    sent = node.get("type")
+    names = [sent] if isinstance(sent, str) else sent if isinstance(sent, list) else []
+    return [name for name in names if isinstance(name, str)]
+
+
+def _values(node: Any) -> set[str]:
+    """Return the only values that match, as text; an empty set where they are not listed."""
+    if not isinstance(node, dict):
+        return set()
+    listed = [node["const"]] if "const" in node else node.get("enum")
+    return {repr(value) for value in listed} if isinstance(listed, list) else set()
+
+
+def _fixed_members(node: dict[str, Any]) -> dict[str, set[str]]:
+    properties, required = node.get("properties"), node.get("required")
+    if node.get("type") != "object" or not isinstance(properties, dict) or not isinstance(required, list):
+        return {}
+    return {name: _values(properties[name]) for name in required if isinstance(name, str) and name in properties}
+
+
+def drop_unknown_formats(schema: dict[str, Any]) -> bool:
+    """Take the formats that do not constrain out of a schema; return whether it has changed."""
+    nodes = [node for _, node in _walk(schema) if _has_unknown_format(node)]
+    for node in nodes:
+        del node["format"]
+    return bool(nodes)
 
 
 def check_schema(schema: dict[str, Any]) -> None:

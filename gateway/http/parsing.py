@@ -5,7 +5,7 @@ would silently give another answer than the client asked for. A value that chang
 """
 
 import json
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -159,13 +159,20 @@ def _check_request(validate: Callable[[], RequestT], is_strict: bool) -> tuple[R
     return request, ignored
 
 
-def warning_header(ignored: list[str]) -> dict[str, str]:
-    """Return the response header that tells a client which of its fields had no effect."""
-    if not ignored:
-        return {}
-    names = ", ".join(map(quote_name, ignored[:_WARNED_FIELDS]))
-    more = f" and {len(ignored) - _WARNED_FIELDS} more" if len(ignored) > _WARNED_FIELDS else ""
-    return {"x-sluice-warning": f"ignored unknown fields: {names}{more}"}
+def warning_header(ignored: Sequence[str], relaxed: Sequence[str] = ()) -> dict[str, str]:
+    """Return the response header that tells a client which of its fields had no effect, and what of its JSON schema
+    was `relaxed`."""
+    warnings = []
+    if ignored:
+        warnings.append(f"ignored unknown fields: {_list(ignored)}")
+    if relaxed:
+        warnings.append(f"relaxed in the JSON schema: {_list(relaxed)}")
+    return {"x-sluice-warning": "; ".join(warnings)} if warnings else {}
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _WARNED_FIELDS} more" if len(names) > _WARNED_FIELDS else ""
+    return ", ".join(map(quote_name, names[:_WARNED_FIELDS])) + more
 
 
 def quote_name(name: str) -> str:

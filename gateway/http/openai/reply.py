@@ -24,7 +24,8 @@ class ReplyOptions:
 
     Each of `num_prompts` prompts gets `n` choices, the likeliest of `best_of` sequences. With `include_usage` a stream
     ends with the token counts. `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out
-    log probabilities. `param_names` maps the names that models use in their errors to the client's names.
+    log probabilities. `param_names` maps the names that models use in their errors to the client's names. `relaxed`
+    says what of the client's JSON schema answers are not held to.
     """
 
     num_prompts: int
@@ -34,6 +35,7 @@ class ReplyOptions:
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
     param_names: Mapping[str, str] = field(default_factory=dict)
+    relaxed: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,12 +68,13 @@ class OpenAIRoutes:
         """Generate the answer. Raises SluiceError for a refusal and for a failure before its first byte."""
         async with aclosing(read_pieces(request, self._options.max_input_bytes)) as pieces:
             fields, ignored = await parse_pieces_of_body(schema, pieces, self._options.is_strict)
-        headers, request_id = warning_header(ignored), get_request_id(request)
+        request_id = get_request_id(request)
         scheduling = parse_scheduling(request.headers, self._defaults)
         base = TextRequest(
             request_id=request_id, prompt="", protocol=reply_type.protocol, **scheduling.fields(fields.priority)
         )
         requests, options = parse(fields, base)
+        headers = warning_header(ignored, options.relaxed)
         model = self._service.llm(_model_name(fields), scheduling.sticky_key)
         check_beams(fields, model.max_beam_width)
         key = request.headers.get(owner_keys.HEADER)

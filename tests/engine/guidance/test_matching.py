@@ -322,3 +322,41 @@ def test_the_empty_set() -> None:
     bitmask = new_bitmask(64)
     bitmask[1] = -1
     assert to_mask(bitmask, 32, 64) is None
+
+
+def accepts(compiler: GrammarCompiler, wanted: Grammar, text: str) -> bool:
+    """Whether a sequence that follows the grammar may be `text`."""
+    constraint = start(compiler, wanted)
+    for token in TOKENIZER.encode(text).ids:
+        if token not in allowed(constraint):
+            return False
+        constraint.accept(token)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("number", "is_allowed"),
+    [
+        ("9" * 18, True), ("9" * 19, False), ("-0." + "3" * 17, True), ("0." + "3" * 18, False), ("1e+308", True),
+        ("1e1000", False), ("01", False), ("-", True), ("+1", False),
+    ],
+)  # fmt: skip
+def test_numbers_of_a_json_object_have_ends(compiler: GrammarCompiler, number: str, is_allowed: bool) -> None:
+    assert accepts(compiler, grammar(GrammarKind.JSON_OBJECT), '{"a":' + number) == is_allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "is_allowed"),
+    [
+        ('{"a": [1, {"b": {}}, [], true, null, "x\\n\\u001f\\"é"], "c":0}', True),
+        ('{"a":  1}', False), ('{ "a":1}', False), ('{"a":1,}', False), ("[1]", False), ('{"a":"\t"}', False),
+    ],
+)  # fmt: skip
+def test_a_json_object_has_json_s_syntax(compiler: GrammarCompiler, text: str, is_allowed: bool) -> None:
+    assert accepts(compiler, grammar(GrammarKind.JSON_OBJECT), text) == is_allowed
+
+
+def test_overlapping_options_of_one_of_are_those_of_any_of(compiler: GrammarCompiler) -> None:
+    wanted = grammar(GrammarKind.JSON_SCHEMA, {"oneOf": [{"enum": ["a", "b"]}, {"type": "string", "maxLength": 3}]})
+    assert all(accepts(compiler, wanted, text) for text in ('"a"', '"xyz"'))
+    assert not accepts(compiler, wanted, '"wxyz"')

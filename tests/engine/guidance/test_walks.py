@@ -90,6 +90,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "person": PERSON,
     "any of": {"anyOf": [PERSON, {"type": "integer"}, {"type": "array", "items": {"const": 1}}]},
     "one of": {"oneOf": [{"type": "integer"}, {"type": "string", "maxLength": 3}]},
+    "unknown formats": {
+        "type": "object",
+        "properties": {
+            "format": {"type": "string", "format": "telephone", "maxLength": 5},
+            "count": {"type": ["integer", "null"], "format": "int32"},
+            "day": {"type": "string", "format": "date"},
+        },
+        "required": ["format", "day"],
+        "additionalProperties": False,
+    },
     "all of": {
         "allOf": [
             {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},

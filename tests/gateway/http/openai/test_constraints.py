@@ -109,3 +109,28 @@ def test_triton_s_guided_decoding_inputs(server: ServerProcess, kind: str, guide
     with server.client() as client:
         answer = client.post(f"/v2/models/{server.model}/generate", json=body).json()
     assert re.fullmatch(pattern, answer["text_output"], re.DOTALL)
+
+
+def test_what_of_a_schema_is_not_enforced_stands_in_a_header(server: ServerProcess) -> None:
+    tel = {"type": "string", "format": "telephone", "maxLength": 3}
+    schema = {
+        "type": "object",
+        "properties": {"t": tel, "o": {"oneOf": [tel, {"enum": ["a"]}]}},
+        "required": ["t", "o"],
+    }
+    response_format = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": schema | {"additionalProperties": False}},
+    }
+    body = {"model": server.model, "messages": MESSAGES, "max_tokens": 60, "response_format": response_format}
+    with server.client() as client:
+        for is_streamed in (False, True):
+            answer = client.post("/v1/chat/completions", json=body | {"stream": is_streamed, "colour": "red"})
+            assert answer.status_code == 200, answer.text
+            assert answer.headers["x-sluice-warning"] == (
+                "ignored unknown fields: colour; relaxed in the JSON schema: "
+                "oneOf is taken as anyOf at #/properties/o, format 'telephone' is not enforced at "
+                "#/properties/o/oneOf/0, format 'telephone' is not enforced at #/properties/t"
+            )
+        plain = client.post("/v1/chat/completions", json=body | {"response_format": {"type": "json_object"}})
+        assert "x-sluice-warning" not in plain.headers
