@@ -137,9 +137,6 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
     code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.INVALID)
-    if not path.startswith("/v1/"):  # of neither protocol: in Triton's shape, which is plainer
-        body = v2_error_body(SluiceError(code, HTTPStatus(error.status_code).phrase))
-        return Response(body, error.status_code, error.headers, "application/json")
     message = {
         ErrorCode.NOT_FOUND: f"no route for {path}",
         ErrorCode.METHOD_NOT_ALLOWED: f"method {request.method} is not allowed for {path}",

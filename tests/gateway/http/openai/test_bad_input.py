@@ -342,13 +342,28 @@ class TestUnknownFields:
         assert strict_live.post(PATH["text"], TEXT | known).status_code == 200
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/nope", 404)])
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/completions", 405),
+        ("POST", "/v1/nope", 404),
+        ("POST", "/tokenize", 404),
+        ("GET", "/v1", 404),
+        ("POST", "/health", 405),
+        ("DELETE", "/", 405),
+        ("GET", "/v2x/health/live", 404),
+    ],
+)
 def test_routes_that_are_not_there_answer_in_openai_s_shape(
     live: LiveServer, method: str, path: str, status: int
 ) -> None:
     response = live.request(method, path)
     assert response.status_code == status
-    assert response.json()["error"].keys() == {"message", "type", "param", "code"}
+    error = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert path in error["message"] and error["type"] == "invalid_request_error"
+    assert error["code"] == ("not_found" if status == 404 else "method_not_allowed")
+    assert ("allow" in response.headers) == (status == 405)
 
 
 def test_an_unexpected_failure_says_nothing_of_our_inside(
