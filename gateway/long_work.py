@@ -20,6 +20,8 @@ PIECE_ELEMENTS = 16 << 10
 _worker = ThreadPoolExecutor(1, thread_name_prefix="long-work")
 
 
+LONG_BYTES = 1 << 20
+"""Size from which a request is worth a trim of the heap."""
 _TRIM_DELAY_S = 1.0
 """Time after which what a work left is freed, and the heap can be given back."""
 _trimming: set[asyncio.AbstractEventLoop] = set()
@@ -28,13 +30,18 @@ _trimming: set[asyncio.AbstractEventLoop] = set()
 
 async def run_aside(work: Callable[[], T]) -> T:
     """Return the result of `work`, or raise what it raises, from the thread that does one such work at a time."""
-    loop = asyncio.get_running_loop()
     try:
-        return await loop.run_in_executor(_worker, work)
+        return await asyncio.get_running_loop().run_in_executor(_worker, work)
     finally:
-        if loop not in _trimming:
-            _trimming.add(loop)
-            loop.call_later(_TRIM_DELAY_S, _begin_trim, loop)
+        trim_later()
+
+
+def trim_later() -> None:
+    """Give the heap back soon: a long request is about to be freed."""
+    loop = asyncio.get_running_loop()
+    if loop not in _trimming:
+        _trimming.add(loop)
+        loop.call_later(_TRIM_DELAY_S, _begin_trim, loop)
 
 
 def _begin_trim(loop: asyncio.AbstractEventLoop) -> None:

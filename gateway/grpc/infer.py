@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.grpc.messages import InferMessage, split_message
 from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
-from gateway.long_work import LONG_ELEMENTS, run_aside
+from gateway.long_work import LONG_BYTES, LONG_ELEMENTS, run_aside, trim_later
 from gateway.path_masking import client_message
 from gateway.v2.classification import classify
 from gateway.v2.forwarded_headers import ForwardedHeaders
@@ -41,6 +41,8 @@ class InferReader:
     async def read(self, infer: InferMessage, context: Any, *, is_unary: bool = False) -> GrpcInferRequest:
         """Parse `infer`. Raises SluiceError for an unknown model, for one that takes no unary calls, and INVALID."""
         message = infer.header
+        if infer.size_bytes >= LONG_BYTES:
+            trim_later()
         version = parse_version(message.model_version)
         model = self._service.find(message.model_name, version)
         if version == LATEST and self._service.has_weights(message.model_name):

@@ -39,6 +39,7 @@ class InferMessage:
     header: "service_pb2.ModelInferRequest"
     raw: Sequence[bytes | memoryview]
     contents: dict[int, memoryview] = field(default_factory=dict)
+    size_bytes: int = 0
 
 
 def parse_message(message_type: Any, raw: bytes | memoryview) -> Any:
@@ -95,7 +96,8 @@ def split_message(raw: bytes) -> InferMessage:
     if (num_bytes := sum(map(len, pieces))) > 4 * INLINE_BYTES:
         text = f"a message may have {4 * INLINE_BYTES} bytes besides its tensors' values, got {num_bytes}"
         raise SluiceError(ErrorCode.INVALID, text)
-    return InferMessage(parse_message(service_pb2.ModelInferRequest, b"".join(pieces)), raw_contents, contents)
+    header = parse_message(service_pb2.ModelInferRequest, b"".join(pieces))
+    return InferMessage(header, raw_contents, contents, len(raw))
 
 
 def _split_input(message: memoryview) -> tuple[bytes, memoryview]:

@@ -20,6 +20,8 @@ PROTOCOL = "v2_grpc"
 """Label of these requests in the metrics."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
 """Parameter that requests a last, empty message for a stream's request whose last response did not end it."""
+MAX_CONTENTS_BYTES = 64 << 20
+"""Longest tensor in typed contents, as bytes: on the wire it may have an eighth of them."""
 _REGION, _OFFSET, _BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 _UINT64_MASK = 2**64 - 1
 """Mask for integers that Triton reads as unsigned."""
@@ -178,6 +180,9 @@ def _pack_contents(
         values = getattr(contents, name)
         if own_type != "BYTES":
             packed += _pack(values, own_type, tensor, model)
+            if len(packed) > MAX_CONTENTS_BYTES:
+                what = f": it has over {MAX_CONTENTS_BYTES} bytes; send it in raw_input_contents"
+                raise _unexpected(tensor, model, what)
             continue
         num_strings += len(values)
         if num_strings > byte_strings.MAX_ELEMENTS:

@@ -6,8 +6,8 @@ from struct import Struct
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_ELEMENTS = 1 << 20
-"""Most elements of a tensor that a client may send. Freeing more at once holds the interpreter's lock for long."""
+MAX_ELEMENTS = 1 << 18
+"""Most elements of a tensor that a client may send: libraries hold the interpreter's lock while they convert it."""
 _LENGTH = Struct("<I")
 
 

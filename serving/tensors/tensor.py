@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import BYTES, DATA_TYPES, DataType, of_numpy
 
+_VIEWED_BYTES = 1 << 20
+"""Size from which the wire form of an array is a view of it: a copy takes long, and as much memory again."""
 Buffer = bytes | bytearray | memoryview
 Array = NDArray[Any]
 
@@ -65,7 +67,8 @@ class Tensor:
             if self.data_type is BYTES:
                 self._raw = byte_strings.pack_array(self._array)
             else:
-                self._raw = np.ascontiguousarray(self._array, self.data_type.dtype).tobytes()
+                flat = np.ascontiguousarray(self._array, self.data_type.dtype).reshape(-1)
+                self._raw = flat.tobytes() if flat.nbytes < _VIEWED_BYTES else flat.view(np.uint8).data.toreadonly()
         return self._raw
 
     @property

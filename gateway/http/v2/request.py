@@ -9,7 +9,7 @@ from gateway.http.request import STICKY_HEADER as STICKY_TEXT
 from gateway.http.server import NAMES_AS_SENT
 from gateway.http.v2.exchange import Exchange, UnknownEncodingError
 from gateway.http.v2.json_document import parse
-from gateway.long_work import run_aside
+from gateway.long_work import LONG_BYTES, run_aside, trim_later
 from gateway.options.http import RequestOptions
 from gateway.v2.forwarded_headers import ForwardedHeaders
 from serving.request import InferRequest
@@ -75,6 +75,8 @@ class BodyReader:
             pieces += piece
         if len(pieces) > self._limit_bytes:
             raise self._too_large(exchange, f"more than {self._limit_bytes}")
+        if len(pieces) >= LONG_BYTES:
+            trim_later()
         return pieces
 
     def _too_large(self, exchange: Exchange, size: str) -> SluiceError:

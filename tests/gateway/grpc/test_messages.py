@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
-from gateway.grpc import messages
+from gateway.grpc import messages, requests
 from gateway.grpc.messages import MAX_FIELDS, split_contents, split_message
+from serving.tensors import byte_strings
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import EchoModel, failure, serving
 from tests.gateway.v2.small_service import SmallService
@@ -86,10 +87,19 @@ async def test_a_long_request_with_contents_is_answered() -> None:
 
 async def test_more_strings_than_a_tensor_may_have_are_refused() -> None:
     async with serving(SmallService(EchoModel(datatype="BYTES"))) as running:
-        sent = message("bytes_contents", [b""] * ((1 << 20) + 1))
+        sent = message("bytes_contents", [b""] * (byte_strings.MAX_ELEMENTS + 1))
         sent.model_name = "echo"
         code, text = await failure(running.stub.ModelInfer(sent))
-    assert code == "INVALID_ARGUMENT" and "more than 1048576 string elements" in text
+    assert code == "INVALID_ARGUMENT" and f"more than {byte_strings.MAX_ELEMENTS} string elements" in text
+
+
+async def test_contents_that_would_not_fit_a_message_as_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MAX_CONTENTS_BYTES", 100_000)
+    async with serving(SmallService(EchoModel(datatype="INT64"))) as running:
+        sent = message("int64_contents", [1] * 100_000)
+        sent.model_name = "echo"
+        code, text = await failure(running.stub.ModelInfer(sent))
+    assert code == "INVALID_ARGUMENT" and "raw_input_contents" in text
 
 
 async def test_settings_are_short() -> None:

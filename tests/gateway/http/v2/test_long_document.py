@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gateway.http.v2 import long_document
 from gateway.http.v2.json_document import parse
 from gateway.http.v2.long_document import LIMITS, ArrayText, parse_document
+from serving.tensors import byte_strings
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.v2.models import identity
 from tests.gateway.http.v2.small_server import small_server
@@ -139,5 +140,5 @@ def test_a_long_tensor_that_does_not_fit_is_refused_as_a_short_one(values: list[
 
 def test_more_strings_than_a_tensor_may_have_are_refused() -> None:
     with small_server(SmallService(identity("identity", "TYPE_STRING", "-1"))) as server:
-        answer = server.post("/v2/models/identity/infer", infer_body("BYTES", [""] * ((1 << 20) + 1)))
-        assert answer.status_code == 400 and "at most 1048576 are taken" in answer.json()["error"]
+        answer = server.post("/v2/models/identity/infer", infer_body("BYTES", [""] * (byte_strings.MAX_ELEMENTS + 1)))
+        assert answer.status_code == 400 and f"at most {byte_strings.MAX_ELEMENTS} are taken" in answer.json()["error"]
