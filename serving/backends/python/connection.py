@@ -22,6 +22,8 @@ from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
+SEGMENT_IDLE_S = 5.0
+"""Time without a large tensor after which free segments are dropped, on both sides."""
 MAX_PIECES = 64
 """Most frames of one write; the kernel takes up to 1024."""
 _decoder = msgspec.msgpack.Decoder(frames.Message)
@@ -61,6 +63,8 @@ class Connection:
         self._is_scheduled = False
         self._is_blocked = False
         self._is_freeing = False
+        self._last_segment_s = 0.0
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     @property
     def far_fd(self) -> int:
@@ -97,11 +101,30 @@ class Connection:
 
     def store(self, data: NDArray[Any]) -> frames.SegmentRef:
         """Store a large tensor where the worker can read it. The result goes with the next `send`."""
+        self._note_segment()
         return self._pool.store(data)
 
     def open(self, raw: bytes | frames.SegmentRef) -> bytes | memoryview:
         """Return a received tensor's bytes, from the frame or from shared memory. Call it once for each tensor."""
-        return raw if isinstance(raw, bytes) else self._mapped.read(raw)
+        if isinstance(raw, bytes):
+            return raw
+        self._note_segment()
+        return self._mapped.read(raw)
+
+    def _note_segment(self) -> None:
+        self._last_segment_s = self._loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self._loop.call_later(SEGMENT_IDLE_S, self._trim_segments)
+
+    def _trim_segments(self) -> None:
+        """Drop free segments on both sides, once no large tensor has come for SEGMENT_IDLE_S."""
+        left_s = self._last_segment_s + SEGMENT_IDLE_S - self._loop.time()
+        self._idle_timer = None
+        if left_s > 0:
+            self._idle_timer = self._loop.call_later(left_s, self._trim_segments)
+        else:
+            self._pool.drop_free()
+            self.send(frames.TrimSegments())
 
     def _queue(self, data: bytes, fds: list[int] | None = None) -> None:
         if self._socket.fileno() < 0:
@@ -198,6 +221,8 @@ class Connection:
         self.send(frames.FreedSegments(self._mapped.take_freed()))
 
     def close(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         self._far_end.close()
         if self._socket.fileno() < 0:
             return

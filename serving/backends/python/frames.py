@@ -95,6 +95,10 @@ class DroppedSegments(msgspec.Struct, array_like=True, tag="dropped_segments"):
     numbers: list[int]
 
 
+class TrimSegments(msgspec.Struct, array_like=True, tag="trim_segments"):
+    """Tells the worker to drop its free segments: there was no large tensor for some time."""
+
+
 class FreedSegments(msgspec.Struct, array_like=True, tag="freed_segments"):
     """Returns segments that the receiver of their tensors no longer reads."""
 
@@ -265,6 +269,7 @@ Command = (
     | NewSegments
     | ForwardedSegment
     | DroppedSegments
+    | TrimSegments
     | FreedSegments
 )
 """Messages from the server."""

@@ -162,6 +162,17 @@ class SegmentPool:
                     self._free[capacity].append(number)
                     self._free_bytes += capacity
 
+    def drop_free(self) -> bool:
+        """Drop the free segments, of which `take_notices` tells the other side. Returns whether there were any."""
+        with self._lock:
+            numbers = [number for free in self._free.values() for number in free]
+            for number in numbers:
+                del self._maps[number]
+            self._dropped += numbers
+            self._free.clear()
+            self._free_bytes = 0
+        return bool(numbers)
+
     def take_notices(self) -> tuple[list[SegmentNotice], DroppedSegments | None]:
         """Return new segments with their files, which the caller closes, and dropped ones, all to be sent at once."""
         if not self._new and not self._newly_forwarded and not self._dropped:

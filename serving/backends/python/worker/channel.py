@@ -60,6 +60,8 @@ class Channel:
         self._cancelled: set[int] = set()
         self._pool = SegmentPool()
         self._mapped = MappedSegments(self.flush)
+        self._must_announce = False
+        """Whether segments were dropped of which the server does not know."""
         self._is_owner = True
         os.register_at_fork(after_in_child=self._disown)
 
@@ -129,6 +131,9 @@ class Channel:
                 self._mapped.add_forwarded(command, self._reader.fds)
             case frames.DroppedSegments():
                 self._mapped.drop(command)
+            case frames.TrimSegments():
+                self._must_announce |= self._pool.drop_free()
+                self.flush()
             case frames.FreedSegments(numbers):
                 self._pool.free(numbers)
             case frames.CancelRequests(numbers):
@@ -248,7 +253,7 @@ class Channel:
             return
         if len(self._posted) > MAX_POSTED and self._write_lock.acquire(timeout=1):
             self._write_lock.release()
-        while self._posted or self._mapped.freed:
+        while self._posted or self._mapped.freed or self._must_announce:
             if not self._write_lock.acquire(blocking=False):
                 return
             try:
@@ -257,6 +262,7 @@ class Channel:
                 self._write_lock.release()
 
     def _write(self) -> None:
+        self._must_announce = False
         responses: list[frames.WireResponse] = []
         executions: list[frames.Execution] = []
         others: list[frames.Message] = []

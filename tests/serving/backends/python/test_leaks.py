@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving.backends.python import connection
 from serving.backends.python.shared_memory import MAX_FREE_BYTES
 from serving.model import infer_one
 from sluice.errors import SluiceError
@@ -116,6 +117,19 @@ async def test_shared_memory_is_used_again_and_given_back(tmp_path: Path) -> Non
             await infer_one(model, array_request(array))
         await eventually(lambda: mapped_bytes() <= 2 * MAX_FREE_BYTES + 6 * array.nbytes)
         assert int(await ask(model, "")) <= 2 * MAX_FREE_BYTES + 6 * array.nbytes
+
+
+async def test_shared_memory_is_given_back_when_no_large_tensor_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "SEGMENT_IDLE_S", 0.1)
+    async with loaded(write_model(tmp_path / "double", CODE, BOTH)) as model:
+        array = np.ones((256, 1024), np.float32)
+        await infer_one(model, array_request(array))
+        await eventually(is_unmapped)
+        assert int(await ask(model, "")) == 0
+        (output,) = (await infer_one(model, array_request(array))).outputs
+        assert output.array[0, 0] == 2
 
 
 async def test_a_crash_takes_its_shared_memory_along(tmp_path: Path) -> None:
