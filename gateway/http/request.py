@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.http.errors import as_sluice_error, error_response
+from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
 from gateway.telemetry.logs import current_request_id
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -121,6 +122,8 @@ async def read_pieces(request: Request, limit_bytes: int) -> AsyncGenerator[byte
         if num_bytes > limit_bytes:
             raise body_too_large("is longer", limit_bytes)
         yield piece
+    if num_bytes >= LONG_BYTES:
+        trim_later()
 
 
 async def next_piece(receive: Receive) -> tuple[bytes, bool]:

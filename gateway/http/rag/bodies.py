@@ -7,7 +7,7 @@ import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from gateway.http.parsing import parse_body, warning_header
+from gateway.http.parsing import parse_long_body, warning_header
 from gateway.http.request import read_body
 from gateway.options.http import HttpOptions
 from pipelines.rag import owner_keys
@@ -27,7 +27,7 @@ async def read_fields(
 ) -> tuple[RequestT, dict[str, str]]:
     """Read and parse the body. Returns its fields, and the headers that the response must carry."""
     body = await read_body(request, options.max_input_bytes)
-    fields, ignored = parse_body(schema, body, options.is_strict)
+    fields, ignored = await parse_long_body(schema, body, options.is_strict)
     return fields, warning_header(ignored)
 
 

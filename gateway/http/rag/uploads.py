@@ -6,15 +6,18 @@ import sys
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from email.message import Message
+from typing import Any
 
 import orjson
 from fastapi import Request
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from gateway.http.parsing import parse_body, quote_name, quote_value
+from gateway.http.json_pieces import INLINE_BYTES, DocumentLimits, parse_pieces
+from gateway.http.parsing import parse_body, parse_in_pieces, quote_name, quote_value
 from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
 from gateway.http.request import read_body
+from gateway.long_work import run_aside
 from gateway.options.http import HttpOptions
 from pipelines.rag.documents.formats import detect_format
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
@@ -29,6 +32,8 @@ _UNSPECIFIC_TYPES = ("application/octet-stream", "application/x-www-form-urlenco
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _DOCUMENT_FIELDS = ("id", "text", "format", "title", "metadata")
 _FORM_FIELDS = ("id", "title", "metadata")
+_LIMITS = DocumentLimits(values=MAX_DOCUMENTS * 80, members=MAX_DOCUMENTS * 80)
+"""Limits of JSON with as many documents as a request may bring, and as much metadata as each may have."""
 _PIECE_BYTES = 64 << 10
 """Bytes of a form parsed at a time, so that the event loop is not blocked for long."""
 
@@ -50,7 +55,8 @@ async def read_upload(request: Request, options: HttpOptions, document_id: str) 
     query = request.query_params
     metadata = _parse_metadata(query.get("metadata", ""))
     content = await read_body(request, options.max_input_bytes)
-    format = detect_format("" if media_type in _UNSPECIFIC_TYPES else media_type, document_id, content)
+    content_type = "" if media_type in _UNSPECIFIC_TYPES else media_type
+    format = await run_aside(lambda: detect_format(content_type, document_id, content))
     return Upload(document_id, content, format, query.get("title", ""), metadata)
 
 
@@ -65,9 +71,10 @@ async def read_uploads(request: Request, options: HttpOptions) -> tuple[Iterable
         return await _read_form(request.headers, body, options.is_strict)
     if media_type == JSON:
         body = await read_body(request, options.max_input_bytes)
-        return await asyncio.to_thread(_read_json, body, options.is_strict)  # many documents take long
+        return await run_aside(lambda: _read_json(body, options.is_strict))
     if is_jsonl(media_type, ""):
-        return _read_lines(await read_body(request, options.max_input_bytes)), []
+        body = await read_body(request, options.max_input_bytes)
+        return await run_aside(lambda: _read_lines(body)), []
     document_id = request.query_params.get("id", "")
     if not document_id:
         what = f"a body of type {quote_name(media_type)}" if media_type else "a body without content type"
@@ -106,7 +113,10 @@ def _check_count(num_documents: int) -> None:
 
 def _read_json(body: bytes, is_strict: bool) -> tuple[list[Upload | UnreadableUpload], list[str]]:
     """Read documents from JSON. Also returns the paths of unknown fields. Raises INVALID for missing or bad fields."""
-    fields, ignored = parse_body(DocumentsRequest, body, is_strict)
+    if len(body) <= INLINE_BYTES:
+        fields, ignored = parse_body(DocumentsRequest, body, is_strict)
+    else:
+        fields, ignored = parse_in_pieces(DocumentsRequest, body, is_strict, _LIMITS)
     return [_build_upload(item) for item in _items(fields)], ignored
 
 
@@ -131,14 +141,14 @@ def _build_upload(item: DocumentItem) -> Upload | UnreadableUpload:
     return Upload(item.id, content, format, item.title or "", item.metadata or {})
 
 
-def _read_lines(body: bytes) -> Iterator[Upload | UnreadableUpload]:
+def _read_lines(body: bytes) -> list[Upload | UnreadableUpload]:
     """Read one document from each line; a bad line becomes an UnreadableUpload. Raises INVALID for too many lines."""
     _check_count(body.count(b"\n"))
-    return _iterate_lines(body)
+    return list(_iterate_lines(body))
 
 
 def _iterate_lines(body: bytes) -> Iterator[Upload | UnreadableUpload]:
-    lines = JsonLines(io.BytesIO(body))
+    lines = JsonLines(io.BytesIO(body), _parse_line)
     while True:
         try:
             yield next(lines)
@@ -146,6 +156,10 @@ def _iterate_lines(body: bytes) -> Iterator[Upload | UnreadableUpload]:
             return
         except SluiceError as error:
             yield UnreadableUpload(f"line {lines.line}", error)
+
+
+def _parse_line(line: bytes) -> Any:
+    return orjson.loads(line) if len(line) <= INLINE_BYTES else parse_pieces(line, _LIMITS)
 
 
 class _InMemoryParser(MultiPartParser):
@@ -214,9 +228,9 @@ async def _read_file(
     document_id = fields.get("id", "") or file.filename or ""
     content_type, content = file.content_type or "", await file.read()
     if is_jsonl(content_type, file.filename or ""):
-        return list(_read_lines(content))
+        return await run_aside(lambda: _read_lines(content))
     try:
-        format = detect_format(content_type, document_id, content)
+        format = await run_aside(lambda: detect_format(content_type, document_id, content))
     except SluiceError as error:
         return [UnreadableUpload(document_id, error)]
     return [Upload(document_id, content, format, fields.get("title", ""), metadata)]

@@ -1,6 +1,6 @@
 """Reads JSON lines: a batch of documents, one JSON object a line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import orjson
@@ -29,8 +29,10 @@ class JsonLines(Iterator[Upload]):
     it.
     """
 
-    def __init__(self, lines: Iterable[bytes]) -> None:
+    def __init__(self, lines: Iterable[bytes], parse: Callable[[bytes], Any] = orjson.loads) -> None:
+        """`parse` returns the value in a line. Raises ValueError."""
         self._lines = iter(lines)
+        self._parse = parse
         self.line = 0
         """The number of the last line read, from 1."""
 
@@ -47,8 +49,8 @@ class JsonLines(Iterator[Upload]):
 
     def _parse_line(self, line: bytes) -> Upload:
         try:
-            return _parse_upload(orjson.loads(line))
-        except orjson.JSONDecodeError as error:
+            return _parse_upload(self._parse(line))
+        except ValueError as error:
             raise invalid("content", f"line {self.line} is not JSON: {error}") from None
         except SluiceError as error:
             raise invalid("content", f"line {self.line}: {error.message}") from None

@@ -165,3 +165,19 @@ def test_bad_forms(rag: RagServer, files: Any, data: dict[str, str], param: str,
 def test_what_is_no_form(rag: RagServer, content_type: str) -> None:
     refused = rag.ask("POST", "/docs/documents", content=b"--y\r\n\r\n", headers={"content-type": content_type})
     assert refused.status_code == 400
+
+
+@pytest.mark.parametrize("separator", [b",", b"\n"])
+def test_long_bodies_are_read_in_pieces(rag: RagServer, separator: bytes) -> None:
+    is_json = separator == b","
+    documents = separator.join(b'{"id": "%d", "text": "%d %s"}' % (n, n, b"word " * 4000) for n in range(3))
+    body = b'{"documents": [' + documents + b"]}" if is_json else documents
+    headers = {"content-type": "application/json" if is_json else "application/x-ndjson"}
+    answer = rag.ask("POST", "/docs/documents", content=body, headers=headers)
+    assert [each["status"] for each in answer.json()["data"]] == ["created"] * 3
+    broken = body.replace(b'"2 word', b'"2 \\x word')
+    refused = rag.ask("POST", "/docs/documents", content=broken, headers=headers)
+    if is_json:
+        assert refused.status_code == 400 and "is not valid JSON" in refused.json()["error"]["message"]
+    else:
+        assert [each["status"] for each in refused.json()["data"]] == ["unchanged", "unchanged", "failed"]
