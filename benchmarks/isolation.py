@@ -34,6 +34,7 @@ LEAST_BODY_MB = 8.0
 """Memory is compared with bodies of at least this size: under it the noise of the server is larger."""
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+DOCUMENTS = "/v1/rag/isolation/documents"
 GENERATE, INFER = "/v2/models/{model}/generate", "/v2/models/{model}/infer"
 
 
@@ -68,6 +69,18 @@ def _text_input(text: str) -> Callable[[str], bytes]:
 def _schema(num_properties: int) -> dict[str, Any]:
     properties = {f"field_{number}": {"type": "string"} for number in range(num_properties)}
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _tensor(datatype: bytes, values: bytes, num_values: int) -> Callable[[str], bytes]:
+    """Return a maker of an infer request, whose input is one that an LLM has."""
+    name = b"text_input" if datatype == b"BYTES" else b"max_tokens"
+    tensor = b'{"name":"%s","datatype":"%s","shape":[%d],"data":[%s]}' % (name, datatype, num_values, values)
+    return lambda model: b'{"inputs":[%s]}' % tensor
+
+
+def _documents(num_documents: int, text: str) -> Callable[[str], bytes]:
+    documents = [{"id": str(number), "text": text} for number in range(num_documents)]
+    return lambda model: json.dumps({"documents": documents}).encode()
 
 
 _MESSAGE = {"role": "user", "content": "hi"}
@@ -114,6 +127,16 @@ HOSTILE = (
     HostileRequest("model of 8 MB", COMPLETIONS, lambda model: b'{"model":"%s","prompt":"x"}' % (b"m" * (8 << 20))),
     HostileRequest("generate, text of 8 MB", GENERATE, _text_input("a b " * (1 << 21))),
     HostileRequest("generate, text of 60 MB", GENERATE, _text_input("a b " * (15 << 20))),
+    HostileRequest("generate, 30,000 parameters", GENERATE, _json(**{f"p{n}": 1 for n in range(30_000)})),
+    HostileRequest("infer, 30,000,000 numbers", INFER, _tensor(b"INT32", b"1," * 29_999_999 + b"1", 30_000_000)),
+    HostileRequest("infer, 12,000,000 arrays", INFER, _tensor(b"INT32", b"[1]," * 11_999_999 + b"[1]", 12_000_000)),
+    HostileRequest("infer, 20,000,000 strings", INFER, _tensor(b"BYTES", b'"",' * 19_999_999 + b'""', 20_000_000)),
+    HostileRequest("infer, 200,000 strings", INFER, _tensor(b"BYTES", b'"ab",' * 199_999 + b'""', 200_000)),
+    HostileRequest("infer, 20,000,000 objects", INFER, lambda model: b'{"inputs":[' + b"{}," * 20_000_000 + b"1]}"),
+    HostileRequest("infer, 5,000 inputs", INFER, lambda model: b'{"inputs":[%s{}]}' % (b'{"name":"a"},' * 5000)),
+    HostileRequest("settings of 60 MB", "/v2/logging", _with(b'"u":[' + b"{}," * 20_000_000 + b"1]")),
+    HostileRequest("rag, document of 8 MB", DOCUMENTS, _documents(1, "some words " * 750_000)),
+    HostileRequest("rag, 10,000 documents", DOCUMENTS, _documents(10_000, "some words")),
 )
 
 
