@@ -11,9 +11,16 @@ _REASONS = {
         http/metadata_version/%31 http/config_version/%31 http/ready_version/%31
         http/route/v2/models/ide%6Etity/ready http/route/v2/models/identity%2Fready""",
     "of equal keys in JSON the last counts, as in every other reader": """
-        http/params/duplicate_key http/json/duplicate_inputs http/json/duplicate_inputs_last http/json/duplicate_name
-        http/generate/json_duplicate http/generate/json_duplicate_parameter
-        http/generate_stream/json_duplicate http/generate_stream/json_duplicate_parameter""",
+        http/params/duplicate_key http/json/duplicate_inputs http/json/duplicate_inputs_last
+        http/json/duplicate_name""",
+    "equal keys in a generate request are refused, parameters' too": """
+        http/generate/json_duplicate_parameter http/generate_stream/json_duplicate_parameter""",
+    "a member of another type than an extension's is the client's mistake: 400, and its name": """
+        http/index/ready_text http/load/parameters_array http/load/parameter_number http/load/parameter_unknown
+        http/load/config_number http/logging/info_text http/logging/info_number http/logging/verbose_text
+        http/logging/verbose_negative http/trace/rate_number http/trace/rate_array http/trace/level_text
+        http/shm/register_offset_negative http/shm/register_size_negative http/shm/register_size_text
+        http/shm/register_key_number""",
     "a shared memory object may be registered under several names, and in each with another size": """
         http/shm/register_too_large http/shm/register_size_zero grpc/shm/register_no_name grpc/shm/register_large
         grpc/shm/status""",

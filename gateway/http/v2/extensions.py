@@ -4,6 +4,8 @@ import base64
 import binascii
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
+from typing import TypeVar
 
 import orjson
 
@@ -13,10 +15,10 @@ from gateway.http.v2.json_document import (
     boolean,
     find,
     has,
+    member_of_request,
     string,
     string_member,
     unsigned,
-    unsigned_member,
 )
 from gateway.http.v2.request import BodyReader
 from gateway.v2.log_settings import LOG_SETTINGS, LogValue
@@ -24,6 +26,8 @@ from gateway.v2.server import V2Service
 from gateway.v2.trace import TRACE_SETTINGS, TraceValue
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError, invalid
+
+T = TypeVar("T")
 
 _CUDA_HANDLE_BYTES = 64
 
@@ -46,9 +50,9 @@ class SystemMemoryRoutes:
         if not target.name:
             raise invalid("name", "'region name' is necessary to register system shared memory region")
         document = await self._body.read_settings(exchange)
-        key = string(_required_member(document, "key"))
-        offset = unsigned(find(document, "offset")) if has(document, "offset") else 0
-        self._regions.register(target.name, key, offset, unsigned(_required_member(document, "byte_size")))
+        key = _required_member(document, "key", string)
+        offset = _required_member(document, "offset", unsigned) if has(document, "offset") else 0
+        self._regions.register(target.name, key, offset, _required_member(document, "byte_size", unsigned))
         await exchange.reply(200)
 
     async def unregister(self, exchange: Exchange, target: RequestTarget) -> None:
@@ -76,9 +80,9 @@ class CudaMemoryRoutes:
         if not target.name:
             raise invalid("name", "'region name' is necessary to register cuda shared memory region")
         document = await self._body.read_settings(exchange)
-        handle = string_member(_required_member(document, "raw_handle"), "b64")
-        unsigned_member(document, "byte_size")
-        unsigned_member(document, "device_id")
+        handle = _required_member(document, "raw_handle", partial(string_member, name="b64"))
+        _required_member(document, "byte_size", unsigned)
+        _required_member(document, "device_id", unsigned)
         if not _is_handle(handle):
             raise invalid("raw_handle", "'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t")
         text = f"failed to register CUDA shared memory region: '{target.name}', GPUs not supported"
@@ -89,10 +93,11 @@ class CudaMemoryRoutes:
         await exchange.reply(200)
 
 
-def _required_member(document: object, name: str) -> object:
+def _required_member(document: object, name: str, read: Callable[[object], T]) -> T:
     if not has(document, name):
         raise invalid(name, f"Shared memory register request has no '{name}' field")
-    return find(document, name)
+    with member_of_request(name):
+        return read(find(document, name))
 
 
 def _is_handle(text: str) -> bool:
@@ -136,7 +141,7 @@ class SettingRoutes:
 
 
 def _trace_values(document: object) -> dict[str, TraceValue | None]:
-    """Return the settings that the document names; null is None. Raises INTERNAL for types other than text."""
+    """Return the settings that the document names; null is None. Raises INVALID for types other than text."""
     return {name: _trace_value(document, name) for name in TRACE_SETTINGS if has(document, name)}
 
 
@@ -144,9 +149,10 @@ def _trace_value(document: object, name: str) -> TraceValue | None:
     value = find(document, name)
     if value is None:
         return None
-    if name == "trace_level":
-        return [string(each) for each in array_member(document, name)]
-    return str(value) if name == "trace_file" else string(value)
+    with member_of_request(name):
+        if name == "trace_level":
+            return [string(each) for each in array_member(document, name)]
+        return str(value) if name == "trace_file" else string(value)
 
 
 def _log_values(document: object) -> dict[str, LogValue | None]:
@@ -155,4 +161,5 @@ def _log_values(document: object) -> dict[str, LogValue | None]:
 
 def _log_value(document: object, name: str) -> LogValue | None:
     value = find(document, name)
-    return None if value is None else _LOG_TYPES[name](value)
+    with member_of_request(name):
+        return None if value is None else _LOG_TYPES[name](value)

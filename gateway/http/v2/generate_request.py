@@ -4,7 +4,7 @@ from math import prod
 
 from gateway.http.request import MAX_TIMEOUT_S
 from gateway.http.v2.infer_request import PROTOCOL, already_exists, parse_custom_parameter
-from gateway.http.v2.json_document import find, has, members, mistyped, string, text, unreadable
+from gateway.http.v2.json_document import find, find_repeated, has, members, mistyped, string, text, unreadable
 from gateway.http.v2.long_document import parse_document
 from gateway.http.v2.tensor_json import check_strings, count_elements, parse_tensor
 from pipelines.llm.model import LlmModel
@@ -31,6 +31,10 @@ def parse_generate_request(body: bytes | bytearray, model: Model, is_streaming: 
     """Parse the request to `model` in `body`. Raises SluiceError in Triton's words."""
     document = parse_document(body)
     request = InferRequest(inputs={}, protocol=PROTOCOL, streams_by_default=is_streaming)
+    for name in find_repeated(document, body):
+        if name in model.spec.inputs:
+            raise already_exists(name, request)
+        raise invalid(name, f"{request.log_prefix}'{name}' already exists in request")
     if has(document, "id"):
         request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")
     for name, value in members(document).items():

@@ -6,6 +6,7 @@ from math import prod
 
 from gateway.http.v2.infer_response import AS_BINARY, AS_JSON, OutputPlan, find_window, parse_outputs
 from gateway.http.v2.json_document import (
+    MAX_INT64,
     array_member,
     boolean,
     find,
@@ -27,7 +28,7 @@ from serving.request_check import prepare_strings
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import BYTES, DATA_TYPES
-from serving.tensors.tensor import Tensor
+from serving.tensors.tensor import Tensor, format_shape
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PROTOCOL = "v2_http"
@@ -177,7 +178,7 @@ def _parse_input(
     if name in request.inputs:
         raise already_exists(name, request)
     raw = None if parameters is None else _binary_value(name, datatype, parameters, binary_data, shared_memory)
-    num_elements = prod(shape) if shape else 0
+    num_elements = _count_elements(name, datatype, shape)
     if raw is None and num_elements == 0:
         raw = b""  # whatever `data` holds, as in Triton
     if raw is not None:
@@ -187,6 +188,21 @@ def _parse_input(
     if not isinstance(data, ArrayText):
         data = array_member(each, "data", "Unable to parse 'data': ")
     request.inputs[name] = parse_tensor(name, datatype, shape, data, num_elements)
+
+
+def _count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
+    """Return how many elements have the shape. Raises INVALID for more elements or bytes than Triton counts."""
+    num_elements = prod(shape) if shape else 0
+    if num_elements > MAX_INT64:
+        problem = f"shape {format_shape(shape)} causes total element count to exceed maximum size of {MAX_INT64}"
+        raise invalid(name, f"invalid shape for input '{name}': {problem}")
+    size_bytes = DATA_TYPES[datatype].itemsize if datatype in DATA_TYPES else 1
+    if num_elements * size_bytes > MAX_INT64:
+        product = f"element count ({num_elements}) * data type size ({size_bytes})"
+        raise invalid(
+            name, f"byte size overflow for input '{name}': {product} exceeds maximum allowed size ({MAX_INT64})"
+        )
+    return num_elements
 
 
 def _binary_value(

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from gateway.http.v2.exchange import Exchange, RequestTarget
-from gateway.http.v2.json_document import boolean, find, has, members, string, unreadable
+from gateway.http.v2.json_document import boolean, find, has, member_of_request, members, string
 from gateway.http.v2.long_document import parse_document
 from gateway.http.v2.request import BodyReader
 from gateway.long_work import run_aside
@@ -86,7 +86,8 @@ class RepositoryRoutes:
     async def index(self, exchange: Exchange, target: RequestTarget) -> None:
         """Return every model of the repository, or with `ready` those that are ready."""
         document = await self._body.read_settings(exchange, is_optional=True)
-        ready_only = has(document, "ready") and boolean(find(document, "ready"))
+        with member_of_request("ready"):
+            ready_only = has(document, "ready") and boolean(find(document, "ready"))
         await self._service.repository.refresh()
         rows = [index_row(entry) for entry in self._service.repository.index(ready_only)]
         await exchange.reply(200, orjson.dumps(rows))
@@ -123,14 +124,17 @@ def _parse_overrides(service: V2Service, document: object) -> LoadOverrides | No
         return None
     config: str | None = None
     files: list[tuple[str, bytes]] = []
-    for name, value in members(find(document, "parameters")).items():
-        text = string(value)
+    with member_of_request("parameters"):
+        parameters = members(find(document, "parameters"))
+    for name, value in parameters.items():
+        with member_of_request(name):
+            text = string(value)
         if name == "config":
             config = text
         elif name.startswith(_FILE_PREFIX):
             files.append((name.removeprefix(_FILE_PREFIX), _decode_file(name, text)))
         else:
-            raise unreadable("unexpected error on creating Triton parameter")
+            raise invalid(name, f"parameter '{name}' is neither config nor {_FILE_PREFIX}PATH")
     return build_overrides(service, config, files)
 
 

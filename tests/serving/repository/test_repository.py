@@ -375,7 +375,7 @@ async def test_clients_change_nothing_in_other_modes(bench: Bench, root: Path, m
     for change in (repository.load("a"), repository.unload("a")):
         error = await failure(change)
         assert error.code is ErrorCode.UNAVAILABLE
-        assert error.message.startswith("explicit model load / unload is not allowed")
+        assert error.message == "explicit model load / unload is not allowed if polling is enabled"
     await repository.close()
 
 

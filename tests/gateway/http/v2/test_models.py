@@ -67,12 +67,17 @@ def test_unload(small: SmallServer, body: Any, unload_dependents: bool) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "error"),
     [
-        (INDEX, {"ready": "x"}, 500, "attempt to access JSON non-boolean as boolean"),
+        (INDEX, {"ready": "x"}, 400, "Unable to parse 'ready': attempt to access JSON non-boolean as boolean"),
         (INDEX, b"{", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
         (LOAD, b"{", 500, "failed to parse the request JSON buffer: Missing a name for object member. at 1"),
-        (LOAD, {"parameters": 5}, 500, "attempt to get members for non-object"),
-        (LOAD, {"parameters": {"config": 5}}, 500, "attempt to access JSON non-string as string"),
-        (LOAD, {"parameters": {"x": "y"}}, 500, "unexpected error on creating Triton parameter"),
+        (LOAD, {"parameters": 5}, 400, "Unable to parse 'parameters': attempt to get members for non-object"),
+        (
+            LOAD,
+            {"parameters": {"config": 5}},
+            400,
+            "Unable to parse 'config': attempt to access JSON non-string as string",
+        ),
+        (LOAD, {"parameters": {"x": "y"}}, 400, "parameter 'x' is neither config nor file:PATH"),
         (LOAD, {"parameters": {"file:1/model.py": "a"}}, 400, "parameter 'file:1/model.py' is not base64"),
         ("/v2/repository/r/models/m/load", None, 501, "'repository_name' specification is not supported"),
         (

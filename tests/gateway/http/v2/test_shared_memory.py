@@ -114,12 +114,17 @@ def test_places_that_do_not_fit(small: SmallServer, region: str, body: Any, stat
         (f"{SYSTEM}/register", {}, 400, "'region name' is necessary to register system shared memory region"),
         (f"{SYSTEM}/region/x/register", {}, 400, "Shared memory register request has no 'key' field"),
         (f"{SYSTEM}/region/x/register", {"key": KEY}, 400, "Shared memory register request has no 'byte_size' field"),
-        (f"{SYSTEM}/region/x/register", {"key": 5}, 500, "attempt to access JSON non-string as string"),
+        (
+            f"{SYSTEM}/region/x/register",
+            {"key": 5},
+            400,
+            "Unable to parse 'key': attempt to access JSON non-string as string",
+        ),
         (
             f"{SYSTEM}/region/x/register",
             {"key": KEY, "byte_size": -4},
-            500,
-            "attempt to access JSON non-unsigned-integer as unsigned-integer",
+            400,
+            "Unable to parse 'byte_size': attempt to access JSON non-unsigned-integer as unsigned-integer",
         ),
         (
             f"{SYSTEM}/region/x/register",
@@ -132,8 +137,8 @@ def test_places_that_do_not_fit(small: SmallServer, region: str, body: Any, stat
         (
             f"{CUDA}/region/x/register",
             {"raw_handle": {"b64": HANDLE}, "byte_size": 4},
-            500,
-            "attempt to access non-existing object member 'device_id'",
+            400,
+            "Shared memory register request has no 'device_id' field",
         ),
         (
             f"{CUDA}/region/x/register",
