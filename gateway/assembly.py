@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gateway.grpc.server import GrpcServer
@@ -31,6 +32,7 @@ from pipelines.remote.backend import OpenAIBackend
 from pipelines.stages.backend import replace_python_stage
 from pipelines.text.model import text_model_of
 from serving.backend import BackendContext, CustomMetrics, ModelLookup
+from serving.backends.python.backend import find_python_based
 from serving.backends.registry import BackendRegistry
 from serving.batching.rate_limiter import RateLimiter, parse_resources
 from serving.caching import open_cache
@@ -187,6 +189,9 @@ def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegist
     registry.register(LlmBackend(services), "llm", "tensorrtllm", "vllm")
     registry.register(OpenAIBackend(services))
     registry.register(RetrieverBackend(shared.library))
+    directory = config.repository.backend_directory
+    for name in registry.register_missing(find_python_based(Path(directory))) if directory is not None else ():
+        log.warning("--backend-directory: %s/model.py is not used, as Sluice has a backend of that name", name)
     return registry
 
 

@@ -44,7 +44,6 @@ _ONE_LOOP = "connections share one event loop, and backends have threads of thei
 _NO_POOL = "tensors are not copied to a pool; each backend's library keeps its own memory"
 _SAGEMAKER = "there is no SageMaker endpoint; put one in front, its /invocations is /v2/models/NAME/infer"
 _VERTEX = "there is no Vertex AI endpoint; put one in front, its :predict is /v2/models/NAME/infer"
-_BACKENDS = "backends are Python packages, found by entry point (docs/backends.md)"
 ACCEPTED_FLAGS = (
     AcceptedFlag("--allow-http", "HTTP has the health probes; --host 127.0.0.1 keeps it to this machine", False),
     AcceptedFlag("--http-thread-count", _ONE_LOOP),
@@ -58,7 +57,6 @@ ACCEPTED_FLAGS = (
     AcceptedFlag("--enable-peer-access", _NO_POOL),
     AcceptedFlag("--model-load-gpu-limit", "each backend's library says what fits on a GPU"),
     AcceptedFlag("--min-supported-compute-capability", "each backend's library says which GPUs it runs on"),
-    AcceptedFlag("--backend-directory", _BACKENDS),
     AcceptedFlag("--repoagent-directory", "the one agent is checksum, and it is built in"),
     AcceptedFlag("--cache-directory", "caches are built in: --cache-config local,... or redis,..."),
     AcceptedFlag("--allow-sagemaker", _SAGEMAKER, True),

@@ -115,6 +115,14 @@ class RepositoryOptions:
         is_many=True,
         separator=";",
     )
+    backend_directory: str | None = option(
+        "--backend-directory",
+        None,
+        printable_text("the path of a folder"),
+        "PATH",
+        "folder with Triton's Python-based backends: NAME/model.py serves the models whose configuration says "
+        "backend: NAME. Names of Sluice's own backends stay theirs",
+    )
     has_native_text_stages: bool = option(
         "--native-text-stages",
         False,

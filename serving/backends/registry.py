@@ -1,5 +1,6 @@
 """The registry of installed backends: entry points of the group `sluice.backends`, each loaded when first needed."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
@@ -19,6 +20,14 @@ class BackendRegistry:
         """Serve `backend` under `names`, or else its own name, in place of an installed one."""
         for name in names or (backend.name,):
             self._backends[name] = backend
+
+    def register_missing(self, backends: Sequence[Backend]) -> list[str]:
+        """Serve those of the backends whose names are free. Return the names of the others."""
+        taken = set(self.names)
+        for backend in backends:
+            if backend.name not in taken:
+                self.register(backend)
+        return [each.name for each in backends if each.name in taken]
 
     @cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -26,7 +27,10 @@ from serving.instance import Instance, Placement, choose_host_policy, place_inst
 from serving.job import InferJob
 from serving.model import Model
 from serving.spec import ModelSource, read_labels
+from sluice.errors import invalid_argument
 from sluice.machine import num_gpus
+
+_PACKED_ENVIRONMENT = "pb_exec_env_model.py.tar.gz"
 
 
 class PythonInstance(Instance):
@@ -110,6 +114,8 @@ class PythonBackend(Backend):
     detection_order = 60
     supported_fields = frozenset({"instance_group.gpus", "instance_group.host_policy"})
     default_model_filename = "model.py"
+    _environment: Path | None = None
+    """The environment of models that bring none."""
 
     def __init__(self) -> None:
         self._environments = EnvironmentCache()
@@ -120,7 +126,8 @@ class PythonBackend(Backend):
         environment = await self._lease_environment(source, options)
         launch = WorkerLaunch(environment.interpreter, start_timeout_s=options.start_timeout_s)
         process = WorkerProcess(source.name, launch, lambda message: _refuse_services(message, process))
-        command = CompleteConfig(str(source.model_file), config_json(source.config).decode(), source.name)
+        script, folder = self._script(source)
+        command = CompleteConfig(script, config_json(source.config).decode(), source.name, folder)
         try:
             completed = await process.run(command)
         finally:
@@ -140,7 +147,7 @@ class PythonBackend(Backend):
             WorkerLaunch(environment.interpreter, _find_cores(each, context), options.start_timeout_s)
             for each in placements
         ]
-        workers = create_workers(source, placements, launches, context)
+        workers = create_workers(source, placements, launches, context, self._script(source))
         try:
             await _start_all(workers)
         except BaseException:
@@ -149,15 +156,19 @@ class PythonBackend(Backend):
         instances = create_instances(workers, placements, _can_queue_ahead(source.config))
         return PythonModel(source, instances, labels, context, environment)
 
+    def _script(self, source: ModelSource) -> tuple[str, str]:
+        """Return the file of the model's class, and the version's folder where modules of its own are found too."""
+        return str(source.model_file), ""
+
     def _parse_options(self, context: BackendContext) -> PythonOptions:
         """Return the server's options, which are the same for all models."""
         if self._options is None:
-            self._options = parse_options(context.backend_options.get(self.name, {}))
+            self._options = parse_options(context.backend_options.get(PythonBackend.name, {}))
         return self._options
 
     async def _lease_environment(self, source: ModelSource, options: PythonOptions) -> InterpreterLease:
         """Lease the model's own environment, else the configured runtime, else the server's own interpreter."""
-        path = environment_path(source.config, source.folder) or options.runtime
+        path = environment_path(source.config, source.folder) or self._environment or options.runtime
         if path is None:
             return InterpreterLease(SERVER_INTERPRETER)
         if path == options.runtime and not await asyncio.to_thread(path.is_dir):
@@ -173,9 +184,13 @@ def _refuse_services(message: WorkerMessage, process: WorkerProcess) -> None:
 
 
 def create_workers(
-    source: ModelSource, placements: Sequence[Placement], launches: Sequence[WorkerLaunch], context: BackendContext
+    source: ModelSource,
+    placements: Sequence[Placement],
+    launches: Sequence[WorkerLaunch],
+    context: BackendContext,
+    script: tuple[str, str] = ("", ""),
 ) -> list[SupervisedWorker]:
-    """Create the workers without starting them.
+    """Create the workers without starting them. `script` is the file of the class, and the folder of other modules.
 
     They share a queue, so that batches a lost worker had not begun go to any other. With sequences each worker has its
     own, because the states are in its process.
@@ -183,7 +198,7 @@ def create_workers(
     shared = None if source.config.HasField("sequence_batching") else WorkerBatchQueue(source.name)
     return [
         SupervisedWorker(
-            _initialize_command(source, place),
+            _initialize_command(source, place, *script),
             launch,
             context,
             WorkerBatchQueue(place.name) if shared is None else shared,
@@ -213,9 +228,11 @@ def _can_queue_ahead(config: ModelConfig) -> bool:
     return not config.HasField("dynamic_batching") and not config.HasField("sequence_batching")
 
 
-def _initialize_command(source: ModelSource, placement: Placement) -> Initialize:
+def _initialize_command(
+    source: ModelSource, placement: Placement, script: str = "", version_folder: str = ""
+) -> Initialize:
     return Initialize(
-        str(source.model_file),
+        script or str(source.model_file),
         {
             "model_config": config_json(source.config).decode(),
             "model_instance_kind": placement.kind,
@@ -225,4 +242,31 @@ def _initialize_command(source: ModelSource, placement: Placement) -> Initialize
             "model_version": str(source.version),
             "model_name": source.name,
         },
+        version_folder,
     )
+
+
+class PythonBasedBackend(PythonBackend):
+    """Triton's Python-based backend: a folder whose model.py has the class of all models that name the backend."""
+
+    model_files = ()
+    default_model_filename = ""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` has the backend's name, and perhaps the environment of its models as Triton packs it."""
+        super().__init__()
+        self.name = folder.name
+        self._file = folder / PythonBackend.default_model_filename
+        environment = folder / _PACKED_ENVIRONMENT
+        self._environment = environment if environment.is_file() else None
+
+    def _script(self, source: ModelSource) -> tuple[str, str]:
+        return str(self._file), str(source.version_folder)
+
+
+def find_python_based(directory: Path) -> list[PythonBasedBackend]:
+    """Return a backend for each folder of `directory` with a model.py. Raises INVALID where it is no folder."""
+    if not directory.is_dir():
+        raise invalid_argument(f"the backend directory '{directory}' is no folder that can be read")
+    files = directory.glob(f"*/{PythonBackend.default_model_filename}")
+    return [PythonBasedBackend(file.parent) for file in sorted(files)]

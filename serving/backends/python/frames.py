@@ -110,6 +110,8 @@ class Initialize(msgspec.Struct, array_like=True, tag="initialize"):
 
     model_file: str
     args: dict[str, str]
+    version_folder: str = ""
+    """Where modules are found too; the model's version, if that is not the folder of `model_file`."""
 
 
 class CompleteConfig(msgspec.Struct, array_like=True, tag="complete_config"):
@@ -118,6 +120,7 @@ class CompleteConfig(msgspec.Struct, array_like=True, tag="complete_config"):
     model_file: str
     config_json: str
     model_name: str
+    version_folder: str = ""
 
 
 class ExecuteBatch(msgspec.Struct, array_like=True, tag="batch"):

@@ -144,10 +144,10 @@ def _loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def import_model(file: Path) -> Any:
-    """Import the model's class. The folder of its version becomes a package, so that `from .` imports files in it.
+def import_model(file: Path, version_folder: str = "") -> Any:
+    """Import the model's class. The file's folder becomes a package, so that `from .` imports files in it.
 
-    Modules beside the file, and beside its version's folder, can also be imported by name, after all other modules.
+    Modules beside the file, beside its folder and in `version_folder` can also be imported by name, after all others.
     """
     if file.suffix != ".py":
         raise ImportError(f"Model name must end with '.py'. Model name is \"{file.name}\".")
@@ -155,7 +155,7 @@ def import_model(file: Path) -> Any:
         raise FileNotFoundError(f"the model file '{file}' does not exist")
     # A byte code cache in the model's folder would look like a change to the repository that polls it.
     sys.dont_write_bytecode = True
-    sys.path += [str(file.parent), str(file.parent.parent)]
+    sys.path += [str(file.parent), str(file.parent.parent), *([version_folder] if version_folder else [])]
     _add_package(file.parent)
     module = importlib.import_module(f"{file.parent.name}.{file.stem}")
     return getattr(module, _CLASS_NAME)

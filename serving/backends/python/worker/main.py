@@ -58,9 +58,9 @@ def _install_pb_utils(channel: Channel) -> None:
 
 def _complete_config(channel: Channel, command: frames.CompleteConfig) -> int:
     file = Path(command.model_file)
-    pb_utils.set_model_dir(str(file.parent))
+    pb_utils.set_model_dir(command.version_folder or str(file.parent))
     try:
-        function = getattr(import_model(file), "auto_complete_config", None)
+        function = getattr(import_model(file, command.version_folder), "auto_complete_config", None)
         completed = function(pb_utils.ModelConfig(command.config_json)) if function is not None else None
     except BaseException as error:
         return _fail(channel, describe_error(error))
@@ -79,9 +79,9 @@ def _complete_config(channel: Channel, command: frames.CompleteConfig) -> int:
 
 def _serve_model(channel: Channel, command: frames.Initialize, progress: BatchProgress) -> int:
     file = Path(command.model_file)
-    pb_utils.set_model_dir(str(file.parent))
+    pb_utils.set_model_dir(command.version_folder or str(file.parent))
     try:
-        model = import_model(file)()
+        model = import_model(file, command.version_folder)()
         if not callable(getattr(model, "execute", None)):
             raise AttributeError(f"the class TritonPythonModel in '{file}' has no method 'execute'")
         if hasattr(model, "initialize"):
