@@ -47,6 +47,8 @@ class ModelCandidate:
     notes: tuple[str, ...] = ()
     is_overridden: bool = False
     """Whether its configuration came with a request, in place of the folder's."""
+    namespace: str = ""
+    """The namespace of its repository; "" for one that came with a request."""
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -130,7 +132,7 @@ def _read_found(
     if found is None:
         return None
     config_json = overrides.config_json if overrides else None
-    return read_candidate(
+    candidate = read_candidate(
         name,
         found.folder,
         backends,
@@ -139,6 +141,7 @@ def _read_found(
         config_json=config_json,
         member=partial(roots.member, found.namespace),
     )
+    return replace(candidate, namespace=found.namespace)
 
 
 def _highest_version(found: FoundModel | None) -> int:

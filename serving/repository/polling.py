@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from serving.repository.failures import StoreFailure
 from serving.repository.folders import FolderState
 from serving.repository.loader import BackgroundTasks
-from serving.repository.roots import FolderStates, RepositoryScan, Roots
+from serving.repository.roots import FolderStates, RepositoryScan, Roots, plain_name
 from serving.repository.updates import Failures, ModelUpdates
 
 _log = logging.getLogger(__name__)
@@ -58,11 +58,14 @@ class ChangeDetector:
                 self._returned[name] = states
             else:
                 is_settled = False
-        removed = [name for name in self._returned if name not in now.models and name not in busy]
+        gone = [name for name in self._returned if name not in now.models and name not in busy]
+        # A model that only has another name now serves under the old one until its new one is settled.
+        awaited = {plain_name(name) for name in now.models if name not in self._returned}
+        removed = [name for name in gone if plain_name(name) not in awaited]
         for name in removed:
             del self._returned[name]
         self._last = now
-        return Changes(changed, tuple(removed), is_settled)
+        return Changes(changed, tuple(removed), is_settled and len(removed) == len(gone))
 
     def forget(self, name: str) -> None:
         """Return the model's state again at the next scan."""
@@ -146,9 +149,14 @@ class RepositoryPoller:
         names = {*changes.changed, *changes.removed}
         self._changing |= names
         try:
+            renamed = set(map(plain_name, changes.changed))
             for name in changes.removed:
-                await self.updates.remove(name)
+                if plain_name(name) not in renamed:
+                    await self.updates.remove(name)
             failures = await self.updates.load_settled(changes.changed)
+            for name in changes.removed:
+                if plain_name(name) in renamed:
+                    await self.updates.remove(name)
             again = [name for name, failure in failures.items() if isinstance(failure, StoreFailure)]
             again += self.updates.waiting_for(changes.changed.keys() - failures.keys())
             for name in again:

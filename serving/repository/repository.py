@@ -14,7 +14,7 @@ from serving.model import Model
 from serving.repository.loader import BackgroundTasks, LoadHooks, VersionLoader, requested_by_model
 from serving.repository.managed_model import IndexEntry, ManagedModel, ModelState
 from serving.repository.polling import RepositoryPoller
-from serving.repository.roots import Roots, open_roots
+from serving.repository.roots import Roots, open_roots, plain_name, qualified
 from serving.repository.routing import Routing, VersionWeights
 from serving.repository.settings import ControlMode, RepositorySettings
 from serving.repository.updates import Failures, ModelUpdates
@@ -178,8 +178,12 @@ class ModelRepository:
         """Return the model of the plain name. Raises INVALID for a name that several models share."""
         naming = self._roots.naming
         if name in naming.choices:
-            listed = ", ".join(f"'{each}'" for each in naming.choices[name])
-            message = f"Request for ambiguous model: '{name}' is in several repositories; name one of {listed}"
+            choices = naming.choices[name]
+            listed = ", ".join(f"'{each}'" for each in choices)
+            message = (
+                f"There are {len(choices)} identifiers of model '{name}', model namespace must be provided to resolve "
+                f"ambiguity: name one of {listed}"
+            )
             raise invalid_argument(message)
         return self._models.get(naming.canonical(name), managed)
 
@@ -231,14 +235,14 @@ class ModelRepository:
     async def load(self, name: str, overrides: LoadOverrides | None = None) -> None:
         """Load a model or what has changed of it, and the members of an ensemble that do not serve yet.
 
-        The load goes on when the caller is cancelled. Raises SluiceError in Triton's words, UNAVAILABLE in other modes
-        than explicit.
+        A plain name that repositories share loads the models of all of them, as in Triton. The load goes on when the
+        caller is cancelled. Raises SluiceError in Triton's words, UNAVAILABLE in other modes than explicit.
         """
         self._check_explicit()
-        name = await self._canonical(name)
-        self._missing.pop(name, None)
         given = overrides if overrides is not None and overrides != LoadOverrides() else None
-        await asyncio.shield(self._loads.start(self._updates.load_one(name, given)))
+        for each in await self._selected(name):
+            self._missing.pop(each, None)
+            await asyncio.shield(self._loads.start(self._updates.load_one(each, given)))
 
     async def unload(self, name: str, unload_dependents: bool = False) -> None:
         """Unload a model after the requests in flight. As in Triton, an unknown name is no error.
@@ -246,9 +250,9 @@ class ModelRepository:
         `unload_dependents` also unloads the members of an ensemble that were loaded for it alone.
         """
         self._check_explicit()
-        name = await self._canonical(name)
-        self._missing.pop(name, None)
-        await asyncio.shield(self._loads.start(self._updates.unload(name, with_members=unload_dependents)))
+        for each in await self._selected(name):
+            self._missing.pop(each, None)
+            await asyncio.shield(self._loads.start(self._updates.unload(each, with_members=unload_dependents)))
 
     async def close(self, timeout_s: float = 0.0) -> None:
         """Accept nothing new, wait up to `timeout_s` for requests in flight, and free everything. Idempotent."""
@@ -273,12 +277,26 @@ class ModelRepository:
         except OSError as error:
             raise invalid_argument(f"the model repository cannot be read: {error}") from None
 
-    async def _canonical(self, name: str) -> str:
-        """Return the repository's name for the model that a request names."""
-        if not self._roots.has_namespaces or name in self._models:
-            return name
+    async def _selected(self, name: str) -> tuple[str, ...]:
+        """Return the repository's names for the models that a request names.
+
+        A model that was loaded while its name was its own, and is not any more, is loaded under its new name first.
+        """
+        if not self._roots.has_namespaces:
+            return (name,)
         await self.refresh()
-        return self._roots.naming.canonical(name)
+        await self._requalify(plain_name(name))
+        return self._roots.naming.selected(name)
+
+    async def _requalify(self, plain: str) -> None:
+        """Give a loaded model its qualified name where another repository has one of its plain name now."""
+        managed, choices = self._models.get(plain), self._roots.naming.choices.get(plain, ())
+        if managed is None or managed.candidate is None or not managed.ready or not choices:
+            return
+        own = qualified(managed.candidate.namespace, plain)
+        if own in choices:
+            await asyncio.shield(self._loads.start(self._updates.load_one(own, None)))
+        await asyncio.shield(self._loads.start(self._updates.unload(plain)))
 
     def _check_explicit(self) -> None:
         if self._is_closing:

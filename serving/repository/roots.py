@@ -55,6 +55,10 @@ class Naming:
         """Return the plain name of a model that is qualified without need, else `name`."""
         return self._plain.get(name, name)
 
+    def selected(self, name: str) -> tuple[str, ...]:
+        """Return the names of all models that a load or an unload of `name` is for: several share a plain name."""
+        return self.choices.get(name, (self.canonical(name),))
+
 
 @dataclass(frozen=True, slots=True)
 class FoundModel:
@@ -241,6 +245,11 @@ def choose_namespaces(roots: Sequence[str]) -> dict[str, str]:
     last = {root: root.rstrip("/").rpartition("/")[2] or root for root in roots}
     names = list(last.values())
     return {root: name if names.count(name) == 1 else root for root, name in last.items()}
+
+
+def plain_name(name: str) -> str:
+    """Return a model's name without its namespace."""
+    return name.rpartition(SEPARATOR)[2]
 
 
 def qualified(namespace: str, name: str) -> str:

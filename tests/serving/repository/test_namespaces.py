@@ -1,5 +1,6 @@
 """Models of one name in several repositories: all serve, each under a name of its own."""
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -62,11 +63,43 @@ async def test_explicit_loads(roots: tuple[Path, Path]) -> None:
     write_model(roots[1], "twin", 20)
     await repository.load("two::twin")
     assert await ask(repository, "two::twin") == 20
-    assert "'one::twin', 'two::twin'" in (await failure(repository.load("twin"))).message
+    with pytest.raises(SluiceError, match="namespace must be provided to resolve ambiguity"):
+        repository.find("twin")
+    assert await ask(repository, "one::twin") == 10
     assert (await failure(repository.load("three::twin"))).message.endswith("failed to poll from model repository")
     await repository.unload("two::twin")
     with pytest.raises(SluiceError, match="no available versions"):
         repository.find("two::twin")
+    await repository.close()
+
+
+async def test_a_plain_name_loads_the_ensembles_of_all_repositories_that_have_it(roots: tuple[Path, Path]) -> None:
+    for index, root in enumerate(roots, start=1):
+        write_model(root, f"only{index}", index)
+        write_model(root, "outer", 0, config=step_config(f"only{index}"))
+    _, repository = await started(roots, ControlMode.EXPLICIT)
+    await repository.load("outer")
+    for index, name in enumerate(("one::outer", "two::outer"), start=1):
+        assert await ask(repository, name) == await ask(repository, f"only{index}") == index
+    with pytest.raises(SluiceError, match="namespace must be provided to resolve ambiguity"):
+        repository.find("outer")
+    await repository.unload("outer")
+    assert {model.name for model in repository.models()} == {"only1", "only2"}
+    await repository.close()
+
+
+async def test_a_model_serves_throughout_the_removal_of_its_namesake(roots: tuple[Path, Path]) -> None:
+    for index, root in enumerate(roots, start=1):
+        write_model(root, "twin", index * 10)
+    _, repository = await started(roots, ControlMode.POLL)
+    assert await ask(repository, "one::twin") == 10
+    shutil.rmtree(roots[1] / "twin")
+    for _ in range(1000):
+        assert await ask(repository, "one::twin") == 10
+        if {model.name for model in repository.models()} == {"twin"}:
+            break
+        await asyncio.sleep(0.002)
+    assert await ask(repository, "twin") == await ask(repository, "one::twin") == 10
     await repository.close()
 
 
