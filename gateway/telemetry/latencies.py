@@ -104,11 +104,18 @@ LATENCY_SAMPLE_NAMES = frozenset(f"{name}_{end}" for name in LATENCY_NAMES for e
 
 
 def latency_summaries(series: Sequence[ModelSeries], quantiles: Sequence[Quantile]) -> Iterator[Metric]:
-    """Yield the summaries of the models that measure them; those of the cache for models that have one."""
+    """Yield the summaries of the models that measure them; those of the cache for models that have one.
+
+    Such models have no summary of whole requests, as in Triton: it would mix those that ran with those that did not.
+    """
     now = perf_counter_ns()
-    for declared in _SUMMARIES:
-        yield _summary(declared, series, quantiles, now)
     cached = [each for each in series if each.statistics.cache is not None]
+    uncached = [each for each in series if each.statistics.cache is None]
+    request, *others = _SUMMARIES
+    if uncached or not cached:
+        yield _summary(request, uncached, quantiles, now)
+    for declared in others:
+        yield _summary(declared, series, quantiles, now)
     if cached:
         for declared in _CACHE_SUMMARIES:
             yield _summary(declared, cached, quantiles, now)

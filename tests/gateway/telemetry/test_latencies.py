@@ -69,8 +69,9 @@ async def test_without_requests_quantiles_are_no_numbers() -> None:
     assert isnan(value(found[name], name, quantile="0.999"))
 
 
-async def test_hits_and_misses_have_summaries() -> None:
+async def test_hits_and_misses_have_summaries_and_whole_requests_none() -> None:
     model = measured(CACHED, AtOnceInstance())
+    assert "nv_inference_request_summary_us" not in samples(model, "summary_latencies=true")
     client = Client(model)
     for number in range(3):
         client.submit(f"{number}")
