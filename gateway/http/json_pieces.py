@@ -51,11 +51,12 @@ class LongDocumentError(DocumentError):
 
 @dataclass(frozen=True, slots=True)
 class DocumentLimits:
-    """Most values of a document; most arrays, objects and members of objects, which cost more than numbers; and most
-    characters of a string, of which there is a second copy when its pieces are joined."""
+    """Most values of a document; most arrays, objects and members of objects, which cost more than numbers; most
+    strings, with the names of members; and most characters of a string, of which joining its pieces makes a copy."""
 
     values: int | None = None
     members: int | None = None
+    strings: int | None = None
     string_chars: int | None = None
 
 
@@ -88,6 +89,7 @@ class Document:
         self._piece_bytes = piece_bytes
         self._num_values = 0
         self._num_members = 0
+        self._num_strings = 0
         self._num_fed = 0
         self._pending = b""
         """The bytes that follow the last cut."""
@@ -132,13 +134,13 @@ class Document:
         """Return the document. Nothing more may be fed."""
         if self._text is not None:
             raise self._error("unexpected end of data in a string")
-        outside = b"".join(_blank_escapes(self._pending).split(b'"')[::2])
+        outside = b'"'.join(_blank_escapes(self._pending).split(b'"')[::2])
         _, num_left = self._follow_brackets(outside)
         self._merge(self._parse(self._pending, outside, b""), num_left)
         return self._root
 
     def _take(self, piece: bytes, outside: bytes) -> None:
-        """Parse `piece`, which ends before a comma. `outside` is what it has outside of strings."""
+        """Parse `piece`, which ends before a comma. `outside` is what it has between strings, a quote for each."""
         brackets, num_left = self._follow_brackets(outside)
         if not brackets:
             raise self._error("unexpected content after document")
@@ -150,7 +152,7 @@ class Document:
 
     def _begin_text(self, piece: bytes, parts: list[bytes]) -> bool:
         """Cut the string in which `piece` ends. False: it cannot be cut, because it is a name or all of the document"""
-        outside = b"".join(parts[::2])
+        outside = b'"'.join(parts[::2])
         brackets, num_left = self._follow_brackets(outside)
         before = outside.rstrip(_WHITE_SPACE)[-1:]
         if not brackets or not (before in (b":", b"[") or (before == b"," and brackets.endswith(b"["))):
@@ -245,10 +247,14 @@ class Document:
     def _count(self, outside: bytes) -> None:
         self._num_values += outside.count(b",")
         self._num_members += outside.count(b"[") + outside.count(b"{") + outside.count(b":")
-        if self._limits.values is not None and self._num_values >= self._limits.values:
-            raise LongDocumentError(f"has more than {self._limits.values} values")
-        if self._limits.members is not None and self._num_members > self._limits.members:
-            raise LongDocumentError(f"has more than {self._limits.members} members, objects and arrays")
+        self._num_strings += outside.count(b'"')
+        for num, most, what in (
+            (self._num_values + 1, self._limits.values, "values"),
+            (self._num_members, self._limits.members, "members, objects and arrays"),
+            (self._num_strings, self._limits.strings, "strings"),
+        ):
+            if most is not None and num > most:
+                raise LongDocumentError(f"has more than {most} {what}")
 
     def _error(self, reason: str) -> DocumentError:
         return DocumentError(f"is not valid JSON: {reason} near byte {self._num_fed}")
@@ -274,7 +280,7 @@ def _last_comma(parts: list[bytes], size: int) -> tuple[int, bytes]:
     for index in reversed(range(len(parts))):
         start -= len(parts[index]) + 1
         if index % 2 == 0 and (at := parts[index].rfind(b",")) >= 0 and start + at > 0:
-            return start + at, b"".join((*parts[:index:2], parts[index][:at]))
+            return start + at, b'"'.join((*parts[:index:2], parts[index][:at]))
     return 0, b""
 
 

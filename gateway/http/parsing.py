@@ -18,9 +18,9 @@ from pipelines.rag import owner_keys
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
-REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 15, string_chars=1 << 24)
-"""A prompt of token ids has up to 2**20 values, and a conversation or a guiding schema fewer than 2**15 members. No
-context takes 2**24 characters."""
+REQUEST_LIMITS = DocumentLimits(values=(1 << 20) + (1 << 16), members=1 << 15, strings=1 << 16, string_chars=1 << 24)
+"""A prompt of token ids has up to 2**20 values, and a conversation or a guiding schema fewer than 2**15 members and
+2**16 strings. No context takes 2**24 characters."""
 _BATCH_BYTES = 256 << 10
 """Bytes of a body that are parsed at once while the rest arrives."""
 MAX_FIELDS = 1024

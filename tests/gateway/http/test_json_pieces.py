@@ -90,6 +90,13 @@ def test_a_document_has_at_most_so_many_members(body: bytes) -> None:
         parse_pieces(body, DocumentLimits(members=100), piece_bytes=64)
 
 
+@pytest.mark.parametrize("body", [encode(["", "a"] * 50), encode({str(i): "" for i in range(50)})])
+def test_a_document_has_at_most_so_many_strings(body: bytes) -> None:
+    parse_pieces(body, DocumentLimits(strings=100), piece_bytes=64)
+    with pytest.raises(DocumentError, match="more than 99 strings"):
+        parse_pieces(body, DocumentLimits(strings=99), piece_bytes=64)
+
+
 def test_commas_and_brackets_in_strings_are_not_counted() -> None:
     text = ',[]{}:\\"' * 1000
     assert parse_pieces(encode([text]), DocumentLimits(values=1, members=1), piece_bytes=64) == [text]

@@ -1,9 +1,11 @@
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.http.openai.routes import MergedStreams
+from gateway.http.openai.reply import ReplyOptions
+from gateway.http.openai.routes import _STARTS_PER_TURN, MergedStreams, whole_choices
 from pipelines.text.types import TextEvent
 
 
@@ -85,3 +87,31 @@ def test_a_slow_reader_holds_the_streams_back() -> None:
         return taken
 
     assert asyncio.run(scenario()) <= 6
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_many_sequences_of_a_request_start_over_several_turns_of_the_loop(is_streamed: bool) -> None:
+    turns, started = 0, []
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def stream() -> AsyncGenerator[TextEvent, None]:
+        started.append(turns)
+        yield event("a")
+
+    async def scenario() -> None:
+        counting = asyncio.create_task(count_turns())
+        streams = [stream() for _ in range(512)]
+        if is_streamed:
+            async for _ in MergedStreams(streams):
+                pass
+        else:
+            await whole_choices(streams, ReplyOptions(512, 1, 1, include_usage=False))
+        counting.cancel()
+
+    asyncio.run(scenario())
+    assert max(Counter(started).values()) <= 2 * _STARTS_PER_TURN
