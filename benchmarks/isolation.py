@@ -99,6 +99,7 @@ HOSTILE = (
     HostileRequest("prompt of 8 MB, 8 clients", COMPLETIONS, _json(prompt="a b " * (1 << 21)), copies=8),
     HostileRequest("512 prompts of 100 kB", COMPLETIONS, _json(prompt=["a b " * 25_000] * 512)),
     HostileRequest("message of 8 MB", CHAT, _chat({"role": "user", "content": "a b " * (1 << 21)})),
+    HostileRequest("message of control tokens", CHAT, _chat({"role": "user", "content": "<|end|>" * 140_000})),
     HostileRequest("100,000 messages", CHAT, _chat(*[_MESSAGE] * 100_000)),
     HostileRequest("2,000 messages", CHAT, _chat(*[_MESSAGE] * 2000)),
     HostileRequest("100,000 parts", CHAT, _chat({"role": "user", "content": [_PART] * 100_000})),

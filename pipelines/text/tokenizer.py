@@ -170,13 +170,13 @@ class Tokenizer:
     def _encode_turns(self, turns: list[dict[str, str]], max_tokens: int | None) -> list[int]:
         # The template writes the special tokens itself.
         contents, guard = [turn["content"] for turn in turns], self._guard
+        text = self._render(turns)
+        self._check_length(text, "messages", max_tokens)
         if guard is not None and _have_any(contents, guard.first_chars):
             with _refused_surrogates("messages"):
                 if guard.is_needed(contents):
-                    text = self._render(turns)
-                    self._check_length(text, "messages", max_tokens)
                     return guard.encode(contents, lambda shielded: self._render(_with_contents(turns, shielded)))
-        return self._encode(self._render(turns), "messages", max_tokens, add_special_tokens=False)
+        return self.encode_words(text, "messages")
 
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
         """Return the result of `work`, which tokenizes so many characters: on a worker thread where they are many."""

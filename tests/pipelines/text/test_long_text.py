@@ -97,6 +97,14 @@ async def test_a_long_conversation_is_refused_before_it_is_rendered(rill: Tokeni
     assert (await refusal(rill, [ChatMessage("user", "a b " * 100_000)])).param == "messages"
 
 
+async def test_control_tokens_are_not_sought_in_a_conversation_that_is_too_long(
+    rill: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert rill._guard is not None
+    monkeypatch.setattr(rill._guard, "is_needed", lambda contents: pytest.fail("looked for control tokens"))
+    assert (await refusal(rill, [ChatMessage("user", "<|end|>" * 100_000)])).param == "messages"
+
+
 @pytest.mark.parametrize(
     ("backend", "text", "num_tokens"),
     [
