@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tests.paths import DOCS, ROOT
-from tests.tools import flag_tables, metric_tables, sampling_tables, structure_page, tensorrt_llm_tables
+from tests.tools import (
+    flag_tables,
+    metric_tables,
+    sampling_tables,
+    structure_page,
+    tensorrt_llm_tables,
+    triton_qa_tables,
+)
 
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES: Mapping[str, Callable[[], str]] = {
@@ -19,6 +26,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **metric_tables.TABLES,
     **sampling_tables.TABLES,
     **tensorrt_llm_tables.TABLES,
+    **triton_qa_tables.TABLES,
 }
 """Makers of blocks by name."""
 MEASUREMENTS = structure_page.MEASUREMENTS

@@ -1,0 +1,32 @@
+"""A stand-in for Triton's identity backend: each output is the input of its number, after a delay."""
+
+import json
+import time
+
+import triton_python_backend_utils as pb_utils
+
+_PARAMETERS = {"param0": "an example string parameter", "param1": 42, "param2": False}
+
+
+class TritonPythonModel:
+    """Returns inputs as outputs. Parameters are those of the C++ backend."""
+
+    def initialize(self, args):
+        parameters = json.loads(args["model_config"]).get("parameters", {})
+        values = {name: each["string_value"] for name, each in parameters.items()}
+        time.sleep(int(values.get("creation_delay_sec", 0)))
+        delay_ms = int(values.get("execute_delay_ms", 0))
+        place = int(args["model_instance_name"].rpartition("_")[2])
+        self._delay_s = delay_ms / 1000 * max(1, place * int(values.get("instance_wise_delay_multiplier", 0)))
+
+    def execute(self, requests):
+        time.sleep(self._delay_s)
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request):
+        outputs = []
+        for each in request.inputs():
+            name = each.name().replace("INPUT", "OUTPUT").replace("input", "output")
+            if name in request.requested_output_names():
+                outputs.append(pb_utils.Tensor(name, each.as_numpy()))
+        return pb_utils.InferenceResponse(outputs, parameters=_PARAMETERS)
