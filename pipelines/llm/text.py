@@ -120,8 +120,9 @@ class LlmText:
         return prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
 
     async def warm_up(self) -> None:
-        """Generate one token as for a client, but outside the metrics. Raises the error that a client would get."""
-        request = TextRequest(request_id="warm-up", prompt="Hello", sampling=SamplingOverrides(max_tokens=1))
+        """Generate one token as for a client, but outside the metrics. Raises the error that a client would get. The
+        prompt is a token id, because no text can be encoded by every tokenizer."""
+        request = TextRequest(request_id="warm-up", prompt=[0], sampling=SamplingOverrides(max_tokens=1))
         try:
             async with aclosing(self._generate(request, UNCOUNTED, is_counted=False)) as events:
                 num_tokens = sum([event.num_tokens async for event in events])

@@ -9,6 +9,9 @@ import pytest
 
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import RequestLimits
+from pipelines.llm.text import LlmText
+from pipelines.text.sampling import SamplingDefaults
+from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import SamplingOverrides, TextRequest
 from serving.job import InferJob
 from serving.model import infer_one, infer_stream
@@ -231,3 +234,14 @@ async def test_unloading_waits_for_requests_of_the_openai_routes(model: LlmModel
     assert tokens == 4
     await unloading
     assert model.is_idle
+
+
+async def test_the_trial_needs_no_text_that_the_tokenizer_can_encode(
+    engine: InProcessEngineClient, rill: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def encode_text(text: str) -> list[int]:
+        raise SluiceError(ErrorCode.INVALID, f"cannot encode {text!r}")
+
+    text = LlmText("echo", rill, engine, SamplingDefaults(), created=1)
+    monkeypatch.setattr(rill, "encode_text", encode_text)
+    await text.warm_up()
