@@ -211,7 +211,7 @@ def _attend(query: ov.Node, keys: ov.Node, values: ov.Node, past_len: ov.Node, h
     by_token = ops.concat([ints32([kv, group]), _size(query), ops.multiply(_size(keys), ints32([BLOCK_SIZE]))], 0)
     capped = ops.reshape(softcapped(scaled(products, scores.scale), scores.softcap), by_token, False)
     weights = ops.softmax(ops.select(visible, capped, floating(_LOWEST)), -1)
-    mixed = ops.matmul(_like(weights, products), _by_head(values, heads), False, False)
+    mixed = ops.matmul(_like(weights, products), _by_head(_written(values, query, past_len), heads), False, False)
     attended = ops.transpose(_like(mixed, split), ints64([2, 0, 1, 3]))
     return ops.reshape(attended, ints64([0, heads.num_heads * size]), True)
 
@@ -226,14 +226,26 @@ def _by_head(blocks: ov.Node, heads: Heads) -> ov.Node:
     return ops.reshape(ordered, ints64([heads.num_kv_heads, -1, heads.head_dim]), False)
 
 
+def _written(blocks: ov.Node, query: ov.Node, past_len: ov.Node) -> ov.Node:
+    """Zero the slots behind the sequence's last token, which may hold NaN of another sequence: a weight of 0 times NaN
+    is NaN."""
+    slots = ops.reshape(_slots(blocks), ints64([-1, 1, BLOCK_SIZE, 1]), False)
+    return ops.select(ops.less(slots, ops.add(past_len, _size(query))), blocks, floating(0))
+
+
 def _visible(query: ov.Node, keys: ov.Node, past_len: ov.Node, window: int | None) -> ov.Node:
     """Return which slots each new token attends to, [num_new, num_slots]."""
-    slots = _count_up(ops.multiply(_size(keys), ints32([BLOCK_SIZE])))
+    slots = _slots(keys)
     places = ops.unsqueeze(ops.add(_count_up(_size(query)), past_len), ints64([1]))
     visible = ops.less_equal(slots, places)
     if window is None:
         return visible
     return ops.logical_and(visible, ops.greater(slots, ops.subtract(places, ints32([window]))))
+
+
+def _slots(blocks: ov.Node) -> ov.Node:
+    """Return the numbers of all slots of one sequence's blocks, [num_slots]."""
+    return _count_up(ops.multiply(_size(blocks), ints32([BLOCK_SIZE])))
 
 
 def _count_up(length: ov.Node) -> ov.Node:

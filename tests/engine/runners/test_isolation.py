@@ -1,0 +1,88 @@
+"""What a sequence is answered depends on nothing else: not on what lies in the cache's memory, not on a
+sequence of NaN beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.runners.base import StepBatch
+from engine.runners.openvino.runner import OpenVinoRunner, load_runner
+from tests.engine.runners.drive import Driver, Prompt
+from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
+from tests.goldens.checkpoints import Blueprint, write_checkpoint
+
+NAN_BYTE = 0xFF
+"""NaN in every floating type, if all bytes are this; in u8, the scales are NaN."""
+SOFTCAPPED = ("gemma2_softcap",)
+
+
+def load(blueprint: Blueprint, directory: Path, **fields: Any) -> OpenVinoRunner:
+    write_checkpoint(blueprint, directory)
+    return load_runner(EngineConfig(**{"model_path": str(directory), "num_blocks": 60, **fields}))
+
+
+def poison(runner: OpenVinoRunner, blocks: slice = slice(None)) -> None:
+    """Fill blocks of the cache with NaN."""
+    cache = runner._session._cache
+    for tensor in cache.tensors.values():
+        flat = np.frombuffer(cache._memory, np.uint8)
+        begin = tensor.data.ctypes.data - flat.ctypes.data
+        flat[begin : begin + tensor.byte_size].reshape(tensor.shape[0], -1)[blocks] = NAN_BYTE
+
+
+def uniform_batch(num_seqs: int, num_new: int, num_past: int) -> StepBatch:
+    """Make a batch of sequences of one length, each in blocks of its own."""
+    num_blocks = -(-(num_past + num_new) // 32)
+    numbers = np.arange(num_seqs + 1, dtype=np.int32)
+    positions = np.arange(num_past, num_past + num_new, dtype=np.int32)
+    return StepBatch(
+        token_ids=np.arange(num_seqs * num_new, dtype=np.int32) % 130 + 3,
+        position_ids=np.tile(positions, num_seqs),
+        past_lens=np.full(num_seqs, num_past, np.int32),
+        subsequence_begins=numbers * num_new,
+        block_indices=np.arange(num_seqs * num_blocks, dtype=np.int32),
+        block_indices_begins=numbers * num_blocks,
+        sampled_rows=numbers[1:] * num_new - 1,
+        max_context_len=num_past + num_new,
+    )
+
+
+def tokens(runner: OpenVinoRunner, golden: FamilyGolden) -> list[list[int]]:
+    prompts = [
+        Prompt(case.prompt_token_ids, case.max_tokens, first_step=2 * index) for index, case in enumerate(golden.cases)
+    ]
+    return Driver(runner, chunk_sizes=(7, 30, 50), seed=4).generate(prompts)
+
+
+@pytest.mark.parametrize(("dtype", "cache_dtype"), [("f32", "auto"), ("auto", "u8")])
+@pytest.mark.parametrize("name", NAMES)
+def test_nan_in_unwritten_slots_changes_nothing(name: str, dtype: str, cache_dtype: str, tmp_path: Path) -> None:
+    """The memory of a block still holds what its last sequence wrote."""
+    golden = read_family(name)
+    if name in SOFTCAPPED and cache_dtype == "u8":
+        cache_dtype = "auto"
+    fields = {"dtype": dtype, "kv_cache_dtype": cache_dtype, "max_model_len": golden.max_model_len}
+    clean = load(golden.blueprint, tmp_path, **fields)
+    expected = tokens(clean, golden)
+    clean.close()
+    poisoned = load(golden.blueprint, tmp_path, **fields)
+    poison(poisoned)
+    assert tokens(poisoned, golden) == expected
+    poisoned.close()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "auto"])
+@pytest.mark.parametrize("name", ["gemma2_softcap", "gemma3", "mistral", "llama_sharded"])
+def test_a_sequence_of_nan_harms_no_other(name: str, dtype: str, tmp_path: Path) -> None:
+    """The first sequence of a batch has NaN in its past."""
+    runner = load(read_family(name).blueprint, tmp_path, dtype=dtype)
+    batch = uniform_batch(num_seqs=6, num_new=5, num_past=40)
+    clean = runner.run(batch).copy()
+    poison(runner, slice(0, 2))
+    spoilt = runner.run(batch).copy()
+    assert np.isnan(spoilt[0]).any()
+    np.testing.assert_array_equal(spoilt[1:], clean[1:])
+    runner.close()
