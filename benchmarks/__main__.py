@@ -22,7 +22,7 @@ from benchmarks import (
 )
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, print_figures, write_figures
 from benchmarks.offline import comparison
-from benchmarks.rag import answers, encoder, orchestration, pipeline, quality, stores, stores_postgres
+from benchmarks.rag import answers, encoder, man_pages, orchestration, pipeline, quality, stores, stores_postgres
 from benchmarks.triton import comparison as triton
 from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
 from gateway.checkpoint import find_checkpoint
@@ -54,6 +54,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   perf-analyzer NVIDIA's load generator against this Sluice, over HTTP, gRPC, streams and shared memory (a minute)
   rag-quality   rank of the right passage of 15,000, for 332 questions; ingestion (10 minutes)
   rag-answers   answers of the bundled model with and without retrieval, three sets of questions (10 minutes)
+  rag-man-pages answers of the bundled model to questions about manual pages (2 minutes)
   rag-stores    100,000 vectors in SQLite beside numpy: recall, latency, insertion (10 minutes)
   rag-postgres  the same in Postgres with pgvector, random and clustered vectors (30 minutes)
   rag-encoder   the sentence encoder with and without dynamic batching, 1, 16 and 64 clients; needs wrk (5 minutes)
@@ -110,6 +111,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "perf-analyzer": lambda: perf_analyzer.measure(arguments.out, report),
         "rag-quality": lambda: quality.measure(arguments.out, report),
         "rag-answers": lambda: answers.measure(arguments.out, report),
+        "rag-man-pages": lambda: man_pages.measure(arguments.out, report),
         "rag-stores": lambda: stores.measure(repeats, report),
         "rag-postgres": lambda: stores_postgres.measure(1, report),
         "rag-encoder": lambda: encoder.measure(repeats, arguments.out, report),

@@ -29,8 +29,8 @@ SETS = (
     ("facts, reworded", COLLECTION, DATA / "python_facts_reworded.jsonl"),
     ("office", OFFICE, DATA / "office_questions.jsonl"),
 )
-REFUSALS = ("The context does not answer", "I do not know")
-"""Beginnings of rill's refusals, with a context and without."""
+REFUSALS = ("The context does not answer", "I do not know", "I found nothing")
+"""Beginnings of rill's refusals, with a context and without, and of the answer where nothing was found."""
 MAX_TOKENS = 100
 NUM_CLIENTS = 8
 _TIMEOUT_S = 120.0

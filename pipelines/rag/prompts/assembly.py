@@ -59,12 +59,13 @@ class Prompt:
     """An assembled prompt.
 
     `kept` are the sources in it, in its order and with the ids by which it calls them; `dropped` are the others, by
-    rank.
+    rank. `answers` are the only texts that the template allows the model to say; none if it may say anything.
     """
 
     messages: tuple[ChatMessage, ...]
     kept: tuple[Source, ...]
     dropped: tuple[Source, ...]
+    answers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ async def assemble_prompt(
         raise _too_long(budget, -room)
     sizes = await draft.count_parts(min(len(retrieved), style.max_sources))
     selection = select_contents(sizes.passages, sizes.exchanges, room)
-    # The frame does not include what a prompt without passages says in their place.
-    if sizes.upper_bound(selection) > room or not selection.passages:
+    # The frame does not include what a prompt without passages says in their place, or one sentence of them.
+    is_sure = selection.passages and style.template.holds_passages
+    if sizes.upper_bound(selection) > room or not is_sure:
         selection = await _shrink(selection, draft, budget)
     return draft.build(selection)
 
@@ -211,10 +213,12 @@ class _Draft:
 
     async def count_parts(self, num_passages: int) -> _Sizes:
         """Count the best `num_passages` passages, each with its separator, and all exchanges."""
-        passages = [self._passage(index, index + 1) + "\n\n" for index in range(num_passages)]
         flat = [message for exchange in self._exchanges for message in exchange]
         counts = iter(await self._tokens.count_turns(flat))
         exchanges = [sum(next(counts) for _ in exchange) for exchange in self._exchanges]
+        if not self._style.template.holds_passages:
+            return _Sizes([0] * num_passages, exchanges)
+        passages = [self._passage(index, index + 1) + "\n\n" for index in range(num_passages)]
         return _Sizes(await self._tokens.count_texts(passages), exchanges)
 
     async def count(self, selection: PromptSelection) -> int:
@@ -226,7 +230,8 @@ class _Draft:
             msgspec.structs.replace(self._sources[index], id=number) for number, index in enumerate(ordered, 1)
         )
         dropped = tuple(source for index, source in enumerate(self._sources) if index not in selection.passages)
-        return Prompt(self._messages(ordered, selection.num_exchanges), kept, dropped)
+        answers = self._style.template.answers(self._passages(ordered), self._question)
+        return Prompt(self._messages(ordered, selection.num_exchanges), kept, dropped, answers)
 
     def _order(self, selection: PromptSelection) -> list[int]:
         """Return the indices of the selected passages in the order of the prompt."""
@@ -234,8 +239,7 @@ class _Draft:
         return [selection.passages[place] for place in order]
 
     def _messages(self, ordered: Sequence[int], num_exchanges: int) -> tuple[ChatMessage, ...]:
-        passages = [self._passage(index, number) for number, index in enumerate(ordered, 1)]
-        question = self._style.template.question(passages, self._question, self._style.no_answer)
+        question = self._style.template.question(self._passages(ordered), self._question, self._style.no_answer)
         recent = self._exchanges[len(self._exchanges) - num_exchanges :]
         return self._conversation([message for exchange in recent for message in exchange], question)
 
@@ -243,6 +247,9 @@ class _Draft:
         if self._takes_system:
             return build_messages(self._system, history, question)
         return _prepend_system(build_messages("", history, question), self._system)
+
+    def _passages(self, ordered: Sequence[int]) -> list[str]:
+        return [self._passage(index, number) for number, index in enumerate(ordered, 1)]
 
     def _passage(self, index: int, number: int) -> str:
         passage = NumberedPassage(number, self._escaped_sources[index], self._texts[index])

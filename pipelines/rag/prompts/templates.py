@@ -37,6 +37,8 @@ class PromptTemplate(ABC):
 
     instructions: str
     """The default instructions; "" for none."""
+    holds_passages = True
+    """Whether the prompt holds whole passages, so that they take its room."""
 
     @abstractmethod
     def order(self, sources: Sequence[Source]) -> list[int]:
@@ -45,6 +47,10 @@ class PromptTemplate(ABC):
     @abstractmethod
     def passage(self, passage: NumberedPassage) -> str:
         """Write one passage with its delimiters. Nothing in the passage looks like a delimiter."""
+
+    def answers(self, passages: Sequence[str], question: str) -> tuple[str, ...]:
+        """Return the only answers that the passages, as `passage` wrote them, allow; none if any text is allowed."""
+        return ()
 
     @abstractmethod
     def question(self, passages: Sequence[str], question: str, no_answer: str) -> str:
@@ -59,43 +65,83 @@ class QuoteTemplate(PromptTemplate):
     question for four to six. With the question in front it declines less often, but also where nothing answers; so the
     question comes first only if the sentence has most of its words. The sentence depends on the question, so prompts
     share no prefix worth caching. All passages that the sentence was chosen from count as sources.
+
+    The model can say that sentence or decline, nothing else. Where the sentence has most of what the question asks for,
+    it must quote, and where it has little, it must decline: in between the model decides. On documents of kinds that
+    rill has not seen, words decide better than rill does, which declines too much (benchmarks/rag/man_pages.py).
     """
 
     instructions = ""
+    holds_passages = False
     _LABEL = re.compile(r"^(context|question|answer)\s*:", re.IGNORECASE)
     _SEPARATOR = "\n\n"
-    """Separates the parts of a passage: its heading, then each statement as two lines, its name, or "", first."""
+    """Separates the parts of a passage: what it stands under, then each statement."""
+    _FIELDS = "\t"
+    """Separates the fields of a part: heading and place; name, text and section of a statement."""
     _MIN_COVERAGE = 0.75
     """Share of the question's subject words that the sentence has where the question comes first."""
+    _QUOTED_SUPPORT, _LEAST_SUPPORT = 0.5, 0.4
+    """Support above which the sentence must be quoted, and below which the answer is the refusal."""
+    _REFUSAL = "The context does not answer this question."
+    """rill's sentence for a context that does not answer."""
 
     def order(self, sources: Sequence[Source]) -> list[int]:
         return list(range(len(sources)))
 
     def passage(self, passage: NumberedPassage) -> str:
         statements = split_statements(passage.text) or [Statement("", passage.text)]
-        lines = [f"{self._line(each.name.partition('(')[0])}\n{self._line(each.text)}" for each in statements]
+        parts = [(each.name.partition("(")[0], each.text, each.section) for each in statements]
+        lines = [self._FIELDS.join(map(self._line, part)) for part in parts]
         heading = passage.source.heading.rpartition(" > ")[2] or passage.source.title
-        return self._SEPARATOR.join([self._line(heading), *lines])
+        place = f"{passage.source.title} {passage.source.heading}"
+        return self._SEPARATOR.join([f"{self._line(heading)}{self._FIELDS}{self._line(place)}", *lines])
 
     def _line(self, text: str) -> str:
         """Put the text on one line that cannot be taken for a label."""
         return self._LABEL.sub(r"\1 -", " ".join(text.split()))
 
     def question(self, passages: Sequence[str], question: str, no_answer: str) -> str:
-        statements: list[Statement] = []
-        headings: list[str] = []
-        for passage in passages:
-            heading, *others = passage.split(self._SEPARATOR)
-            statements += [Statement(*each.split("\n")) for each in others]
-            headings += [heading] * len(others)
-        if not statements:
+        chosen = self._choose(passages, question)
+        if chosen is None:
             return question
-        place = find_best_statement(question, statements)
-        name, text = statements[place].name or headings[place], statements[place].text
-        context = f"{name}\n{text}" if name else text
-        if subject_coverage(question, f"{headings[place]} {context}") >= self._MIN_COVERAGE:
+        context = f"{chosen.name}\n{chosen.text}" if chosen.name else chosen.text
+        if subject_coverage(question, f"{chosen.heading} {context}") >= self._MIN_COVERAGE:
             return f"{question}\n\nContext:\n{context}"
         return f"{context}\n\n{question}"
+
+    def answers(self, passages: Sequence[str], question: str) -> tuple[str, ...]:
+        chosen = self._choose(passages, question)
+        if chosen is None:
+            return ()
+        if chosen.support > self._QUOTED_SUPPORT:
+            return (chosen.text,)
+        return (self._REFUSAL,) if chosen.support < self._LEAST_SUPPORT else (chosen.text, self._REFUSAL)
+
+    def _choose(self, passages: Sequence[str], question: str) -> "_Quotable | None":
+        statements: list[Statement] = []
+        headings: list[str] = []
+        places: list[str] = []
+        for passage in passages:
+            above, *others = passage.split(self._SEPARATOR)
+            heading, _, place = above.partition(self._FIELDS)
+            statements += [Statement(*each.split(self._FIELDS)) for each in others]
+            headings += [heading] * len(others)
+            places += [place] * len(others)
+        if not statements:
+            return None
+        choice = find_best_statement(question, statements, places)
+        statement, heading = statements[choice.index], headings[choice.index]
+        return _Quotable(statement.name or heading, statement.text, heading, choice.support)
+
+
+@dataclass(frozen=True, slots=True)
+class _Quotable:
+    """The one sentence that a quoting model may quote, under a name. `support` as in `StatementChoice`."""
+
+    name: str
+    text: str
+    heading: str
+    support: float
 
 
 class CitedTemplate(PromptTemplate):

@@ -108,14 +108,15 @@ class RagPromptModel(TaskModel):
         return style if self._llm.can_be_guided else replace(style, no_answer=row.no_answer)
 
     def _sampling_config(self, prompt: Prompt, request: RagPromptRequest, no_answer: str) -> bytes:
-        """Restrict the answer to `no_answer` if the prompt has no source. A client's own guide wins.
+        """Restrict the answer to `no_answer` if the prompt has no source, else to the answers of the template, if any.
 
-        A hosted model cannot be restricted; its instructions ask for the sentence.
+        A client's own guide wins. A hosted model cannot be restricted; its instructions ask for the sentence.
         """
-        if prompt.kept or request.has_guide or not self._llm.can_be_guided:
+        answers = prompt.answers if prompt.kept else (no_answer,)
+        if not answers or request.has_guide or not self._llm.can_be_guided:
             return b""
-        sentence = _REGEX_SIGNS.sub(r"\\\g<0>", no_answer)
-        return orjson.dumps({"guided_decoding_guide_type": "regex", "guided_decoding_guide": sentence})
+        pattern = "|".join(_REGEX_SIGNS.sub(r"\\\g<0>", answer) for answer in answers)
+        return orjson.dumps({"guided_decoding_guide_type": "regex", "guided_decoding_guide": pattern})
 
 
 def _pair_passages(texts: Sequence[str], sources: Sequence[str]) -> tuple[RetrievedPassage, ...]:

@@ -87,6 +87,15 @@ async def test_no_more_sources_than_the_style_allows(tokens: PromptTokens) -> No
     assert texts(prompt.dropped) == ["c"]
 
 
+async def test_passages_of_which_the_prompt_holds_one_sentence_take_no_room(tokens: PromptTokens) -> None:
+    found = [retrieved(SENTENCE * 40, name) for name in "abc"]
+    assert texts((await prompt_of(tokens, found)).kept) == ["a"]
+    quoted = await prompt_of(tokens, found, style=style(TemplateName.QUOTE))
+    assert texts(quoted.kept) == ["a", "b", "c"]
+    longest = await prompt_of(tokens, [retrieved("word " * 2000, "d"), *found], style=style(TemplateName.QUOTE))
+    assert await tokens.count_chat(longest.messages) <= 1024 - 128
+
+
 async def test_what_is_dropped_has_no_number(tokens: PromptTokens) -> None:
     prompt = await prompt_of(tokens, [retrieved(SENTENCE * 100)])
     assert prompt.kept == ()

@@ -1,9 +1,14 @@
 import time
+from collections.abc import Sequence
 
 import pytest
 
 from pipelines.rag.prompts.statements import Statement, find_best_statement, split_statements, subject_coverage
 from pipelines.rag.prompts.tokens import COMMON_CONTROL_TOKENS, ControlTokens
+
+
+def best(question: str, statements: Sequence[Statement], places: Sequence[str] = ()) -> int:
+    return find_best_statement(question, statements, places).index
 
 
 def texts(text: str) -> list[str]:
@@ -54,7 +59,8 @@ def test_a_name_belongs_to_the_sentence_below_it() -> None:
 def test_a_heading_names_the_first_sentence_below_it() -> None:
     found = split_statements("# Valves\n\n## Main valve\n\nIt is shut. It leaks.\n\n## Open\n\nstate()\n\nReturn it.")
     expected = [("Main valve", "It is shut."), ("", "It leaks."), ("state()", "Return it.")]
-    assert found == [Statement(*each) for each in expected]
+    assert [(each.name, each.text) for each in found] == expected
+    assert [each.section for each in found] == ["Main valve", "Main valve", "Open"]
 
 
 def test_a_short_text_below_a_name_is_no_name() -> None:
@@ -85,20 +91,83 @@ def test_nothing_visible_is_lost() -> None:
     assert texts("one\n\ntwo\n\nthree()") == ["one", "two", "three()"]
 
 
+MANUAL = """\
+SPLIT(1)                  User Commands                  SPLIT(1)
+
+NAME
+       split - split a file into pieces
+
+SYNOPSIS
+       split [OPTION]... [FILE [PREFIX]]
+
+DESCRIPTION
+       Output pieces of FILE; default size is 1000 lines.
+
+       -x     use hex suffixes
+
+       -d, --numeric
+
+              use numeric suffixes
+
+   Exit status:
+       1      if a file is missing
+
+GNU coreutils 9.1         September 2022                 SPLIT(1)
+"""
+
+
+def test_options_of_a_manual_page_stay_with_their_descriptions() -> None:
+    assert [(each.section, each.text) for each in split_statements(MANUAL)] == [
+        ("NAME", "split - split a file into pieces"),
+        ("SYNOPSIS", "split [OPTION]... [FILE [PREFIX]]"),
+        ("DESCRIPTION", "Output pieces of FILE; default size is 1000 lines."),
+        ("DESCRIPTION", "-x use hex suffixes"),
+        ("DESCRIPTION", "-d, --numeric use numeric suffixes"),
+        ("Exit status", "1 if a file is missing"),
+    ]
+
+
+def test_an_option_without_a_description_is_a_statement() -> None:
+    assert texts("--first\n\n--second\n\nOPTIONS\n\n-x") == ["--first", "--second", "-x"]
+
+
+def test_a_line_that_repeats_the_title_is_not_taken_for_the_answer() -> None:
+    found = split_statements(MANUAL)
+    places = ["split"] * len(found)
+    assert found[best("How many lines has a piece of split by default?", found, places)].text.startswith("Output")
+    assert found[best("What does split do?", found, places)].section == "NAME"
+    assert found[best("Which exit status does split have for a missing file?", found, places)].section == "Exit status"
+
+
+def test_a_sentence_of_the_page_that_the_question_names_is_preferred() -> None:
+    found = [Statement("", "A file that does not exist is truncated."), Statement("", "A missing file is created.")]
+    assert best("What does truncate do with a file that does not exist?", found) == 0
+    assert best("What does truncate do with a file that is missing?", found, ["find", "truncate"]) == 1
+
+
+def test_support_is_the_share_of_the_questions_words_and_rare_ones_count_more() -> None:
+    found = [Statement("", "The pump is red."), Statement("", "The pump is oiled monthly.")]
+    assert find_best_statement("When is the pump oiled?", found).support == 1
+    rare = find_best_statement("Which pump explodes?", found).support
+    common = find_best_statement("Which pump is oiled and explodes?", found).support
+    assert 0 < rare < common < 1
+    assert find_best_statement("?", found).support == 0
+
+
 def test_the_rarer_word_and_the_name_decide() -> None:
     found = [
         Statement("", "The pump is red."),
         Statement("", "The pump is oiled monthly."),
         Statement("valve", "It is shut."),
     ]
-    assert find_best_statement("When is the pump oiled?", found) == 1
-    assert find_best_statement("What does the valve do with a pump?", found) == 2
-    assert find_best_statement("Anything else?", found) == 0
+    assert best("When is the pump oiled?", found) == 1
+    assert best("What does the valve do with a pump?", found) == 2
+    assert best("Anything else?", found) == 0
 
 
 def test_forms_of_a_word_are_one_word() -> None:
     found = [Statement("", "It is big."), Statement("", "The library closes at nine.")]
-    assert find_best_statement("When is the library closed?", found) == 1
+    assert best("When is the library closed?", found) == 1
 
 
 def test_coverage_counts_the_subject_words_of_a_question() -> None:

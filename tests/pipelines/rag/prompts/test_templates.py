@@ -46,6 +46,29 @@ def test_quote_with_nothing_found_is_the_question() -> None:
     assert quote_prompt("Why?") == "Why?"
 
 
+REFUSAL = "The context does not answer this question."
+
+
+@pytest.mark.parametrize(
+    ("question", "allowed"),
+    [
+        ("Where is the report printer?", ("The report printer is in room 12.",)),
+        ("Where is the report about Lisbon?", ("The report printer is in room 12.", REFUSAL)),
+        ("Who is the mayor of Lisbon?", (REFUSAL,)),
+    ],
+)
+def test_quote_allows_the_sentence_or_the_refusal_by_how_much_of_the_question_it_has(
+    question: str, allowed: tuple[str, ...]
+) -> None:
+    office = passage("The report printer is in room 12.\n\nThe server runs at night.")
+    assert QUOTE.answers([QUOTE.passage(office)], question) == allowed
+
+
+def test_other_templates_allow_any_answer_and_so_does_quote_with_nothing_found() -> None:
+    assert CITED.answers([CITED.passage(passage("It is here."))], "Where is it?") == ()
+    assert QUOTE.answers([], "Where is it?") == ()
+
+
 def test_quote_keeps_the_best_passage_first() -> None:
     assert QUOTE.order([source("a"), source("b"), source("c")]) == [0, 1, 2]
 

@@ -69,3 +69,19 @@ async def test_with_nothing_retrieved_rill_gives_the_no_answer_sentence(
     prompts: RagPromptModel, llm: LlmModel, question: str
 ) -> None:
     assert await answer(prompts, llm, question, []) == NO_ANSWER
+
+
+@pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("How do I send a KILL signal after the duration?", "-k, --kill-after=DURATION also send a KILL signal"),
+        ("Which option encrypts the output?", "The context does not answer this question."),
+    ],
+)
+async def test_rill_says_nothing_but_a_sentence_of_a_manual_page_or_its_refusal(
+    prompts: RagPromptModel, llm: LlmModel, question: str, expected: str
+) -> None:
+    """Without a guide it says runs of brackets about a synopsis, and declines what options answer."""
+    synopsis = "SYNOPSIS\n  timeout [OPTION] DURATION COMMAND [ARG]...\n\n"
+    page = f"{synopsis}OPTIONS\n  -k, --kill-after=DURATION\n\n  also send a KILL signal"
+    assert await answer(prompts, llm, question, [source("timeout.1", page, title="timeout")]) == expected
