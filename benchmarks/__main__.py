@@ -22,7 +22,17 @@ from benchmarks import (
 )
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, print_figures, write_figures
 from benchmarks.offline import comparison
-from benchmarks.rag import answers, encoder, man_pages, orchestration, pipeline, quality, stores, stores_postgres
+from benchmarks.rag import (
+    answers,
+    encoder,
+    ingestion,
+    man_pages,
+    orchestration,
+    pipeline,
+    quality,
+    stores,
+    stores_postgres,
+)
 from benchmarks.triton import comparison as triton
 from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
 from gateway.checkpoint import find_checkpoint
@@ -55,6 +65,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   rag-quality   rank of the right passage of 15,000, for 332 questions; ingestion (10 minutes)
   rag-answers   answers of the bundled model with and without retrieval, three sets of questions (10 minutes)
   rag-man-pages answers of the bundled model to questions about manual pages (2 minutes)
+  rag-ingestion chunks/s over HTTP, and the gaps of a stream and of /health meanwhile (2 minutes)
   rag-stores    100,000 vectors in SQLite beside numpy: recall, latency, insertion (10 minutes)
   rag-postgres  the same in Postgres with pgvector, random and clustered vectors (30 minutes)
   rag-encoder   the sentence encoder with and without dynamic batching, 1, 16 and 64 clients; needs wrk (5 minutes)
@@ -112,6 +123,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "rag-quality": lambda: quality.measure(arguments.out, report),
         "rag-answers": lambda: answers.measure(arguments.out, report),
         "rag-man-pages": lambda: man_pages.measure(arguments.out, report),
+        "rag-ingestion": lambda: ingestion.measure(repeats, arguments.out, report),
         "rag-stores": lambda: stores.measure(repeats, report),
         "rag-postgres": lambda: stores_postgres.measure(1, report),
         "rag-encoder": lambda: encoder.measure(repeats, arguments.out, report),
