@@ -29,6 +29,10 @@ UNPADDED_ROWS = 32
 FINE_ROWS = 64
 FINE, COARSE = 4, 16
 """Numbers of rows that are fast are multiples of FINE up to FINE_ROWS, and of COARSE beyond."""
+_COPIED = 128
+"""Rows of scores that take about as much memory as the copies of keys and values."""
+MAX_PADDED_SIZE = 1 << 17
+"""Sequences times blocks times rows of a part: about 130 MB of scores in a model of eight heads."""
 
 
 class OpenVinoRunner:
@@ -42,8 +46,14 @@ class OpenVinoRunner:
         self._scratch_block = info.num_blocks
 
     def run(self, batch: StepBatch) -> FloatArray:
-        """Run one forward pass; see `Runner.run`."""
-        return self._session.run(pad_batch(batch, self._scratch_block))
+        """Run one forward pass, or several of a model that pads its sequences; see `Runner.run`."""
+        parts = split_batch(batch) if self._decoder.pads_sequences else []
+        if len(parts) <= 1:
+            return self._session.run(pad_batch(batch, self._scratch_block))
+        logits = np.empty((len(batch.sampled_rows), self.info.vocab_size), np.float32)
+        for part, sampled in parts:
+            logits[sampled] = self._session.run(pad_batch(part, self._scratch_block))
+        return logits
 
     def close(self) -> None:
         """Free the model and the cache, and with them the logits that `run` returned last."""
@@ -178,6 +188,49 @@ def num_padding(num_tokens: int) -> int:
     if num_tokens <= UNPADDED_ROWS:
         return 0
     return -num_tokens % (FINE if num_tokens <= FINE_ROWS else COARSE)
+
+
+# -- parts of a step, for attention that pads sequences to the longest
+
+
+def split_batch(batch: StepBatch) -> list[tuple[StepBatch, IntArray]]:
+    """Split a step into parts whose padded attention takes at most MAX_PADDED_SIZE, or that have one sequence.
+
+    Returns each part with the indices of its sampled rows among those of `batch`.
+    """
+    num_new, num_blocks = np.diff(batch.subsequence_begins), np.diff(batch.block_indices_begins)
+    parts: list[list[int]] = [[]]
+    for sequence in np.lexsort((num_blocks, num_new)):
+        grown = [*parts[-1], int(sequence)]
+        if len(grown) > 1 and len(grown) * num_blocks[grown].max() * (num_new[grown].max() + _COPIED) > MAX_PADDED_SIZE:
+            parts.append([int(sequence)])
+        else:
+            parts[-1] = grown
+    return [_part(batch, np.sort(np.array(part))) for part in parts] if len(parts) > 1 else []
+
+
+def _part(batch: StepBatch, sequences: IntArray) -> tuple[StepBatch, IntArray]:
+    tokens, begins = _pick_spans(batch.subsequence_begins, sequences)
+    blocks, block_begins = _pick_spans(batch.block_indices_begins, sequences)
+    sampled = np.flatnonzero(np.isin(batch.sampled_rows, tokens)).astype(np.int32)
+    past_lens = batch.past_lens[sequences]
+    part = StepBatch(
+        token_ids=batch.token_ids[tokens],
+        position_ids=batch.position_ids[tokens],
+        past_lens=past_lens,
+        subsequence_begins=begins,
+        block_indices=batch.block_indices[blocks],
+        block_indices_begins=block_begins,
+        sampled_rows=np.searchsorted(tokens, batch.sampled_rows[sampled]).astype(np.int32),
+        max_context_len=int((past_lens + np.diff(begins)).max()),
+    )
+    return part, sampled
+
+
+def _pick_spans(begins: IntArray, sequences: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the indices in the spans of the `sequences`, which ascend, and where each span begins among them."""
+    spans = [np.arange(begins[each], begins[each + 1], dtype=np.int32) for each in sequences]
+    return np.concatenate(spans), np.cumsum([0, *map(len, spans)], dtype=np.int32)
 
 
 # -- types of the computation and of the KV cache

@@ -82,6 +82,7 @@ def _build(config: EngineConfig, directory: Path) -> Decoder:
         eos_token_ids=model_config.eos_token_ids,
         max_model_len=max_model_len,
         quantization=weights.quantization,
+        pads_sequences=model_config.attention_softcap is not None,
     )
 
 

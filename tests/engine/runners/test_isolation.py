@@ -1,14 +1,15 @@
-"""What a sequence is answered depends on nothing else: not on what lies in the cache's memory, not on a
-sequence of NaN beside it."""
+"""What a sequence is answered depends on nothing else: not on what lies in the cache's memory, not on the sequences
+beside it, not on the steps before."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from engine.config import EngineConfig
-from engine.runners.base import StepBatch
+from engine.runners.base import FloatArray, StepBatch
 from engine.runners.openvino.runner import OpenVinoRunner, load_runner
 from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
@@ -85,4 +86,31 @@ def test_a_sequence_of_nan_harms_no_other(name: str, dtype: str, tmp_path: Path)
     spoilt = runner.run(batch).copy()
     assert np.isnan(spoilt[0]).any()
     np.testing.assert_array_equal(spoilt[1:], clean[1:])
+    runner.close()
+
+
+def with_large_heads(golden: FamilyGolden) -> Blueprint:
+    """Return a checkpoint whose queries, keys and values take more memory than an allocator keeps for the next use."""
+    size, blueprint = 64, golden.blueprint
+    rows = {"q_proj": 4 * size, "k_proj": 2 * size, "v_proj": 2 * size}
+    tensors = {}
+    for name, shape in blueprint.tensors.items():
+        part = name.split(".")[-2]
+        tensors[name] = (rows[part], shape[1]) if part in rows else shape
+        if part == "o_proj":
+            tensors[name] = (shape[0], 4 * size)
+    config = {**blueprint.config, "head_dim": size, "max_position_embeddings": 1024}
+    return replace(blueprint, config=config, tensors=tensors)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "auto"])
+@pytest.mark.parametrize("name", ["gemma2_softcap", "gemma2"])
+def test_a_step_larger_than_all_before_is_computed_right(name: str, dtype: str, tmp_path: Path) -> None:
+    """A step has the same logits when it is run again, now that every buffer has its size."""
+    runner = load(with_large_heads(read_family(name)), tmp_path, dtype=dtype, num_blocks=600)
+    for shape in ((1, 512, 0), (4, 128, 0), (8, 64, 128), (16, 32, 400), (16, 16, 900)):
+        batch = uniform_batch(*shape)
+        first: FloatArray = runner.run(batch).copy()
+        assert np.isfinite(first).all()
+        np.testing.assert_array_equal(first, runner.run(batch))
     runner.close()

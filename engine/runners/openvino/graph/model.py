@@ -50,6 +50,8 @@ class Decoder:
     """Most tokens of one sequence, prompt and output together."""
     quantization: str
     """Compression of the weights in memory: none, int8, int4."""
+    pads_sequences: bool = False
+    """Whether attention takes memory for as many tokens and blocks of each sequence of a step as the longest has."""
 
 
 def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len: int | None = None) -> ov.Model:

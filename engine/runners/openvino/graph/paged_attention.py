@@ -4,7 +4,7 @@
 version range and the check in `paged_attention`.
 
 The node does not support a softcap (Gemma 2). `capped_attention` still uses it to write keys and values into their
-blocks, but computes the attention itself, one sequence after the other; each layer copies the blocks of the batch.
+blocks, but computes the attention itself; each layer copies the blocks of the batch.
 """
 
 from dataclasses import dataclass
@@ -152,8 +152,7 @@ def capped_attention(
     # The node is used to write: each token attends only to itself, which costs almost nothing.
     written = paged_attention(query, key, value, caches, paged, heads, scale=1.0, window=1)
     blocks = ops.add(paged.block_indices, _zero_after(written))
-    keys, values = (ops.convert(ops.gather(cache, blocks, ints64([0])), "f32") for cache in caches)
-    return _over_sequences(query, keys, values, paged, heads, scores)
+    return _attend(query, caches, blocks, paged, heads, scores)
 
 
 def _zero_after(x: ov.Node) -> ov.Node:
@@ -162,110 +161,94 @@ def _zero_after(x: ov.Node) -> ov.Node:
     return ops.reshape(ops.convert(ops.clamp(first, 0.0, 0.0), "i32"), ints64([1]), False)
 
 
-def _over_sequences(
-    query: ov.Node, keys: ov.Node, values: ov.Node, paged: PagedInputs, heads: Heads, scores: Scores
+def _attend(
+    query: ov.Node, caches: tuple[ov.Node, ov.Node], blocks: ov.Node, paged: PagedInputs, heads: Heads, scores: Scores
 ) -> ov.Node:
-    """Loop over the sequences, each of which fills its rows of the result."""
-    features = heads.num_heads * heads.head_dim
-    blocks_shape = ov.PartialShape([-1, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim])
-    index = ops.parameter([], ov.Type.i32)
-    all_queries = ops.parameter(ov.PartialShape([-1, features]), ov.Type.f32)
-    all_keys, all_values = (ops.parameter(blocks_shape, ov.Type.f32) for _ in range(2))
-    token_begins, block_begins, past_lens = (ops.parameter(ov.PartialShape([-1]), ov.Type.i32) for _ in range(3))
-    result = ops.parameter(ov.PartialShape([-1, features]), ov.Type.f32)
+    """Attend in all sequences at once, each with rows and slots up to those of the longest.
 
-    begin, end = _at(token_begins, index, 0), _at(token_begins, index, 1)
-    first_block, last_block = _at(block_begins, index, 0), _at(block_begins, index, 1)
-    attended = _attend(
-        _rows(all_queries, begin, end),
-        _rows(all_keys, first_block, last_block),
-        _rows(all_values, first_block, last_block),
-        _at(past_lens, index, 0),
-        heads,
-        scores,
-    )
-    filled = ops.scatter_update(result, _between(begin, end), attended, ints32([0]))
-    go_on = ops.constant(np.array(True))
-    parameters = [index, all_queries, all_keys, all_values, token_begins, block_begins, past_lens, result]
-    body = ov.Model([ops.result(go_on), ops.result(filled)], parameters, "sequence")
-
-    num_sequences = ops.squeeze(ops.shape_of(paged.past_lens, "i32"), ints64([0]))
-    loop = ops.loop(num_sequences, ops.constant(np.array(True)))
-    loop.set_function(body)
-    loop.set_special_body_ports([0, 0])
-    outer = [query, keys, values, paged.subsequence_begins, paged.block_indices_begins, paged.past_lens]
-    for parameter, node in zip(parameters[1:-1], outer, strict=True):
-        loop.set_invariant_input(parameter, _output(node))
-    loop.set_merged_input(result, _output(query), filled.output(0))
-    return loop.get_iter_value(filled.output(0), -1)
-
-
-def _attend(query: ov.Node, keys: ov.Node, values: ov.Node, past_len: ov.Node, heads: Heads, scores: Scores) -> ov.Node:
-    """Attend in one sequence: query [num_new, features], keys, values [num_blocks, num_kv_heads, block, head_dim]."""
+    A loop over the sequences would need no padding, but OpenVINO 2026.4 computes wrong ones: its CPU plugin lets the
+    loop's inputs share memory with other tensors while the loop still reads them, so that the first steps of a new size
+    were wrong or NaN.
+    """
     kv, group, size = heads.num_kv_heads, heads.num_heads // heads.num_kv_heads, heads.head_dim
-    split = ops.transpose(ops.reshape(query, ints64([0, kv, group, size]), True), ints64([1, 2, 0, 3]))
+    one = ints32([1])
+    row_begins, row_ends = _begins_and_ends(paged.subsequence_begins)
+    num_new = ops.subtract(row_ends, row_begins)  # [num_seqs, 1]
+    rows = ops.unsqueeze(_count_up(_largest(num_new)), ints64([0]))  # [1, max_new]
+    padded = ops.minimum(ops.add(row_begins, rows), ops.subtract(row_ends, one))  # [num_seqs, max_new]
+    by_row = ops.reshape(ops.gather(query, padded, ints32([0])), ints64([0, 0, kv, group, size]), True)
     # Queries that share a key head are rows of one matrix, so that keys and values are read once.
-    rows = ops.reshape(split, ints64([kv, -1, size]), False)
-    products = ops.matmul(rows, _by_head(keys, heads), False, True)
-    visible = _visible(query, keys, past_len, scores.window)
-    by_token = ops.concat([ints32([kv, group]), _size(query), ops.multiply(_size(keys), ints32([BLOCK_SIZE]))], 0)
-    capped = ops.reshape(softcapped(scaled(products, scores.scale), scores.softcap), by_token, False)
-    weights = ops.softmax(ops.select(visible, capped, floating(_LOWEST)), -1)
-    mixed = ops.matmul(_like(weights, products), _by_head(_written(values, query, past_len), heads), False, False)
-    attended = ops.transpose(_like(mixed, split), ints64([2, 0, 1, 3]))
-    return ops.reshape(attended, ints64([0, heads.num_heads * size]), True)
+    queries = ops.reshape(ops.transpose(by_row, ints64([0, 2, 3, 1, 4])), ints64([0, kv, -1, size]), True)
+
+    table_begins, table_ends = _begins_and_ends(paged.block_indices_begins)
+    places = ops.unsqueeze(_count_up(_largest(ops.subtract(table_ends, table_begins))), ints64([0]))
+    tables = ops.gather(
+        blocks, ops.minimum(ops.add(table_begins, places), ops.subtract(table_ends, one)), ints32([0])
+    )  # [num_seqs, max_blocks]
+    past_lens = ops.reshape(paged.past_lens, ints64([-1, 1]), False)
+    slots = ops.unsqueeze(_count_up(ops.multiply(_axis(tables, 1), ints32([BLOCK_SIZE]))), ints64([0]))
+    keys, values = (_by_head(cache, tables, heads) for cache in caches)
+    # What is not written may hold NaN of another sequence, and a weight of 0 times NaN is NaN.
+    is_written = ops.less(slots, ops.add(past_lens, num_new))  # [num_seqs, num_slots]
+    values = ops.select(_unsqueezed(is_written, 1, 3), values, floating(0))
+
+    positions = ops.unsqueeze(ops.add(past_lens, rows), ints64([2]))  # [num_seqs, max_new, 1]
+    visible = ops.less_equal(_unsqueezed(slots, 1), positions)
+    if scores.window is not None:
+        visible = ops.logical_and(
+            visible, ops.greater(_unsqueezed(slots, 1), ops.subtract(positions, ints32([scores.window])))
+        )
+    products = ops.matmul(queries, keys, False, True)  # [num_seqs, kv, group * max_new, num_slots]
+    capped = softcapped(scaled(products, scores.scale), scores.softcap)
+    by_group = ops.concat([_axis(tables, 0), ints32([kv, group]), _axis(rows, 1), _axis(slots, 1)], 0)
+    weights = ops.softmax(
+        ops.select(_unsqueezed(visible, 1, 2), ops.reshape(capped, by_group, False), floating(_LOWEST)), -1
+    )
+    mixed = ops.matmul(ops.reshape(weights, ops.shape_of(products, "i32"), False), values, False, False)
+    split = ops.concat([_axis(tables, 0), ints32([kv, group]), _axis(rows, 1), ints32([size])], 0)
+    attended = ops.transpose(ops.reshape(mixed, split, False), ints64([0, 3, 1, 2, 4]))
+    by_place = ops.reshape(attended, ints64([-1, heads.num_heads * size]), False)  # [num_seqs * max_new, features]
+
+    # Each token's sequence is the number of those that end at it or before.
+    tokens = ops.unsqueeze(_count_up(_axis(query, 0)), ints64([0]))
+    before = ops.convert(ops.less_equal(row_ends, tokens), "i32")  # [num_seqs, num_tokens]
+    sequence = ops.reduce_sum(before, ints32([0]), keep_dims=False)
+    begins = ops.gather(ops.reshape(row_begins, ints64([-1]), False), sequence, ints32([0]))
+    within = ops.subtract(ops.reshape(tokens, ints64([-1]), False), begins)
+    return ops.gather(by_place, ops.add(ops.multiply(sequence, _axis(rows, 1)), within), ints32([0]))
 
 
-def _like(x: ov.Node, shaped: ov.Node) -> ov.Node:
-    return ops.reshape(x, ops.shape_of(shaped, "i32"), False)
+def _by_head(cache: ov.Node, tables: ov.Node, heads: Heads) -> ov.Node:
+    """Copy the blocks in `tables` [num_seqs, max_blocks] to [num_seqs, num_kv_heads, num_slots, head_dim]."""
+    copied = ops.transpose(ops.gather(cache, tables, ints64([0])), ints64([0, 2, 1, 3, 4]))
+    return ops.convert(ops.reshape(copied, ints64([0, heads.num_kv_heads, -1, heads.head_dim]), True), "f32")
 
 
-def _by_head(blocks: ov.Node, heads: Heads) -> ov.Node:
-    """Reshape the blocks of one sequence to [num_kv_heads, num_slots, head_dim]."""
-    ordered = ops.transpose(blocks, ints64([1, 0, 2, 3]))
-    return ops.reshape(ordered, ints64([heads.num_kv_heads, -1, heads.head_dim]), False)
+def _begins_and_ends(begins: ov.Node) -> tuple[ov.Node, ov.Node]:
+    """Return where each sequence begins and ends, [num_seqs, 1] each, from [num_seqs + 1]."""
+    last = ops.subtract(_axis(begins, 0), ints32([1]))
+    first, second = _between(ints32([0]), last), _between(ints32([1]), ops.add(last, ints32([1])))
+    taken = (ops.gather(begins, each, ints32([0])) for each in (first, second))
+    starts, ends = (ops.unsqueeze(each, ints64([1])) for each in taken)
+    return starts, ends
 
 
-def _written(blocks: ov.Node, query: ov.Node, past_len: ov.Node) -> ov.Node:
-    """Zero the slots behind the sequence's last token, which may hold NaN of another sequence: a weight of 0 times NaN
-    is NaN."""
-    slots = ops.reshape(_slots(blocks), ints64([-1, 1, BLOCK_SIZE, 1]), False)
-    return ops.select(ops.less(slots, ops.add(past_len, _size(query))), blocks, floating(0))
+def _largest(lengths: ov.Node) -> ov.Node:
+    """Return the largest, [1]."""
+    return ops.reshape(ops.reduce_max(lengths, ints32([0, 1]), keep_dims=False), ints64([1]), False)
 
 
-def _visible(query: ov.Node, keys: ov.Node, past_len: ov.Node, window: int | None) -> ov.Node:
-    """Return which slots each new token attends to, [num_new, num_slots]."""
-    slots = _slots(keys)
-    places = ops.unsqueeze(ops.add(_count_up(_size(query)), past_len), ints64([1]))
-    visible = ops.less_equal(slots, places)
-    if window is None:
-        return visible
-    return ops.logical_and(visible, ops.greater(slots, ops.subtract(places, ints32([window]))))
+def _unsqueezed(x: ov.Node, *axes: int) -> ov.Node:
+    return ops.unsqueeze(x, ints64(list(axes)))
 
 
-def _slots(blocks: ov.Node) -> ov.Node:
-    """Return the numbers of all slots of one sequence's blocks, [num_slots]."""
-    return _count_up(ops.multiply(_size(blocks), ints32([BLOCK_SIZE])))
+def _axis(x: ov.Node, axis: int) -> ov.Node:
+    """Return the length of an axis, [1] i32."""
+    return ops.gather(ops.shape_of(x, "i32"), ints32([axis]), ints32([0]))
 
 
 def _count_up(length: ov.Node) -> ov.Node:
     return _between(ints32([0]), length)
-
-
-def _size(x: ov.Node) -> ov.Node:
-    """Return the length of the first axis, [1] i32."""
-    return ops.gather(ops.shape_of(x, "i32"), ints32([0]), ints32([0]))
-
-
-def _at(vector: ov.Node, index: ov.Node, offset: int) -> ov.Node:
-    """Return the element at `index + offset`, [1]."""
-    position = ops.reshape(ops.add(index, ops.constant(np.int32(offset))), ints64([1]), False)
-    return ops.gather(vector, position, ints32([0]))
-
-
-def _rows(x: ov.Node, begin: ov.Node, end: ov.Node) -> ov.Node:
-    """Return x[begin:end]. In bf16, a slice would take three times as long, because the plugin converts all of x."""
-    return ops.gather(x, _between(begin, end), ints32([0]))
 
 
 def _between(begin: ov.Node, end: ov.Node) -> ov.Node:
@@ -274,7 +257,3 @@ def _between(begin: ov.Node, end: ov.Node) -> ov.Node:
 
 def _scalar(x: ov.Node) -> ov.Node:
     return ops.squeeze(x, ints64([0]))
-
-
-def _output(x: ov.Node) -> ov.Output:
-    return x.output(0) if isinstance(x, ov.Node) else x

@@ -395,6 +395,13 @@ REFUSED: list[tuple[str, Any, int, str]] = [
     (IDENTITY, one(data=[1, nested(99)]), 400, TOO_DEEP),
     (IDENTITY, one(data=nested(99)) | {"outputs": [{"name": "OUTPUT0"}] * 2}, 400, DUPLICATE),
     (IDENTITY, one(shape=[2, 1]), 500, TOO_FEW),
+    (
+        IDENTITY,
+        one(shape=[2**62, 4]),
+        400,
+        f"invalid shape for input 'INPUT0': shape [{2**62},4] causes total element count to exceed maximum size of "
+        f"{2**63 - 1}",
+    ),
     (NEWEST, one(datatype="INT32", shape=[2], data=[1, 2, "a"]), 500, MISFIT),
     (NEWEST, one(datatype="INT32", shape=[2], data=[1, "a"]), 500, "Unable to parse 'data': " + NO_INT),
     (TYPES, typed("FP64", True), 500, "Unable to parse 'data': attempt to access JSON non-number as double"),
