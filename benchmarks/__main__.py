@@ -14,6 +14,7 @@ from benchmarks import (
     guidance,
     install_size,
     isolation,
+    predicted_wait,
     recovery,
     sampling,
     scheduling,
@@ -54,6 +55,8 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   recovery      kill -9 of the engine under 32 streams: pause, recovery time, equality of the answers
   isolation     hostile requests beside a stream and a poller of /health: longest stalls, memory (3 minutes)
   scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
+  predicted-wait  the predicted wait beside the actual one and what is refused by it, 14 kinds of load, in simulated
+                time and with the bundled model (10 minutes a repeat)
   speculation   prompt lookup on text that is copied and on text that cannot be predicted
   triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (8 minutes)
   steps         a 10 MB tensor between two steps of an ensemble
@@ -112,6 +115,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
         "isolation": lambda: isolation.measure(repeats, arguments.out, arguments.model, arguments.only, report),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
+        "predicted-wait": lambda: predicted_wait.measure(repeats, arguments.model, report),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
         "triton": lambda: triton.measure(repeats, arguments.out, report),
         "steps": lambda: steps.measure(repeats, arguments.out),

@@ -19,6 +19,7 @@ class Sequence:
     __slots__ = (
         "_block_size",
         "_chain",
+        "can_stop",
         "context_logits",
         "deadline",
         "drafts",
@@ -40,6 +41,7 @@ class Sequence:
         "num_output",
         "num_prompt",
         "num_tokens",
+        "predicted_deviation_s",
         "predicted_wait_s",
         "priority",
         "prompt_logprobs",
@@ -67,7 +69,7 @@ class Sequence:
         self.submitted_at = now
         self.deadline = math.inf if request.timeout_s is None else now + request.timeout_s
         self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
-        self.predicted_wait_s = 0.0
+        self.predicted_wait_s = self.predicted_deviation_s = 0.0
         self.token_ids = request.prompt_token_ids + request.resume_token_ids
         """The context, [num_tokens]; it only grows. Appending to a list is ten times faster than to an array."""
         self._block_size = info.block_size
@@ -83,6 +85,7 @@ class Sequence:
         self.worst_case_blocks = worst_case_blocks(self.num_prompt, params.max_tokens, info.block_size)
         ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
         self.stop_token_ids = frozenset(ends)
+        self.can_stop = bool(ends)
         self.table_row = NO_ROW
         """Row of its block table in `BlockTables`; NO_ROW while it does not run."""
         self.num_allocated_blocks = 0

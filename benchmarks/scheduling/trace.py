@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.figures import BenchmarkError
 from engine.config import EngineConfig
-from engine.forecast.wait import WaitForecast
+from engine.forecast.wait import QueuedSequence, WaitForecast
 from engine.frames import Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
 from engine.runners.base import Runner
@@ -102,9 +102,9 @@ class _RecordingForecast(WaitForecast):
         super().__init__(limits)
         self.waits: list[Wait] = []
 
-    def record_wait(self, predicted_s: float, actual_s: float) -> None:
-        super().record_wait(predicted_s, actual_s)
-        self.waits.append(Wait(predicted_s, actual_s))
+    def record_wait(self, sequence: QueuedSequence, actual_s: float) -> None:
+        super().record_wait(sequence, actual_s)
+        self.waits.append(Wait(sequence.predicted_wait_s, actual_s))
 
 
 def replay(runner: Runner, config: EngineConfig, trace: Sequence[TimedRequest]) -> Replay:

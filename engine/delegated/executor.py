@@ -61,7 +61,7 @@ class DelegatedExecutor:
         self._emit = emit
         self._clock = clock
         self._capacity = RuntimeCapacity(info.max_num_seqs, info.num_blocks, find_policy(info.scheduler_policy))
-        self._admission: AdmissionController[DelegatedSequence] = AdmissionController(info, config)
+        self._admission: AdmissionController[DelegatedSequence] = AdmissionController(info, config, clock)
         self._recorder = StatisticsRecorder(info, self._admission.forecast, iteration, clock())
         self._in_flight = InFlightTable(runtime, self, clock)
         timeout_s = stall_timeout_s(config.runtime_settings)
@@ -184,17 +184,23 @@ class DelegatedExecutor:
         prepared = self._runtime.prepare(
             request if replay is None else msgspec.structs.replace(request, resume_token_ids=[])
         )
-        wait_s = self._admission.check_admission(command, num_blocks, self._in_flight.sequences, self._free_blocks)
-        return DelegatedSequence(
+        sequence = DelegatedSequence(
             stream_id=command.stream_id,
             request=request,
             prepared=prepared,
             worst_case_blocks=num_blocks,
             block_size=self.info.block_size,
             submitted_at=self._clock(),
-            predicted_wait_s=wait_s,
             replay=replay,
         )
+        self._admission.admit_to_queue(
+            sequence,
+            self._in_flight.sequences,
+            self._free_blocks,
+            sequence.submitted_at,
+            was_accepted=command.was_accepted,
+        )
+        return sequence
 
     @property
     def _free_blocks(self) -> int:
@@ -207,7 +213,9 @@ class DelegatedExecutor:
         if sequence is None or sequence.is_answered:
             return
         if sequence.is_in_flight:  # a stop string ends it so: the place comes free as at any end
-            self._admission.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+            self._admission.forecast.observe_end(sequence, is_cancelled=True)
+        else:
+            self._admission.forecast.observe_leaving(sequence, self._clock() - sequence.submitted_at)
         self._events.append(TokenEvent(stream_id, [], FinishReason.CANCELLED))
         self._dismiss(sequence)
 
@@ -247,7 +255,7 @@ class DelegatedExecutor:
             queue.admit(sequence)
             sequence.is_in_flight = True
             sequence.queue_s = now - sequence.submitted_at
-            self._admission.forecast.record_wait(sequence.predicted_wait_s, sequence.queue_s)
+            self._admission.forecast.record_wait(sequence, sequence.queue_s)
             self._deadlines.add(sequence.stream_id, sequence.deadline)
             self._in_flight.submit(sequence)
 
@@ -256,7 +264,7 @@ class DelegatedExecutor:
         now = self._clock()
         if now - self._last_prediction >= HEARTBEAT_S:
             self._last_prediction = now
-            self._predicted_wait_s = self._admission.predict_wait(self._in_flight.sequences, self._free_blocks)
+            self._predicted_wait_s = self._admission.predict_wait(self._in_flight.sequences, self._free_blocks, now)
         frame = StepFrame(self._events, self._failures, self.stats())
         self._events, self._failures, self._has_freed_places = [], [], False
         self._last_emit = now
@@ -287,7 +295,7 @@ class DelegatedExecutor:
         if delta.finish_reason is not None:
             sequence.is_answered = True
             self._deadlines.discard(sequence.stream_id)
-            self._admission.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+            self._admission.forecast.observe_end(sequence)
         self._turn_soon()
 
     def on_failure(self, sequence: DelegatedSequence, error: SluiceError) -> None:

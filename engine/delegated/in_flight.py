@@ -35,7 +35,8 @@ class DelegatedSequence:
     block_size: int
     submitted_at: float
     """The engine's clock, in seconds."""
-    predicted_wait_s: float
+    predicted_wait_s: float = 0.0
+    predicted_deviation_s: float = 0.0
     tenant: str = field(init=False)
     priority: int = field(init=False)
     deadline: float = field(init=False)
@@ -49,6 +50,7 @@ class DelegatedSequence:
     max_tokens: int = field(init=False)
     queue_s: float = 0.0
     """The wait until it was handed to the runtime."""
+    can_stop: bool = field(init=False)
     is_in_flight: bool = False
     """Whether it was handed to the runtime."""
     handle: RequestHandle | None = None
@@ -70,6 +72,7 @@ class DelegatedSequence:
         self.num_output = self.num_charged = len(request.resume_token_ids)
         self.num_tokens = self.num_prompt + self.num_output
         self.max_tokens = request.sampling.max_tokens
+        self.can_stop = bool(request.sampling.stop_token_ids) or not request.sampling.ignore_eos
 
     @property
     def num_tokens_left(self) -> int:

@@ -32,9 +32,9 @@ class StatisticsRecorder:
 
     def record_tokens(self, sequence: DelegatedSequence, num_tokens: int, now: float) -> None:
         """Count tokens that a response brought; `sequence` does not count them yet."""
-        num_run = sequence.num_tokens if sequence.num_tokens_left > 1 else num_tokens
+        num_prefill = sequence.num_tokens if sequence.num_tokens_left > 1 else 0
         self.counters.generation_tokens += num_tokens
-        step = self._estimator.observe(sequence.stream_id, num_run, now)
+        step = self._estimator.observe(sequence.stream_id, num_prefill, now)
         if step is not None and not self.has_iterations(now):
             self._record_step(*step)
 
@@ -42,6 +42,7 @@ class StatisticsRecorder:
         """Count a prompt of which `num_cached` tokens needed no computing. Runtimes tell it early, late or never."""
         sequence.is_prompt_counted = True
         self.counters.cached_tokens += num_cached
+        self._forecast.observe_prompt(sequence.num_prompt, num_cached)
         self.counters.prompt_tokens += sequence.num_prompt - num_cached
 
     def on_busy(self, now: float) -> None:
@@ -68,12 +69,12 @@ class StatisticsRecorder:
         num_decoding = stats.num_generation or 0
         num_seqs = (stats.num_context or 0) + num_decoding
         if num_seqs:
-            self._record_step((stats.context_tokens or 0) + num_decoding, iteration.seconds)
+            self._record_step(num_seqs, stats.context_tokens or 0, iteration.seconds)
 
-    def _record_step(self, num_tokens: int, seconds: float) -> None:
+    def _record_step(self, num_seqs: int, num_prefill: int, seconds: float) -> None:
         self.counters.steps += 1
         self.counters.runner_seconds += seconds
-        self._forecast.observe_step(num_tokens, seconds)
+        self._forecast.observe_step(num_seqs, num_prefill, seconds)
 
     def blocks_used(self, in_flight: Collection[DelegatedSequence]) -> int:
         """Return the blocks in use by the last iteration, else an estimate from the requests in flight."""
@@ -91,23 +92,24 @@ class StepEstimator:
     def __init__(self) -> None:
         self._began: float | None = None
         self._members: set[int] = set()
-        self._num_tokens = 0
+        self._num_prefill = 0
 
-    def observe(self, stream_id: int, num_tokens: int, now: float) -> tuple[int, float] | None:
-        """Take a sequence's response, for which `num_tokens` ran. Returns tokens and seconds of a step now complete."""
+    def observe(self, stream_id: int, num_prefill: int, now: float) -> tuple[int, int, float] | None:
+        """Take a sequence's response, for which `num_prefill` tokens of a prompt ran. Returns the sequences, the prompt
+        tokens and the seconds of a step that is complete now."""
         step = None
         if stream_id in self._members:
             if self._began is not None:
-                step = (self._num_tokens, now - self._began)
+                step = (len(self._members), self._num_prefill, now - self._began)
             self._began = now
             self._members.clear()
-            self._num_tokens = 0
+            self._num_prefill = 0
         self._members.add(stream_id)
-        self._num_tokens += num_tokens
+        self._num_prefill += num_prefill
         return step
 
     def reset(self) -> None:
         """Nothing runs any more: the time until something does belongs to no step."""
         self._began = None
         self._members.clear()
-        self._num_tokens = 0
+        self._num_prefill = 0

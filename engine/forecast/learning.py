@@ -1,96 +1,276 @@
-"""Models that learn from what has run: how long a step takes, and how much of their limit outputs use."""
+"""Models that learn from what has run: how long outputs become, how long steps take, how far predictions are off."""
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-STEP_MEMORY = 1.0 - 1.0 / 512
-"""Factor by which each step reduces the weight of earlier ones: about the last thousand count."""
-MIN_SPREAD = 4.0
-"""Variance in tokens below which steps are too similar to tell the cost of a token."""
-
-NUM_BINS = 16
+EDGES: Floats = np.unique(np.round(2.0 ** (np.arange(81) / 4.0))) - 1.0
+"""Edges of the bins, in tokens: from 0 to a million, each about a fifth longer than the last."""
 ENDING_MEMORY = 1.0 - 1.0 / 256
-"""Factor by which each ending reduces the weight of earlier ones: the last few hundred count."""
-QUANTILES = (np.arange(8) + 0.5) / 8
-"""Quantiles of the remaining output at which a running sequence is assumed to end, with a probability of 1/8 each."""
+"""Factor by which each ending of a class reduces the weight of earlier ones: the last few hundred count."""
+PRIOR_WEIGHT = 2.0
+"""Sequences that the distribution of the wider class stands for in a narrower one."""
+PRIOR_MEDIAN, PRIOR_SPREAD = 150.0, 1.2
+"""Before any has ended: a lognormal distribution such as the answers of chats have. A sequence that cannot end by
+itself is assumed to use its `max_tokens`."""
+MAX_CLASSES = 512
+
+SizeClass = tuple[object, ...]
+"""Sequences whose outputs are expected to be similar."""
 
 
-class StepTimeModel:
-    """Models the seconds of a step as a + b * tokens, by a regression that forgets. b is 0 as long as all steps had
-    similar numbers of tokens, and a is never below 0."""
+class Sized(Protocol):
+    """The properties of a sequence that tell how long its output may become."""
+
+    tenant: str
+    max_tokens: int
+    num_output: int
+    can_stop: bool
+    """Whether a token may end it before `max_tokens`."""
+
+
+class _EndingRates:
+    """For each bin, how many sequences came into it and how many ended there: the estimate of Kaplan and Meier. A
+    sequence that ends at its `max_tokens` has come so far and says nothing of longer ones."""
 
     def __init__(self) -> None:
-        self.num_observed = 0
-        self._weight = 0.0
-        self._tokens = self._seconds = 0.0
-        self._variance = self._covariance = 0.0
+        self.reached = np.zeros(len(EDGES) - 1)
+        self.ended = np.zeros(len(EDGES) - 1)
 
-    def observe(self, num_tokens: float, seconds: float) -> None:
-        """Learn from one step, by running means and moments (West 1979), which do not cancel as plain sums would."""
-        self.num_observed += 1
-        self._weight = self._weight * STEP_MEMORY + 1.0
-        rate = 1.0 / self._weight
-        off_tokens, off_seconds = num_tokens - self._tokens, seconds - self._seconds
-        self._tokens += rate * off_tokens
-        self._seconds += rate * off_seconds
-        self._variance = (1.0 - rate) * (self._variance + rate * off_tokens * off_tokens)
-        self._covariance = (1.0 - rate) * (self._covariance + rate * off_tokens * off_seconds)
-
-    def seconds(self, num_tokens: float) -> float:
-        """Return the expected duration of a step with `num_tokens`; 0 before any step was observed."""
-        slope = max(self._covariance / (self._variance + MIN_SPREAD), 0.0)
-        if slope * self._tokens > self._seconds:  # the fit has a negative a: only tokens take time
-            return self._seconds * num_tokens / self._tokens
-        return self._seconds + slope * (num_tokens - self._tokens)
+    def observe(self, num_output: float, *, has_stopped: bool) -> None:
+        self.reached *= ENDING_MEMORY
+        self.ended *= ENDING_MEMORY
+        index, part = _bin_of(num_output)
+        self.reached[:index] += 1.0
+        self.reached[index] += 1.0 if has_stopped else part
+        self.ended[index] += has_stopped
 
 
 class OutputLengths:
-    """Models which fraction of `max_tokens` outputs use, as a histogram, and how much their lengths vary. It forgets.
-    Until the first ending it assumes that outputs use all of `max_tokens`."""
+    """Models the length of outputs by classes: those of a tenant with about the same `max_tokens`, wider classes where
+    a class has seen little."""
 
     def __init__(self) -> None:
-        self._edges = np.append(np.linspace(0.0, 1.0, NUM_BINS + 1), 1.0)  # the last bin is exactly 1
-        self._weights = np.zeros(NUM_BINS + 1)
-        self._weights[-1] = 1.0
-        self.mean = 1.0
-        """Mean used fraction."""
-        self._length = self._square = 0.0
+        self._classes: OrderedDict[SizeClass, _EndingRates] = OrderedDict()
+        self._running: dict[SizeClass, Floats] = {}
+        self.num_observed = 0
 
-    def observe(self, max_tokens: int, num_output: int) -> None:
-        """Learn from a sequence that has ended."""
-        fraction = min(num_output / max_tokens, 1.0)
-        self._weights *= ENDING_MEMORY
-        self._weights[int(fraction * NUM_BINS)] += 1.0
-        rate = 1.0 / float(self._weights.sum())
-        self.mean += rate * (fraction - self.mean)
-        rate = rate if self._length else 1.0
-        self._length += rate * (num_output - self._length)
-        self._square += rate * (num_output * num_output - self._square)
+    def observe(self, sequence: Sized, *, is_cancelled: bool = False) -> None:
+        """Learn from a sequence that has ended, by itself or cancelled, as a stop string does."""
+        self.num_observed += 1
+        has_stopped = is_cancelled or sequence.num_output < sequence.max_tokens
+        for key in _classes_of(sequence):
+            rates = self._classes.get(key)
+            if rates is None:
+                rates = self._classes[key] = _EndingRates()
+                if len(self._classes) > MAX_CLASSES:
+                    self._classes.popitem(last=False)
+            self._classes.move_to_end(key)
+            rates.observe(sequence.num_output, has_stopped=has_stopped)
+
+    def expect(self, sequence: Sized) -> float:
+        """Return the mean number of tokens that the sequence has left."""
+        levels = (np.arange(8) + 0.5) / 8
+        return float(self._left([sequence], levels[None, :])[0].mean())
+
+    def shortest(self, sequence: Sized, quantile: float) -> float:
+        """Return the tokens left at a low quantile."""
+        return float(self._left([sequence], np.array([[quantile]]))[0, 0])
+
+    def note_running(self, running: Collection[Sized]) -> None:
+        """Count how far the running sequences have come: at first only the short ones have ended."""
+        self._running = {}
+        for sequence in running:
+            index, part = _bin_of(sequence.num_output)
+            for key in _classes_of(sequence):
+                reached = self._running.get(key)
+                if reached is None:
+                    reached = self._running[key] = np.zeros(len(EDGES) - 1)
+                reached[:index] += 1.0
+                reached[index] += part
+
+    def sample_left(self, sequences: Sequence[Sized], num_samples: int, rng: np.random.Generator) -> Floats:
+        """Return samples of the tokens left to each sequence, [num_seqs, num_samples], at least 1. The samples of a
+        sequence cover its distribution evenly."""
+        strata = rng.permuted(np.tile(np.arange(num_samples, dtype=float), (len(sequences), 1)), axis=1)
+        return self._left(sequences, (strata + rng.random(strata.shape)) / num_samples)
+
+    def _left(self, sequences: Sequence[Sized], levels: Floats) -> Floats:
+        left = np.empty(levels.shape)
+        groups: dict[SizeClass, list[int]] = {}
+        for index, sequence in enumerate(sequences):
+            groups.setdefault(_classes_of(sequence)[-1], []).append(index)
+        for indices in groups.values():
+            hazard = self._hazard(sequences[indices[0]])
+            done = np.array([sequences[index].num_output for index in indices], float)
+            limit = np.array([sequences[index].max_tokens for index in indices], float)
+            targets = np.interp(done, EDGES, hazard)[:, None] - np.log1p(-levels[indices])
+            ends = np.interp(targets, hazard, EDGES, right=math.inf)
+            left[indices] = np.minimum(ends, limit[:, None]) - done[:, None]
+        return np.maximum(left, 1.0)
+
+    def _hazard(self, sequence: Sized) -> Floats:
+        """Return the cumulative hazard of ending at EDGES."""
+        hazard = _PRIOR_HAZARD if sequence.can_stop else np.zeros(len(EDGES) - 1)
+        for key in _classes_of(sequence):
+            rates = self._classes.get(key)
+            running = self._running.get(key)
+            reached = PRIOR_WEIGHT if running is None else running + PRIOR_WEIGHT
+            ended = PRIOR_WEIGHT * hazard
+            if rates is not None:
+                reached, ended = reached + rates.reached, ended + rates.ended
+            hazard = ended / reached
+        steps = -np.log1p(-np.minimum(hazard, 1.0 - 1e-6)) + 1e-9
+        return np.concatenate(([0.0], np.cumsum(steps)))
+
+
+def _classes_of(sequence: Sized) -> tuple[SizeClass, SizeClass, SizeClass]:
+    """Return the classes of a sequence, from the widest to the narrowest."""
+    size = round(2.0 * math.log2(sequence.max_tokens))
+    return (sequence.can_stop,), (sequence.can_stop, size), (sequence.can_stop, size, sequence.tenant)
+
+
+def _bin_of(num_output: float) -> tuple[int, float]:
+    """Return the bin that has the last of so many tokens, and which part of it they fill."""
+    index = max(int(EDGES.searchsorted(num_output)) - 1, 0)
+    return index, float((num_output - EDGES[index]) / (EDGES[index + 1] - EDGES[index]))
+
+
+def _prior_hazard() -> Floats:
+    survival = [1.0] + [
+        0.5 * math.erfc(math.log(edge / PRIOR_MEDIAN) / (PRIOR_SPREAD * math.sqrt(2.0))) for edge in EDGES[1:]
+    ]
+    survivors = np.maximum(np.array(survival), 1e-12)
+    hazard: Floats = 1.0 - survivors[1:] / survivors[:-1]
+    return hazard
+
+
+_PRIOR_HAZARD = _prior_hazard()
+
+
+# -- steps
+
+STEP_MEMORY = 1.0 - 1.0 / 512
+"""Factor by which each step reduces the weight of earlier ones in the fit: about the last thousand count."""
+SPEED_MEMORY = 1.0 - 1.0 / 96
+"""The same for the speed of the machine, which changes faster than what a token costs in relation to a step."""
+PHASE_STEPS = 256.0
+"""Steps for which the machine is expected to stay as slow, or as fast, as it is."""
+MIN_SPREAD = 4.0
+"""Variance below which steps are too similar to tell the cost of a sequence or of a token."""
+MAX_STEPS_TO_FIT = 32
+"""Steps between two fits; a fit takes as long as a few observations."""
+
+
+class StepTimeModel:
+    """Models the seconds of a step as (a + b * sequences + c * prefill tokens) * slowness.
+
+    a, b and c are a regression that forgets; none is below 0. `slowness` is the time of the latest steps over what the
+    regression gives for them: it follows a machine that is busy with something else.
+    """
+
+    def __init__(self) -> None:
+        self.num_observed = 0
+        self.tokens_per_step = 1.0
+        """Output tokens that a sequence gets in a step; more than 1 with speculation."""
+        self._moments = np.zeros((3, 3))
+        self._products = np.zeros(3)
+        self._costs = (0.0, 0.0, 0.0)
+        self._fit_again_at = 0
+        self._recent_s = self._recent_fit_s = 0.0
+
+    def observe(self, num_seqs: int, num_prefill: int, seconds: float) -> None:
+        """Learn from a step of `num_seqs` sequences, with `num_prefill` tokens of prompts among its tokens."""
+        features = np.array((1.0, num_seqs, num_prefill))
+        self._moments *= STEP_MEMORY
+        self._moments += features[:, None] * features
+        self._products *= STEP_MEMORY
+        self._products += features * seconds
+        if self.num_observed >= self._fit_again_at:
+            self._costs = _fit_costs(self._moments, self._products)
+            self._fit_again_at = self.num_observed + min(self.num_observed // 4 + 1, MAX_STEPS_TO_FIT)
+        self.num_observed += 1
+        self._recent_s = self._recent_s * SPEED_MEMORY + seconds
+        self._recent_fit_s = self._recent_fit_s * SPEED_MEMORY + self._fit(num_seqs, num_prefill)
+
+    def seconds(self, num_seqs: float, num_prefill: float = 0.0) -> float:
+        """Return the expected duration of a step; 0 before any was observed."""
+        return self._fit(num_seqs, num_prefill) * self._slowness
+
+    def elapsed(self, num_steps: Floats, num_seqs: float, num_prefill: Floats) -> Floats:
+        """Return the expected seconds of that many steps from now, in which so many tokens of prompts are computed. The
+        machine is expected to return from its present slowness to what it mostly was."""
+        slow_steps = PHASE_STEPS * -np.expm1(-num_steps / PHASE_STEPS)
+        slowness = 1.0 + (self._slowness - 1.0) * slow_steps / np.maximum(num_steps, 1e-9)
+        seconds: Floats = (self._fit(num_seqs, 0.0) * num_steps + self._costs[2] * num_prefill) * slowness
+        return seconds
 
     @property
-    def variation(self) -> float:
-        """Squared coefficient of variation of the lengths: 0 if all are equal, about 1 if outputs end at random."""
-        if not self._length:
-            return 0.0
-        return max(self._square / (self._length * self._length) - 1.0, 0.0)
+    def _slowness(self) -> float:
+        return self._recent_s / self._recent_fit_s if self._recent_fit_s > 0.0 else 1.0
 
-    def used_fraction(self, quantile: float) -> float:
-        """Return the fraction of `max_tokens` at `quantile` of the distribution."""
-        return float(np.interp(quantile, self._cumulative(), self._edges))
+    def _fit(self, num_seqs: float, num_prefill: float) -> float:
+        step_s, seq_s, prefill_s = self._costs
+        return step_s + seq_s * num_seqs + prefill_s * num_prefill
 
-    def _cumulative(self) -> Floats:
-        """Return the cumulative distribution at the edges of the bins, [edges]."""
-        cumulative: Floats = np.concatenate(([0.0], np.cumsum(self._weights / self._weights.sum())))
-        return cumulative
 
-    def tokens_left(self, num_output: Floats, max_tokens: Floats) -> Floats:
-        """Return the tokens left to each sequence at each of QUANTILES, [num_seqs, quantiles], at least 1 each."""
-        done = num_output / max_tokens
-        cumulative = self._cumulative()
-        past = np.interp(done, self._edges, cumulative)
-        levels = past[:, None] + QUANTILES * (1.0 - past[:, None])
-        ends: Floats = np.interp(levels, cumulative, self._edges)
-        left: Floats = (ends - done[:, None]) * max_tokens[:, None]
-        return np.maximum(left, 1.0)
+def _fit_costs(moments: Floats, products: Floats) -> tuple[float, float, float]:
+    """Return the costs of a step, of a sequence and of a token of a prompt: the least squares that are not negative.
+    `moments` [3, 3] and `products` [3] are weighted sums over steps."""
+    costs = np.zeros(3)
+    used = [0, 1, 2]
+    while used:
+        spread = np.diag([0.0 if feature == 0 else MIN_SPREAD * moments[0, 0] for feature in used])
+        costs[used] = np.linalg.solve(moments[np.ix_(used, used)] + spread, products[used])
+        if costs.min() >= 0.0:
+            break
+        used, costs = [feature for feature in used if costs[feature] > 0.0], np.zeros(3)
+    return float(costs[0]), float(costs[1]), float(costs[2])
+
+
+# -- errors
+
+WAIT_MEMORY = 1.0 - 1.0 / 256
+NUM_ERRORS = 400
+"""Latest errors that count."""
+PRIOR_EXCESS = 3.0
+"""How many deviations a wait is assumed to fall short of its prediction, before enough are known."""
+
+
+class Calibration:
+    """Learns how far waits fall short of their predictions, and how many clients leave while they wait."""
+
+    def __init__(self) -> None:
+        self._errors: deque[float] = deque(maxlen=NUM_ERRORS)
+        self._num_left = self._waited_s = 0.0
+
+    def observe_wait(self, waited_s: float, *, has_left: bool) -> None:
+        self._waited_s = self._waited_s * WAIT_MEMORY + waited_s
+        self._num_left = self._num_left * WAIT_MEMORY + has_left
+
+    def sample_leaving(self, rng: np.random.Generator, shape: tuple[int, int]) -> Floats:
+        """Return seconds after which clients leave."""
+        if not self._num_left or not self._waited_s:
+            return np.full(shape, math.inf)
+        return rng.exponential(self._waited_s / self._num_left, shape)
+
+    def observe_error(self, predicted_s: float, deviation_s: float, actual_s: float) -> None:
+        if predicted_s > 0.0:
+            self._errors.append((actual_s - predicted_s) / _spread(predicted_s, deviation_s))
+
+    def earliest(self, predicted_s: float, deviation_s: float) -> float:
+        """Return a wait that is hardly ever undercut."""
+        worst = PRIOR_EXCESS
+        if len(self._errors) >= 50:
+            worst = max(1.3 * -float(np.quantile(self._errors, 0.01)), 1.0)
+        return max(predicted_s - worst * _spread(predicted_s, deviation_s), 0.0)
+
+
+def _spread(predicted_s: float, deviation_s: float) -> float:
+    return math.hypot(deviation_s, 0.08 * predicted_s, 0.01)

@@ -1,33 +1,48 @@
-"""Predicts how long a new request waits until it is admitted. Pure: times are measured elsewhere."""
+"""Predicts how long a new request waits until it is admitted, from a simulation of the schedule."""
 
-from collections.abc import Collection
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from time import perf_counter
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.forecast.learning import QUANTILES, Floats, OutputLengths, StepTimeModel
+from engine.forecast.learning import Calibration, OutputLengths, Sized, StepTimeModel
+from engine.forecast.schedule import Curve, Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
 from engine.scheduling.policies import find_policy
-from engine.types import EngineInfo
+from engine.types import EngineInfo, GenerateRequest
 
-MIN_STEPS = 32
-"""Steps to observe before a prediction is reliable enough to reject requests by it."""
-OVERHEAD_RATE = 1.0 / 256
-"""Weight of the latest step in the running mean of the overhead."""
+MIN_STEPS, MIN_ENDINGS = 32, 32
+"""Steps and ends of sequences to observe before a prediction is reliable enough to reject requests by it."""
+NUM_COURSES = 8
+"""Simulated courses of events. More would say little: what outputs will be spreads the waits further."""
+MAX_COURSE_GROUPS = 32
+"""Bound of courses times tenants: the more tenants wait, the longer a course takes."""
+MAX_SIMULATED = 256
+"""Places of the queue that are simulated; beyond them the wait grows as it did before."""
+MAX_SHARE = 1.0 / 50
+"""Share of the engine's time that simulations may take."""
+MIN_PAUSE_STEPS = 8
+"""Steps between two simulations at least; so many make no difference to a wait."""
+MAX_SIMULATIONS = 64
+"""Groups whose simulation is kept."""
+RATE = 1.0 / 64
+"""Weight of the latest observation in running means."""
 
 
-class QueuedSequence(Protocol):
+class QueuedSequence(Sized, Protocol):
     """The properties of a sequence that the queue reads, once, when the sequence is added."""
 
     stream_id: int
     priority: int
-    tenant: str
 
     @property
     def num_tokens(self) -> int:
         """Tokens to compute before the first new one: the prompt, and output to resume."""
         ...
-
-    max_tokens: int
 
     @property
     def worst_case_blocks(self) -> int: ...
@@ -35,249 +50,310 @@ class QueuedSequence(Protocol):
     start_deadline: float
     """Time by which it must be admitted; `math.inf` for none."""
     deadline: float
+    request: GenerateRequest
+    predicted_wait_s: float
+    predicted_deviation_s: float
+    """The prediction at its submit."""
 
 
-class RunningSequence(Protocol):
+class RunningSequence(Sized, Protocol):
     """The properties of a running sequence that the forecast reads."""
+
+    priority: int
+    deadline: float
 
     @property
     def num_tokens_left(self) -> int:
         """Tokens of its context to compute before the next one is sampled: 1 during decode."""
         ...
 
-    num_output: int
-    max_tokens: int
-
     @property
     def worst_case_blocks(self) -> int: ...
 
 
-class QueuedWork(NamedTuple):
-    """Sums over sequences, usually those that wait."""
+class WaitingGroup(NamedTuple):
+    """Waiting sequences of one priority and tenant."""
 
-    num_requests: float = 0
-    num_tokens: float = 0
-    num_blocks: float = 0
-    max_tokens: float = 0
-    block_tokens: float = 0
-    """Sum of each sequence's blocks times its `max_tokens`: what it occupies, times how long it may."""
-
-    @classmethod
-    def of(cls, sequence: QueuedSequence) -> "QueuedWork":
-        blocks, max_tokens = sequence.worst_case_blocks, sequence.max_tokens
-        return cls(1, sequence.num_tokens, blocks, max_tokens, blocks * max_tokens)
-
-    def plus(self, other: "QueuedWork", share: float = 1.0) -> "QueuedWork":
-        """Return the sum of this and `share` of the other; a share of -1 subtracts it."""
-        return QueuedWork(
-            self.num_requests + share * other.num_requests,
-            self.num_tokens + share * other.num_tokens,
-            self.num_blocks + share * other.num_blocks,
-            self.max_tokens + share * other.max_tokens,
-            self.block_tokens + share * other.block_tokens,
-        )
+    priority: float
+    tenant: str
+    weight: float
+    charged: float
+    """Tokens that the tenant was served."""
+    waiting: Sequence[QueuedSequence]
+    """In order of arrival; the first ones, where very many wait."""
+    arrival_rate: float
+    """Sequences that are expected in a second."""
+    arrival_s: float
+    """How long that may go on."""
 
 
-class FreedCapacity:
-    """One kind of capacity (places, blocks) over time: free now, or freed when running sequences end.
+class WaitPrediction(NamedTuple):
+    """The predicted wait of a request, in seconds."""
 
-    Freed capacity is taken by other sequences, which free it again at the end of their lives. If all lives are equal,
-    what is freed by t is freed again at t + life. If lives end at random, each ends with the probability 1 / life in a
-    step. With D(t) freed by t, the capacity available up to t is D(t) + D(t - life) + ... in the first case and D(t) +
-    integral of D / life in the second. Real loads are assumed to be between the two. Times are in steps from now.
-    """
-
-    def __init__(self, free: float, ends: Floats, amounts: Floats) -> None:
-        """`amounts[i]` is freed at `ends[i]`; `ends` is ascending."""
-        self._ends = np.append(0.0, ends)
-        self._freed = free + np.append(0.0, np.cumsum(amounts))
-        self._area = np.append(0.0, np.cumsum(self._freed[:-1] * np.diff(self._ends)))
-
-    def steps_to(self, amount: float, life: float, variation: float) -> float:
-        """Return the steps until `amount` was available. `variation`: 0 for equal lives to 1 for random ones."""
-        randomness = min(variation, 1.0)
-        if_equal = self._steps_if_equal(amount, life)
-        return if_equal + randomness * (self._steps_if_random(amount, life) - if_equal)
-
-    def end_at(self, quantile: float) -> float:
-        """Return the steps until that fraction of the running sequences has ended."""
-        return float(self._ends[round(quantile * (len(self._ends) - 1))])
-
-    def _steps_if_equal(self, amount: float, life: float) -> float:
-        # The last round must be asked for more than nothing, so that a multiple of all takes no round too many.
-        rounds = max(-(-amount // self._freed[-1]) - 1.0, 0.0)
-        index = int(self._freed.searchsorted(amount - rounds * self._freed[-1]))
-        # Sequences that outlive a life do not matter: what others took has been freed again by then.
-        return float(min(self._ends[min(index, len(self._ends) - 1)], life) + rounds * life)
-
-    def _steps_if_random(self, amount: float, life: float) -> float:
-        available = self._freed + self._area / life
-        index = int(available.searchsorted(amount))
-        if index == 0:
-            return 0.0
-        before = index - 1  # between two ends it grows by the freed capacity, once a life
-        steps = float(self._ends[before] + (amount - available[before]) * life / max(self._freed[before], 1e-9))
-        return steps if index == len(available) else min(steps, float(self._ends[index]))
+    wait_s: float
+    """The mean."""
+    deviation_s: float = 0.0
+    """The standard deviation; infinite before the forecast is warm."""
+    earliest_s: float = 0.0
+    """A wait that is hardly ever undercut."""
+    service_s: float = 0.0
+    """From admission to the end, if its output is one of the shortest."""
+    is_warm: bool = False
+    """Whether the forecast has observed enough to reject by it."""
 
 
-class _Availability(NamedTuple):
-    """The capacity that is freed over time for more sequences."""
+class QueueState(Protocol):
+    """The waiting queue, as the forecast reads it."""
 
-    places: FreedCapacity
-    blocks: FreedCapacity
-    running: QueuedWork
-    """Sums over the running sequences."""
+    def __len__(self) -> int: ...
+
+    def num_waiting(self, priority: int, tenant: str) -> int:
+        """Return how many sequences of the tenant wait."""
+        ...
+
+    def groups(self, priority: int, tenant: str, most: int, now: float) -> list[WaitingGroup]:
+        """Return the groups that matter for the tenant, its own first, with `most` sequences at most."""
+        ...
 
 
-class _Workload(NamedTuple):
-    """The running sequences as they will be once the queued ones run."""
+class EngineState(NamedTuple):
+    """The state of the engine at a prediction."""
 
-    num_seqs: float
-    max_tokens: float
-    """Mean over the blocks, so that long sequences count for more."""
-    num_tokens: float
-    """Tokens that all of them compute in their lives."""
-    life: float
-    """Life of a sequence, in steps."""
-    block_life: float
-    """Time for which a block is allocated, in steps; longer than `life`, because long sequences have more blocks."""
+    running: Collection[RunningSequence]
+    queue: QueueState
+    free_blocks: int
+    """Blocks that no running sequence reserves."""
+    now: float
+
+
+@dataclass(slots=True)
+class _Simulation:
+    """A simulation for one group."""
+
+    curve: Curve
+    at: float
+    next_at: float
+    """When there may be another one, by the forecast's clock."""
+    num_groups: int
+    num_waiting: int
+    """Sequences that waited then, of all groups."""
+    num_gone: int = 0
+    """Sequences of the group that have left the queue since."""
+
+    def covers(self, num_ahead: int, num_waiting: int) -> bool:
+        """Return whether the queue is still much as it was: of the group's own it may have got longer."""
+        has_grown = self.num_groups > 1 and num_waiting > 1.2 * self.num_waiting + 1
+        length = len(self.curve)
+        return not has_grown and (num_ahead + self.num_gone < length or length >= MAX_SIMULATED)
+
+
+class _Draw(NamedTuple):
+    """The parameters with which the sequences of all courses are drawn."""
+
+    rng: np.random.Generator
+    num_courses: int
+    now: float
+    step_s: float
+    block_share: float
+    """Share of its worst case that a sequence holds."""
 
 
 class WaitForecast:
-    """Predicts waits from what is reserved, how much of it is usually used, and how long steps take. A newcomer and the
-    work ahead of it need a number of places and of blocks. The wait lasts until that much has been freed, counting what
-    is taken and freed again meanwhile (`FreedCapacity`). O(running), however many wait."""
+    """Simulates the schedule some times, with outputs drawn from what recent ones were like, and with steps that take
+    what recent ones took. The simulation is kept until the engine has moved on and its cost is a small share of the
+    time since; whoever comes meanwhile is looked up in it."""
 
-    def __init__(self, limits: EngineInfo) -> None:
+    def __init__(self, limits: EngineInfo, clock: Callable[[], float] = perf_counter) -> None:
+        """`clock` measures what a simulation costs."""
         self._limits = limits
+        self._clock = clock
         self._policy = find_policy(limits.scheduler_policy)
         self._steps = StepTimeModel()
-        self._overhead_s = 0.0
         self._lengths = OutputLengths()
-        self._availability: _Availability | None = None
-        self._availability_key = (0, 0, 0.0)
+        self._calibration = Calibration()
+        self._computed_share = 1.0
+        """Share of prompts' tokens that is computed and not found in the prefix cache."""
+        self._leave_rate = 0.0
+        self._simulations: OrderedDict[tuple[int, str], _Simulation] = OrderedDict()
+        self._mean_running = 0.0
+        self._example: QueuedSequence | None = None
+        """The sequence that came last: others like it are assumed to follow."""
         self.waits_total = 0
         self.wait_seconds_total = 0.0
         self.wait_error_seconds_total = 0.0
 
     @property
     def is_warm(self) -> bool:
-        """Whether enough steps were observed to reject requests by the predictions."""
-        return self._steps.num_observed >= MIN_STEPS
+        """Whether enough was observed to reject requests by the predictions."""
+        return self._steps.num_observed >= MIN_STEPS and self._lengths.num_observed >= MIN_ENDINGS
 
-    def observe_step(self, num_tokens: int, seconds: float) -> None:
-        """Learn how long the runner took for a step of `num_tokens`."""
-        self._steps.observe(num_tokens, seconds)
+    # -- observations
 
-    def observe_overhead(self, seconds: float) -> None:
-        """Learn how long a step took besides its runner."""
-        rate = max(OVERHEAD_RATE, 1.0 / max(self._steps.num_observed, 1))
-        self._overhead_s += rate * (seconds - self._overhead_s)
+    def observe_step(self, num_seqs: int, num_prefill: int, seconds: float) -> None:
+        """Learn from a step of `num_seqs` sequences, with `num_prefill` tokens of prompts among its tokens."""
+        self._steps.observe(num_seqs, num_prefill, seconds)
 
     def token_prices(self, num_seqs: int) -> tuple[float, float]:
         """Return what a token gained is worth while `num_seqs` decode, and what one more costs, in seconds."""
         step_s = self._steps.seconds(num_seqs)
         return step_s / num_seqs, self._steps.seconds(num_seqs + 1) - step_s
 
-    def observe_end(self, max_tokens: int, num_output: int) -> None:
+    def observe_end(self, sequence: Sized, *, is_cancelled: bool = False) -> None:
         """Learn from a running sequence that has ended, by itself or cancelled, as a stop string does."""
-        self._lengths.observe(max_tokens, num_output)
+        self._lengths.observe(sequence, is_cancelled=is_cancelled)
 
-    def record_wait(self, predicted_s: float, actual_s: float) -> None:
-        """Add an admitted request to the sums for `EngineStats`."""
+    def observe_leaving(self, sequence: QueuedSequence, waited_s: float) -> None:
+        """Learn from a client that left while its request waited."""
+        self._note_gone(sequence)
+        self._calibration.observe_wait(waited_s, has_left=True)
+
+    def observe_tokens(self, num_seqs: int, num_tokens: int) -> None:
+        """Learn how many tokens a step with speculation brought to the sequences that decode."""
+        self._steps.tokens_per_step += RATE * (num_tokens / num_seqs - self._steps.tokens_per_step)
+
+    def observe_prompt(self, num_tokens: int, num_cached: int) -> None:
+        """Learn which part of a prompt was in the prefix cache."""
+        self._computed_share += RATE * ((num_tokens - num_cached) / num_tokens - self._computed_share)
+
+    def record_wait(self, sequence: QueuedSequence, actual_s: float) -> None:
+        """Add an admitted sequence to the sums for `EngineStats`, and learn from the error of its prediction."""
+        predicted_s = sequence.predicted_wait_s
+        self._note_gone(sequence)
         self.waits_total += 1
         self.wait_seconds_total += actual_s
         self.wait_error_seconds_total += abs(predicted_s - actual_s)
+        self._calibration.observe_wait(actual_s, has_left=False)
+        if sequence.predicted_deviation_s < math.inf:
+            self._calibration.observe_error(predicted_s, sequence.predicted_deviation_s, actual_s)
 
-    def wait_s(
-        self, running: Collection[RunningSequence], ahead: QueuedWork, num_blocks: int, free_blocks: int
-    ) -> float:
-        """Return the seconds until a request of `num_blocks` is admitted, with `ahead` before it. `free_blocks` is how
-        many are not reserved. Returns 0 if the request would start at once, and before any step."""
-        share = self._allocated_share(running)
-        free_places = self._limits.max_num_seqs - len(running)
-        free = self._limits.num_blocks - share * (self._limits.num_blocks - free_blocks)
-        needed = share * (ahead.num_blocks + num_blocks)
-        can_join = self._policy.is_in_flight or not running
-        if ahead.num_requests < free_places and needed <= free and can_join:
-            return 0.0
-        available = self._find_availability(running, free_places, free, share)
-        workload = self._workload(ahead if ahead.num_requests >= 1 else available.running, num_blocks, share)
-        if not self._policy.is_in_flight:
-            return self._wait_for_batch(running, ahead, workload, available.places)
-        variation = self._lengths.variation
-        to_place = available.places.steps_to(ahead.num_requests + 1, workload.life, variation)
-        to_blocks = available.blocks.steps_to(needed, workload.block_life, variation)
-        return max(to_place, to_blocks) * self._step_s(workload.num_tokens / workload.life)
+    def _note_gone(self, sequence: QueuedSequence) -> None:
+        simulation = self._simulations.get((sequence.priority, sequence.tenant))
+        if simulation is not None:
+            simulation.num_gone += 1
 
-    def _step_s(self, num_tokens: float) -> float:
-        return self._steps.seconds(num_tokens) + self._overhead_s
+    # -- predictions
 
-    def _wait_for_batch(
-        self, running: Collection[RunningSequence], ahead: QueuedWork, workload: _Workload, places: FreedCapacity
-    ) -> float:
-        """Return the seconds until this batch and as many whole ones as are ahead have ended."""
-        used = self._lengths.used_fraction(_longest_quantile(workload.num_seqs))
-        batch_steps = max(used * workload.max_tokens, workload.life)
-        num_batches = ahead.num_requests // workload.num_seqs
-        steps = places.end_at(_longest_quantile(len(running))) + num_batches * batch_steps
-        return steps * self._step_s(workload.num_tokens / batch_steps)
+    def predict(self, sequence: QueuedSequence, state: EngineState) -> WaitPrediction:
+        """Predict the wait of a new sequence, and how long it runs at least."""
+        self._example = sequence
+        prediction = self.predict_wait(sequence.priority, sequence.tenant, sequence.worst_case_blocks, state)
+        step_s = self._steps.seconds(max(self._mean_running, 1.0))
+        service_s = step_s * self._lengths.shortest(sequence, 0.01) / self._steps.tokens_per_step
+        return prediction._replace(service_s=service_s)
 
-    def _allocated_share(self, running: Collection[RunningSequence]) -> float:
-        """Return the share of their worst case that sequences hold on average: all under policies that reserve it, else
-        the prompt, half of the output or more, and the block that is kept free for each."""
-        if self._policy.reserves_worst_case or not running:
-            return 1.0
-        block_size = self._limits.block_size
-        worst_case = sum(s.worst_case_blocks for s in running) * block_size
-        max_tokens = sum(s.max_tokens for s in running)
-        # Long lives are observed more often than short ones, so if they vary, more than half of one is over.
-        output = max_tokens * self._lengths.mean * (1.0 + self._lengths.variation) / 2.0
-        return min((worst_case - max_tokens + output + len(running) * block_size) / worst_case, 1.0)
+    def predict_wait(self, priority: int, tenant: str, num_blocks: int, state: EngineState) -> WaitPrediction:
+        """Predict the wait of a sequence of `num_blocks`: 0 if it starts at once, and before any was submitted."""
+        can_join = self._policy.is_in_flight or not state.running
+        has_room = not len(state.queue) and len(state.running) < self._limits.max_num_seqs and can_join
+        if self._example is None or (has_room and num_blocks <= self._num_free(state)):
+            return WaitPrediction(0.0, is_warm=self.is_warm)
+        num_ahead = state.queue.num_waiting(priority, tenant)
+        simulation = self._find_simulation(priority, tenant, num_ahead, state)
+        start_s, deviation_s = simulation.curve.at(num_ahead + simulation.num_gone, num_blocks)
+        wait_s = max(start_s - (state.now - simulation.at), 0.0)
+        if not self.is_warm:
+            return WaitPrediction(wait_s, math.inf)
+        earliest_s = self._calibration.earliest(wait_s, deviation_s)
+        return WaitPrediction(wait_s, deviation_s, earliest_s, is_warm=self.is_warm)
 
-    def _find_availability(
-        self, running: Collection[RunningSequence], free_places: int, free_blocks: float, share: float
-    ) -> _Availability:
-        """Compute the availability once between two steps, however many requests come."""
-        key = (self._steps.num_observed, free_places, free_blocks)
-        if self._availability is None or key != self._availability_key:
-            self._availability = self._compute_availability(running, free_places, free_blocks, share)
-            self._availability_key = key
-        return self._availability
+    def _find_simulation(self, priority: int, tenant: str, num_ahead: int, state: EngineState) -> _Simulation:
+        key = (priority, tenant)
+        simulation = self._simulations.get(key)
+        is_recent = simulation is not None and self._clock() < simulation.next_at
+        if simulation is not None and is_recent and simulation.covers(num_ahead, len(state.queue)):
+            return simulation
+        began = self._clock()
+        groups = state.queue.groups(priority, tenant, MAX_SIMULATED, state.now)
+        curve = self._simulate(groups, state)
+        ended = self._clock()
+        pause_s = max((ended - began) / MAX_SHARE, MIN_PAUSE_STEPS * self._steps.seconds(1.0))
+        simulation = self._simulations[key] = _Simulation(
+            curve, state.now, ended + pause_s, len(groups), len(state.queue)
+        )
+        self._simulations.move_to_end(key)
+        if len(self._simulations) > MAX_SIMULATIONS:
+            self._simulations.popitem(last=False)
+        return simulation
 
-    def _compute_availability(
-        self, running: Collection[RunningSequence], free_places: int, free_blocks: float, share: float
-    ) -> _Availability:
-        columns = [(s.num_output, s.max_tokens, s.num_tokens_left - 1, s.worst_case_blocks) for s in running]
-        num_output, max_tokens, to_prefill, blocks = np.array(columns, np.float64).reshape(-1, 4).T
-        prefill_steps = to_prefill / self._limits.max_num_batched_tokens
-        ends = (self._lengths.tokens_left(num_output, max_tokens) + prefill_steps[:, None]).ravel()
-        order = np.argsort(ends)
-        part = 1.0 / len(QUANTILES)
-        prompts = blocks * self._limits.block_size - max_tokens
-        sums = (column.sum() for column in (prompts, blocks, max_tokens, blocks * max_tokens))
-        return _Availability(
-            FreedCapacity(free_places, ends[order], np.full(len(ends), part)),
-            FreedCapacity(free_blocks, ends[order], np.repeat(blocks, len(QUANTILES))[order] * part * share),
-            QueuedWork(len(running), *map(float, sums)),
+    def _simulate(self, groups: list[WaitingGroup], state: EngineState) -> Curve:
+        limits, steps, running = self._limits, self._steps, list(state.running)
+        share = self._block_share(running, state.free_blocks)
+        step_s = max(steps.seconds(max(self._mean_running, len(running), 1.0)), 1e-6)
+        num_courses = max(min(NUM_COURSES, MAX_COURSE_GROUPS // len(groups)), 2)
+        draw = _Draw(np.random.default_rng(steps.num_observed), num_courses, state.now, step_s, share)
+        self._lengths.note_running(running)
+        ends = self._draw_ends(running, groups, draw)
+        own_length = min(2 * len(groups[0].waiting) + limits.max_num_seqs, MAX_SIMULATED)
+        waiting = [self._draw_waiting(group, own_length if group is groups[0] else 0, draw) for group in groups]
+        free = Limits(
+            limits.max_num_seqs - len(running),
+            limits.num_blocks - share * sum(s.worst_case_blocks for s in running),
+            self._prefill_budget(running),
+            steps.tokens_per_step,
+            self._policy.is_in_flight,
+        )
+        courses = []
+        for course in range(num_courses):
+            simulated = [
+                SimulatedGroup(group.priority, group.weight, group.charged, waiting=each[course])
+                for group, each in zip(groups, waiting, strict=True)
+            ]
+            courses.append(simulate(ends[course], simulated, free))
+        num_running = self._mean_running = max(float(np.mean([mean for _, mean in courses])), 1.0)
+        num_prompt = float(sum(s.num_tokens_left - 1 for s in running))
+        return Curve(
+            [starts for starts, _ in courses],
+            lambda at, admitted: steps.elapsed(at, num_running, admitted + num_prompt),
         )
 
-    def _workload(self, work: QueuedWork, num_blocks: int, share: float) -> _Workload:
-        """Return as many average sequences of `work` as fit; with `num_blocks` each if it is empty."""
-        limits, usage = self._limits, self._lengths.mean
-        count = max(work.num_requests, 1.0)
-        blocks = share * max(work.num_blocks, num_blocks) / count
-        num_seqs = max(min(limits.max_num_seqs, limits.num_blocks / blocks), 1.0)
-        prompt = work.num_tokens / count
-        output = max(work.max_tokens / count * usage, 1.0)
-        block_max_tokens = work.block_tokens / max(work.num_blocks, 1.0)
-        block_output = max(block_max_tokens * usage, 1.0)
-        batch = limits.max_num_batched_tokens
-        num_tokens = num_seqs * (prompt + output)
-        life = max(output + prompt / batch, num_tokens / batch)
-        return _Workload(num_seqs, block_max_tokens, num_tokens, life, life + block_output - output)
+    def _prefill_budget(self, running: Collection[RunningSequence]) -> int:
+        return max(self._limits.max_num_batched_tokens - len(running), 1)
 
+    def _draw_ends(
+        self, running: list[RunningSequence], groups: list[WaitingGroup], draw: _Draw
+    ) -> list[list[RunningEnd]]:
+        """Return the ends of the running sequences in each course."""
+        left = self._lengths.sample_left(running, draw.num_courses, draw.rng) / self._steps.tokens_per_step
+        prompts = np.array([s.num_tokens_left - 1 for s in running], float)
+        left += (np.cumsum(prompts) * (prompts > 0) / self._prefill_budget(running))[:, None]
+        due = np.array([(s.deadline - draw.now) / draw.step_s for s in running])
+        ends = np.minimum(left, np.maximum(due, 0.0)[:, None])
+        members = {(group.priority, group.tenant): index for index, group in enumerate(groups)}
+        blocks = [draw.block_share * s.worst_case_blocks for s in running]
+        groups_of = [members.get((s.priority, s.tenant), -1) for s in running]
+        return [list(map(RunningEnd, course, blocks, groups_of)) for course in ends.T.tolist()]
 
-def _longest_quantile(count: float) -> float:
-    """Return the quantile at which the longest of `count` is expected: close for equal and for random lengths."""
-    return count / (count + 0.7)
+    def _draw_waiting(self, group: WaitingGroup, length: int, draw: _Draw) -> list[list[SimulatedSequence]]:
+        """Return the sequences of a group in each course: those that wait, and those that are expected. If `length` is
+        not 0, there are so many in all, as if they waited already."""
+        known = len(group.waiting)
+        num_expected = length - known if length else min(int(group.arrival_rate * group.arrival_s), MAX_SIMULATED)
+        assert self._example is not None
+        sequences = [*group.waiting, *islice(cycle(group.waiting or [self._example]), max(num_expected, 0))]
+        left = self._lengths.sample_left(sequences, draw.num_courses, draw.rng) / self._steps.tokens_per_step
+        arrives, leaves = np.zeros(left.shape), np.full(left.shape, np.inf)
+        due = np.array([min(s.start_deadline, s.deadline) - draw.now for s in group.waiting])
+        patience = self._calibration.sample_leaving(draw.rng, (known, draw.num_courses))
+        leaves[:known] = np.minimum(patience, due[:, None]) / draw.step_s
+        if not length and num_expected > 0:
+            gaps = draw.rng.exponential(1.0 / group.arrival_rate, (num_expected, draw.num_courses))
+            arrives[known:] = np.cumsum(gaps, axis=0) / draw.step_s
+        prompts = [s.num_tokens * self._computed_share for s in sequences]
+        blocks = [draw.block_share * s.worst_case_blocks for s in sequences]
+        columns = np.stack((arrives.T, left.T, leaves.T), axis=1).tolist()
+        return [list(map(SimulatedSequence, at, prompts, output, blocks, until)) for at, output, until in columns]
+
+    def _num_free(self, state: EngineState) -> float:
+        worst_case = sum(s.worst_case_blocks for s in state.running)
+        return self._limits.num_blocks - self._block_share(state.running, state.free_blocks) * worst_case
+
+    def _block_share(self, running: Collection[RunningSequence], free_blocks: int) -> float:
+        """Return the share of their worst case that sequences hold: shared blocks count once, and under policies that
+        do not reserve the worst case it is half of the output that is expected."""
+        worst_case = sum(s.worst_case_blocks for s in running)
+        if not worst_case:
+            return 1.0
+        if self._policy.reserves_worst_case:
+            return (self._limits.num_blocks - free_blocks) / worst_case
+        unused = sum(s.max_tokens - s.num_output - self._lengths.expect(s) / 2 for s in running)
+        return max(1.0 - max(unused / self._limits.block_size - len(running), 0.0) / worst_case, 0.05)

@@ -91,7 +91,7 @@ class InflightExecutor:
         self._clock = clock
         self._policy = find_policy(config.scheduler_policy)
         self._kv = KvCacheManager(self.info, is_prefix_caching=config.enable_prefix_caching)
-        self._intake = Intake(self.info, config)
+        self._intake = Intake(self.info, config, clock)
         self._drafter = make_drafter(config, self._kv, draft_runner)
         self._predicted_wait_s = self._last_prediction = 0.0
         self._running: dict[int, Sequence] = {}
@@ -128,7 +128,9 @@ class InflightExecutor:
             runner_seconds = self._counters.runner_seconds - runner_before
             overhead_seconds = self._clock() - started - runner_seconds
             self._counters.overhead_seconds += overhead_seconds
-            self._intake.forecast.observe_overhead(overhead_seconds)
+            num_seqs = len(plan.decode) + len(plan.prefill)
+            num_prefill = sum(chunk.num_tokens for chunk in plan.prefill)
+            self._intake.forecast.observe_step(num_seqs, num_prefill, runner_seconds + overhead_seconds)
 
     def stats(self) -> EngineStats:
         pool, queue, forecast = self._kv.pool, self._intake.queue, self._intake.forecast
@@ -198,7 +200,9 @@ class InflightExecutor:
         sequence = self._running.get(stream_id) or self._intake.get(stream_id)
         if sequence is not None:
             if stream_id in self._running:  # a stop string cancels too, so this is an ending like any other
-                self._intake.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+                self._intake.forecast.observe_end(sequence, is_cancelled=True)
+            else:
+                self._intake.forecast.observe_leaving(sequence, self._clock() - sequence.submitted_at)
             self._finish(sequence, FinishReason.CANCELLED)
 
     def _enqueue_compiled(self) -> None:
@@ -275,8 +279,9 @@ class InflightExecutor:
             sequence.start_sampling(self.info.vocab_size, None)
         sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt)
         self._counters.cached_tokens += sequence.num_cached_tokens
+        self._intake.forecast.observe_prompt(sequence.num_prompt, sequence.num_cached_tokens)
         sequence.queue_s = self._clock() - sequence.submitted_at
-        self._intake.forecast.record_wait(sequence.predicted_wait_s, sequence.queue_s)
+        self._intake.forecast.record_wait(sequence, sequence.queue_s)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Release the blocks of a running sequence. It resumes before new sequences of its priority start."""
@@ -295,7 +300,6 @@ class InflightExecutor:
         seconds = self._clock() - started
         self._counters.runner_seconds += seconds
         self._counters.steps += 1
-        self._intake.forecast.observe_step(len(built.step.token_ids), seconds)
         return logits
 
     def _commit(self, plan: StepPlan[Sequence], built: BuiltBatch, logits: FloatArray) -> None:
@@ -312,13 +316,16 @@ class InflightExecutor:
         outcomes, failures = commit_tokens(built, logits, plan.num_drafts)
         if plan.num_drafts:
             self._observe_drafts(plan)
+        if self._drafter is not None and plan.decode:
+            num_tokens = sum(len(sequence.fresh_token_ids) for sequence in plan.decode)
+            self._intake.forecast.observe_tokens(len(plan.decode), num_tokens)
         for sequence, error in failures:  # before indexing, so that no sequence shares what gave no finite logits
             self._fail(sequence, error)
         self._kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
         for sequence, reason in outcomes:
             self._counters.generation_tokens += len(sequence.fresh_token_ids)
             if reason is not None:
-                self._intake.forecast.observe_end(sequence.max_tokens, sequence.num_output)
+                self._intake.forecast.observe_end(sequence)
                 self._finish(sequence, reason)
                 continue
             self._events.append(take_event(sequence, None))
@@ -389,4 +396,4 @@ class InflightExecutor:
             return
         self._last_prediction = now
         free_blocks = self.info.num_blocks - self._num_reserved_blocks()
-        self._predicted_wait_s = self._intake.predict_wait(self._running.values(), free_blocks)
+        self._predicted_wait_s = self._intake.predict_wait(self._running.values(), free_blocks, now)

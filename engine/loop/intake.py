@@ -1,11 +1,10 @@
 """Takes requests in: checks them, compiles their grammars, and queues their sequences until they run."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.blocks import worst_case_blocks
 from engine.config import EngineConfig
 from engine.frames import Submit
 from engine.sampling.state import Constraint
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 class Intake(AdmissionController[Sequence]):
     """The waiting queue, the grammars being compiled beside it, and the forecast. Used by the engine thread alone."""
 
-    def __init__(self, info: EngineInfo, config: EngineConfig) -> None:
-        super().__init__(info, config)
+    def __init__(self, info: EngineInfo, config: EngineConfig, clock: Callable[[], float]) -> None:
+        super().__init__(info, config, clock)
         self._grammars = PendingGrammars(config.model_path, info)
 
     def __len__(self) -> int:
@@ -48,12 +47,8 @@ class Intake(AdmissionController[Sequence]):
         that a lost engine had accepted is not rejected for the queue."""
         request = command.request
         check_request(request, self._info)
-        num_blocks = worst_case_blocks(
-            len(request.prompt_token_ids), request.sampling.max_tokens, self._info.block_size
-        )
-        wait_s = self.check_admission(command, num_blocks, running, free_blocks)
         sequence = Sequence(command.stream_id, request, self._info, now)
-        sequence.predicted_wait_s = wait_s
+        self.admit_to_queue(sequence, running, free_blocks, now, was_accepted=command.was_accepted)
         if request.sampling.grammar is not None:
             self._grammars.add(sequence, request.sampling.grammar)
         else:

@@ -1,13 +1,12 @@
 """Admission control, in front of every executor: whether a request may wait, in which order, and for how long."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Generic, NamedTuple, Protocol
 
 from engine.config import EngineConfig
-from engine.forecast.wait import QueuedWork, RunningSequence, WaitForecast
-from engine.frames import Submit
-from engine.scheduling.fair_share import Q
+from engine.forecast.wait import EngineState, RunningSequence, WaitForecast, WaitPrediction
+from engine.scheduling.fair_share import Q, QueuedWork
 from engine.scheduling.queue import WaitingQueue
 from engine.types import EngineInfo, EngineStats, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
@@ -15,40 +14,35 @@ from sluice.errors import ErrorCode, SluiceError
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 """Bounds of `Retry-After`: no client hammers a full queue, and none stays away for long on a mere forecast."""
-DEADLINE_MARGIN = 1.5
-MIN_EXCESS_S = 0.5
-"""A request is rejected for its deadline only if the predicted wait is DEADLINE_MARGIN times the time it has, and
-MIN_EXCESS_S longer. Most predictions are more accurate than that, and to reject what could have been served is worse
-than to queue what could not."""
 
 
 class AdmissionController(Generic[Q]):
     """The waiting queue and the wait forecast of one engine. Used by one thread."""
 
-    def __init__(self, info: EngineInfo, config: EngineConfig) -> None:
+    def __init__(self, info: EngineInfo, config: EngineConfig, clock: Callable[[], float]) -> None:
         self._info = info
         self._config = config
         self.queue: WaitingQueue[Q] = WaitingQueue(config.tenant_weights)
-        self.forecast = WaitForecast(info)
+        self.forecast = WaitForecast(info, clock)
 
-    def check_admission(
-        self, command: Submit, num_blocks: int, running: Collection[RunningSequence], free_blocks: int
-    ) -> float:
-        """Check whether the request may wait. Returns the predicted wait in seconds. `num_blocks` is the most the
-        request can need, and `free_blocks` how many are not reserved. Raises OVERLOADED if the queue is full, DEADLINE
-        if the wait would be too long. A request that a lost engine had accepted is never rejected."""
-        request = command.request
-        ahead = self.queue.work_ahead(request.priority, request.tenant)
-        wait_s = self.forecast.wait_s(running, ahead, num_blocks, free_blocks)
-        if not command.was_accepted:
+    def admit_to_queue(
+        self, sequence: Q, running: Collection[RunningSequence], free_blocks: int, now: float, *, was_accepted: bool
+    ) -> None:
+        """Check whether the new sequence may wait, and set what is expected of it. `free_blocks` is how many blocks no
+        running sequence reserves. Raises OVERLOADED if the queue is full, DEADLINE if the wait would be too long; never
+        for a request that a lost engine had accepted (`was_accepted`)."""
+        prediction = self.forecast.predict(sequence, EngineState(running, self.queue, free_blocks, now))
+        if not was_accepted:
             free = FreeCapacity(self._info.max_num_seqs - len(running), free_blocks)
-            prediction = WaitPrediction(wait_s, self.forecast.is_warm)
-            check_queue_limits(request, num_blocks, self.queue.work, free, self._config, prediction)
-        return wait_s
+            check_queue_limits(
+                sequence.request, sequence.worst_case_blocks, self.queue.work, free, self._config, prediction
+            )
+        self.queue.arrivals.observe(sequence.priority, sequence.tenant, now)
+        sequence.predicted_wait_s, sequence.predicted_deviation_s = prediction.wait_s, prediction.deviation_s
 
-    def predict_wait(self, running: Collection[RunningSequence], free_blocks: int) -> float:
-        """Predict the wait in seconds of a small request without tenant or priority."""
-        return self.forecast.wait_s(running, self.queue.work_ahead(0, ""), 1, free_blocks)
+    def predict_wait(self, running: Collection[RunningSequence], free_blocks: int, now: float) -> float:
+        """Predict the wait in seconds of a small request without tenant or priority that comes now."""
+        return self.forecast.predict_wait(0, "", 1, EngineState(running, self.queue, free_blocks, now)).wait_s
 
 
 class FreeCapacity(NamedTuple):
@@ -56,18 +50,6 @@ class FreeCapacity(NamedTuple):
 
     sequences: int
     blocks: int
-
-
-class WaitPrediction(NamedTuple):
-    """The predicted wait of a request. `is_warm`: whether the forecast has observed enough to reject by it."""
-
-    wait_s: float
-    is_warm: bool
-
-    @property
-    def retry_after_s(self) -> float:
-        """The wait within its bounds."""
-        return min(max(self.wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
 def check_queue_limits(
@@ -90,15 +72,15 @@ def check_queue_limits(
     if excess is not None:
         raise _queue_full(excess, prediction)
     if prediction.is_warm:
-        _check_deadline("queue_timeout_s", request.queue_timeout_s, prediction)
-        _check_deadline("timeout_s", request.timeout_s, prediction)
+        _check_deadline("queue_timeout_s", request.queue_timeout_s, prediction, 0.0)
+        _check_deadline("timeout_s", request.timeout_s, prediction, prediction.service_s)
 
 
 def check_reported_queue(stats: EngineStats, max_num_seqs: int, config: EngineConfig) -> None:
     """Raise OVERLOADED if, by an engine's last report, any request that comes now finds a full queue."""
     excess = _excess_requests(stats.num_waiting, max_num_seqs - stats.num_running, config)
     if excess is not None:
-        raise _queue_full(excess, WaitPrediction(stats.predicted_wait_s, is_warm=False))
+        raise _queue_full(excess, WaitPrediction(stats.predicted_wait_s))
 
 
 class HasDeadlines(Protocol):
@@ -142,7 +124,7 @@ def _fits(worst_case_blocks: int, waiting: QueuedWork, free: FreeCapacity) -> bo
 
 
 def _queue_full(excess: str, prediction: WaitPrediction) -> SluiceError:
-    retry_after_s = prediction.retry_after_s
+    retry_after_s = _retry_after_s(prediction)
     return SluiceError(
         ErrorCode.OVERLOADED,
         f"the queue is full: {excess}; the wait would be about {_seconds(prediction.wait_s)}, "
@@ -151,16 +133,22 @@ def _queue_full(excess: str, prediction: WaitPrediction) -> SluiceError:
     )
 
 
-def _check_deadline(name: str, limit_s: float | None, prediction: WaitPrediction) -> None:
-    if limit_s is None or prediction.wait_s <= max(DEADLINE_MARGIN * limit_s, limit_s + MIN_EXCESS_S):
+def _check_deadline(name: str, limit_s: float | None, prediction: WaitPrediction, service_s: float) -> None:
+    if limit_s is None or prediction.earliest_s + service_s <= limit_s:
         return
+    service = f" and the answer take {_seconds(service_s)} more" if prediction.wait_s <= limit_s else ""
+    retry_after_s = _retry_after_s(prediction)
     raise SluiceError(
         ErrorCode.DEADLINE,
-        f"the wait would be about {_seconds(prediction.wait_s)} and {name} is {limit_s:g} s; "
-        f"try again in {math.ceil(prediction.retry_after_s)} s, or allow more time",
+        f"the wait would be about {_seconds(prediction.wait_s)}{service} and {name} is {limit_s:g} s; "
+        f"try again in {math.ceil(retry_after_s)} s, or allow more time",
         param=name,
-        retry_after_s=prediction.retry_after_s,
+        retry_after_s=retry_after_s,
     )
+
+
+def _retry_after_s(prediction: WaitPrediction) -> float:
+    return min(max(prediction.wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
 def _seconds(wait_s: float) -> str:

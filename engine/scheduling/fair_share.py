@@ -1,23 +1,40 @@
 """Order of admission within one priority: tenants share the engine by the tokens they were served. Virtual Token
 Counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024)."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
-from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from engine.forecast.wait import QueuedSequence, QueuedWork
+from engine.forecast.wait import QueuedSequence
 
 DEFAULT_WEIGHT = 1.0
 MAX_STALE_TENANTS = 16
 """Entries of tenants without waiting sequences that the heap may hold beyond as many as it has live ones."""
-MAX_COMPARED = 128
-"""Tenants that an estimate looks at; it assumes that the others are like them."""
 
 
 Q = TypeVar("Q", bound=QueuedSequence)
+
+
+class QueuedWork(NamedTuple):
+    """Sums over sequences that wait."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_blocks: int = 0
+
+    @classmethod
+    def of(cls, sequence: QueuedSequence) -> "QueuedWork":
+        return cls(1, sequence.num_tokens, sequence.worst_case_blocks)
+
+    def plus(self, other: "QueuedWork", sign: int = 1) -> "QueuedWork":
+        """Return the sum of this and the other; a sign of -1 subtracts it."""
+        return QueuedWork(
+            self.num_requests + sign * other.num_requests,
+            self.num_tokens + sign * other.num_tokens,
+            self.num_blocks + sign * other.num_blocks,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +57,6 @@ class TenantQueue(Generic[Q]):
     counter: float
     """Tokens served, divided by the weight. It only grows."""
     waiting: OrderedDict[int, QueueEntry[Q]] = field(default_factory=OrderedDict)
-    work: QueuedWork = field(default_factory=QueuedWork)
     num_started: int = 0
     """Sequences that run or are preempted."""
     is_listed: bool = False
@@ -114,7 +130,6 @@ class FairShare(Generic[Q]):
             tenant.counter = max(tenant.counter, self.floor())
             self._num_active += 1
         tenant.waiting[entry.sequence.stream_id] = entry
-        tenant.work = tenant.work.plus(entry.work)
         if not tenant.is_listed:
             tenant.is_listed = True
             heappush(self._heap, (*tenant.key, tenant))
@@ -125,9 +140,7 @@ class FairShare(Generic[Q]):
         tenant = entry.tenant
         del tenant.waiting[entry.sequence.stream_id]
         if tenant.waiting:
-            tenant.work = tenant.work.plus(entry.work, -1.0)
             return
-        tenant.work = QueuedWork()
         self._num_active -= 1
         self._last_active = tenant
         self._compact()
@@ -173,19 +186,10 @@ class FairShare(Generic[Q]):
             counter, arrival, _ = self._heap[node]
             heappush(front, (counter, arrival, node, None))
 
-    def work_ahead(self, name: str) -> QueuedWork:
-        """Estimate the work that would be admitted before a sequence that the tenant adds now. That is all waiting work
-        of the tenant, and of each other tenant what is served until its counter passes the tenant's."""
-        own = self._tenants.get(name)
-        ahead = own.work if own is not None else QueuedWork()
-        weight = self._weights.get(name, DEFAULT_WEIGHT)
-        turn = self.counter(name) + ahead.num_tokens / weight
-        others = [tenant for _, _, tenant in islice(self._heap, MAX_COMPARED) if tenant.waiting and tenant is not own]
-        scale = (self._num_active - (own is not None and bool(own.waiting))) / max(len(others), 1)
-        for other in others:
-            due = (turn - other.counter) * other.weight / other.work.num_tokens
-            ahead = ahead.plus(other.work, scale * min(max(due, 0.0), 1.0))
-        return ahead
+    def num_waiting(self, name: str) -> int:
+        """Return how many sequences of the tenant wait."""
+        tenant = self._tenants.get(name)
+        return len(tenant.waiting) if tenant is not None else 0
 
     # -- maintenance of the heaps
 
@@ -244,3 +248,49 @@ class _TenantCursor(Generic[Q]):
             return False
         self.entry = following
         return True
+
+
+# -- arrivals
+
+MAX_COUNTED = 48
+"""Latest arrivals of a source that tell how often more come."""
+MIN_WINDOW_S = 1.0
+"""Least time over which arrivals are counted: a crowd within a moment says nothing of the next one."""
+PAUSE_S = 10.0
+"""Time without arrivals after which a source begins anew."""
+MAX_SOURCES = 256
+
+
+@dataclass(slots=True)
+class _Source:
+    first: float
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_COUNTED))
+
+
+class ArrivalRates:
+    """The arrivals in a second of each priority and tenant, of late."""
+
+    def __init__(self) -> None:
+        self._sources: OrderedDict[tuple[int, str], _Source] = OrderedDict()
+
+    def observe(self, priority: int, tenant: str, now: float) -> None:
+        """Count an arrival."""
+        key = (priority, tenant)
+        source = self._sources.get(key)
+        if source is None or now - source.latest[-1] > PAUSE_S:
+            source = self._sources[key] = _Source(now)
+            if len(self._sources) > MAX_SOURCES:
+                self._sources.popitem(last=False)
+        self._sources.move_to_end(key)
+        source.latest.append(now)
+
+    def expect(self, priority: int, tenant: str, now: float) -> tuple[float, float]:
+        """Return how many of that tenant come in a second, and for how long that may go on: as long as it has."""
+        source = self._sources.get((priority, tenant))
+        if source is None or now - source.latest[-1] > PAUSE_S:
+            return 0.0, 0.0
+        return len(source.latest) / max(now - source.latest[0], MIN_WINDOW_S), now - source.first
+
+    def sources(self) -> list[tuple[int, str]]:
+        """Return the priorities and tenants of which some came."""
+        return list(self._sources)

@@ -4,15 +4,18 @@ import math
 from bisect import insort
 from collections.abc import Iterator, Mapping
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Generic
 
-from engine.forecast.wait import QueuedWork
-from engine.scheduling.fair_share import FairShare, Q, QueueEntry
+from engine.forecast.wait import WaitingGroup
+from engine.scheduling.fair_share import DEFAULT_WEIGHT, ArrivalRates, FairShare, Q, QueuedWork, QueueEntry
 
 MAX_STALE_DEADLINES = 16
 """Entries of removed streams that the heap may hold beyond as many as it has live ones."""
+
+MAX_GROUPS = 32
+"""Tenants that a forecast tells apart."""
 
 
 class WaitingQueue(Generic[Q]):
@@ -33,6 +36,8 @@ class WaitingQueue(Generic[Q]):
         self._waiting: dict[int, QueueEntry[Q]] = {}
         self._admitted: dict[int, QueueEntry[Q]] = {}
         self._deadlines = DeadlineHeap()
+        self.arrivals = ArrivalRates()
+        """Told of each request that may wait."""
         self._num_arrived = 0
         self.work = QueuedWork()
         """The work of all waiting sequences together."""
@@ -54,21 +59,37 @@ class WaitingQueue(Generic[Q]):
     @property
     def num_tokens(self) -> int:
         """Tokens to compute before each waiting sequence has its first new token."""
-        return int(self.work.num_tokens)
+        return self.work.num_tokens
 
     def in_order(self) -> Iterator[Q]:
         """Yield the waiting sequences in the order of admission. Lazy, and valid until the queue changes."""
         for priority in self._priorities:
             yield from self._classes[priority].in_order()
 
-    def work_ahead(self, priority: int, tenant: str) -> QueuedWork:
-        """Estimate the work that would be admitted before a sequence that is added now."""
-        ahead = QueuedWork()
-        for other in self._priorities:
-            if other < priority:
-                ahead = ahead.plus(self._classes[other].work)
-        own = self._classes.get(priority)
-        return ahead.plus(own.work_ahead(tenant)) if own is not None else ahead
+    def num_waiting(self, priority: int, tenant: str) -> int:
+        """Return how many sequences of the tenant wait."""
+        members = self._classes.get(priority)
+        return members.new.num_waiting(tenant) if members is not None else 0
+
+    def groups(self, priority: int, tenant: str, most: int, now: float) -> list[WaitingGroup]:
+        """Return the sequences that wait before a new one of the tenant or compete with it, by priority and tenant, its
+        own group first. Of a long queue it returns the `most` that go first."""
+        own = (priority, tenant)
+        keys = {own: list[Q]()}
+        for each in islice(self.in_order(), most):
+            if each.priority <= priority:
+                keys.setdefault((each.priority, each.tenant), []).append(each)
+        for key in self.arrivals.sources():
+            if key[0] <= priority and len(keys) < MAX_GROUPS:
+                keys.setdefault(key, [])
+        groups = []
+        for (level, name), waiting in islice(keys.items(), MAX_GROUPS):
+            members = self._classes.get(level)
+            weight = self._weights.get(name, DEFAULT_WEIGHT)
+            counter = members.new.counter(name) if members is not None else 0.0
+            rate, duration_s = self.arrivals.expect(level, name, now)
+            groups.append(WaitingGroup(level, name, weight, counter * weight, waiting, rate, duration_s))
+        return groups
 
     # -- states of a sequence
 
@@ -145,8 +166,8 @@ class WaitingQueue(Generic[Q]):
 
     def _dequeue(self, entry: QueueEntry[Q], members: "_PriorityClass[Q]") -> None:
         del self._waiting[entry.sequence.stream_id]
-        self.work = self.work.plus(entry.work, -1.0)
-        members.work = members.work.plus(entry.work, -1.0)
+        self.work = self.work.plus(entry.work, -1)
+        members.work = members.work.plus(entry.work, -1)
         self._deadlines.discard(entry.sequence.stream_id)
         if entry.is_preempted:
             members.preempted.remove(entry)
@@ -164,12 +185,6 @@ class _PriorityClass(Generic[Q]):
 
     def in_order(self) -> Iterator[Q]:
         return chain((entry.sequence for entry in self.preempted), self.new.in_order())
-
-    def work_ahead(self, tenant: str) -> QueuedWork:
-        ahead = self.new.work_ahead(tenant)
-        for entry in self.preempted:
-            ahead = ahead.plus(entry.work)
-        return ahead
 
 
 class DeadlineHeap:

@@ -11,12 +11,12 @@ STATS = IterationStats(7, 12.5, num_context=1, num_generation=2, num_paused=1, c
 
 def test_steps_are_told_by_second_tokens() -> None:
     steps = StepEstimator()
-    assert [steps.observe(stream, 1, now) for stream, now in ((1, 0.0), (2, 0.01), (1, 0.5), (2, 0.51))] == [None] * 4
-    assert steps.observe(2, 1, 1.0) == (2, 0.5)
+    assert [steps.observe(stream, 0, now) for stream, now in ((1, 0.0), (2, 0.01), (1, 0.5), (2, 0.51))] == [None] * 4
+    assert steps.observe(2, 0, 1.0) == (2, 0, 0.5)
     steps.reset()
-    assert steps.observe(2, 1, 9.0) is None
-    assert steps.observe(2, 1, 9.5) is None
-    assert steps.observe(2, 1, 9.75) == (1, 0.25)
+    assert steps.observe(2, 7, 9.0) is None
+    assert steps.observe(2, 0, 9.5) is None
+    assert steps.observe(2, 0, 9.75) == (1, 0, 0.25)
 
 
 def test_tokens_tell_the_time_where_statistics_do_not() -> None:

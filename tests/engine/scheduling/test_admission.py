@@ -3,14 +3,14 @@ import pytest
 
 from engine.client.base import NO_STATS
 from engine.config import EngineConfig
-from engine.forecast.wait import QueuedWork
+from engine.forecast.wait import WaitPrediction
 from engine.scheduling.admission import (
     MAX_RETRY_AFTER_S,
     FreeCapacity,
-    WaitPrediction,
     check_queue_limits,
     check_reported_queue,
 )
+from engine.scheduling.fair_share import QueuedWork
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.errors import error_of
@@ -41,9 +41,10 @@ def waiting(requests: int, tokens: int = 0, blocks: int = 0) -> QueuedWork:
 
 def check(
     backlog: QueuedWork, limits: EngineConfig, asked: GenerateRequest | None = None, room: FreeCapacity = FULL_HOUSE,
-    wait_s: float = 0.0, *, is_warm: bool = True,
+    wait_s: float = 0.0, *, earliest_s: float = 0.0, service_s: float = 0.0, is_warm: bool = True,
 ) -> None:  # fmt: skip
-    check_queue_limits(asked or request(), 1, backlog, room, limits, WaitPrediction(wait_s, is_warm))
+    prediction = WaitPrediction(wait_s, 0.1, earliest_s, service_s, is_warm)
+    check_queue_limits(asked or request(), 1, backlog, room, limits, prediction)
 
 
 def refusal(*arguments: object, **named: object) -> SluiceError:
@@ -89,22 +90,34 @@ def test_when_to_come_back_has_bounds(wait_s: float, retry_after_s: float) -> No
 
 
 @pytest.mark.parametrize("name", ["timeout_s", "queue_timeout_s"])
-def test_a_wait_far_past_the_deadline_is_refused_at_once(name: str) -> None:
+def test_a_deadline_that_even_the_earliest_start_misses_is_refused_at_once(name: str) -> None:
     asked = request(**{name: 2.0})  # type: ignore[arg-type]
-    error = refusal(waiting(1), config(), asked, wait_s=3.01)
+    error = refusal(waiting(1), config(), asked, wait_s=3.01, earliest_s=2.01)
     assert (error.code, error.param, error.retry_after_s) == (ErrorCode.DEADLINE, name, 3.01)
     assert error.message == (f"the wait would be about 3.0 s and {name} is 2 s; try again in 4 s, or allow more time")
 
 
+def test_a_deadline_that_leaves_no_time_for_the_shortest_answer_says_so() -> None:
+    error = refusal(waiting(1), config(), request(timeout_s=4.0), wait_s=3.5, earliest_s=3.0, service_s=1.1)
+    assert error.message == (
+        "the wait would be about 3.5 s and the answer take 1.1 s more and timeout_s is 4 s; "
+        "try again in 4 s, or allow more time"
+    )
+    check(waiting(1), config(), request(queue_timeout_s=4.0), wait_s=3.5, earliest_s=3.0, service_s=1.1)
+
+
 def test_a_wait_that_may_prove_shorter_is_not() -> None:
-    check(waiting(1), config(), request(queue_timeout_s=2.0), wait_s=3.0)
-    check(waiting(1), config(), request(queue_timeout_s=0.1), wait_s=0.6)
-    check(waiting(1), config(), request(queue_timeout_s=2.0), wait_s=100.0, is_warm=False)
-    check(waiting(1), config(), wait_s=1e9)
+    check(waiting(1), config(), request(queue_timeout_s=2.0), wait_s=30.0, earliest_s=2.0)
+    check(waiting(1), config(), request(timeout_s=2.0), wait_s=30.0, earliest_s=1.0, service_s=1.0)
+    check(waiting(1), config(), request(queue_timeout_s=2.0), wait_s=100.0, earliest_s=50.0, is_warm=False)
+    check(waiting(1), config(), wait_s=1e9, earliest_s=1e9)
 
 
 def test_a_full_queue_is_said_before_a_deadline() -> None:
-    assert refusal(waiting(4), config(requests=4), request(timeout_s=1.0), wait_s=50.0).code == ErrorCode.OVERLOADED
+    assert (
+        refusal(waiting(4), config(requests=4), request(timeout_s=1.0), wait_s=50.0, earliest_s=9.0).code
+        == ErrorCode.OVERLOADED
+    )
 
 
 def test_by_the_last_report_the_queue_is_full_where_as_many_wait_as_may() -> None:

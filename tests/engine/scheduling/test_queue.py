@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scheduling import fair_share
-from engine.scheduling.queue import WaitingQueue
+from engine.scheduling.queue import MAX_GROUPS, WaitingQueue
+from engine.types import GenerateRequest, SamplingParams
 
+REQUEST = GenerateRequest(request_id="r", prompt_token_ids=[1], sampling=SamplingParams())
 WEIGHTS = {"heavy": 2.0, "light": 0.5}
 
 
@@ -28,6 +30,11 @@ class View:
     worst_case_blocks: int = 1
     start_deadline: float = math.inf
     deadline: float = math.inf
+    num_output: int = 0
+    can_stop: bool = True
+    predicted_wait_s: float = 0.0
+    predicted_deviation_s: float = 0.0
+    request: GenerateRequest = REQUEST
 
 
 def queue_of(*views: View) -> WaitingQueue[View]:
@@ -303,39 +310,28 @@ def test_a_waiting_sequence_is_admitted_however_many_others_keep_coming(tenants:
     assert admitted <= 4, "one each, and its own"
 
 
-# -- what is ahead
+# -- what a forecast reads
 
 
-def test_what_is_ahead_of_a_newcomer_is_higher_classes_and_what_is_served_before_its_turn() -> None:
+def test_the_groups_of_a_forecast_are_what_may_go_before_a_newcomer() -> None:
     queue = queue_of(*(View(i, "a", 10) for i in range(10)), View(50, "x", 7, priority=-1), View(60, "y", priority=1))
-    assert queue.work_ahead(0, "a").num_requests == 11
-    assert queue.work_ahead(0, "new").num_requests == pytest.approx(1)
-    assert queue.work_ahead(-1, "new").num_requests == pytest.approx(0)
-    assert queue.work_ahead(2, "a").num_requests == 12
-    assert queue.work_ahead(2, "a") == queue.work
+    queue.arrivals.observe(0, "absent", 1.0)
+
+    def members(priority: int, tenant: str) -> dict[tuple[float, str], list[int]]:
+        groups = queue.groups(priority, tenant, 100, 2.0)
+        assert (groups[0].priority, groups[0].tenant) == (priority, tenant)
+        return {(group.priority, group.tenant): [s.stream_id for s in group.waiting] for group in groups}
+
+    assert members(0, "a") == {(0, "a"): [*range(10)], (-1, "x"): [50], (0, "absent"): []}
+    assert members(0, "new") == {(0, "new"): [], (0, "a"): [*range(10)], (-1, "x"): [50], (0, "absent"): []}
+    assert members(-1, "new") == {(-1, "new"): [], (-1, "x"): [50]}
+    assert len(queue.groups(0, "a", 3, 2.0)[0].waiting) == 2, "of a long queue, those that go first"
+    assert (queue.num_waiting(0, "a"), queue.num_waiting(0, "new"), queue.num_waiting(7, "a")) == (10, 0, 0)
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 50)), min_size=1, max_size=40),
-    st.sampled_from(["a", "b", "new"]),
-)
-def test_what_is_ahead_is_near_to_what_the_order_says(requests: list[tuple[str, int]], tenant: str) -> None:
-    queue = queue_of(*(View(i, name, size) for i, (name, size) in enumerate(requests)))
-    foretold = queue.work_ahead(0, tenant).num_tokens
-    queue.add(View(999, tenant))
-    before = list(queue.in_order())
-    tokens = sum(view.num_tokens for view in before[: order(queue).index(999)])
-    assert abs(foretold - tokens) <= 3 * 50, "a request of each other tenant more or less"
-
-
-def test_more_tenants_than_are_compared_are_taken_to_be_alike() -> None:
-    count = 3 * fair_share.MAX_COMPARED
-    queue = queue_of(*(View(i, f"t{i % count}", 10) for i in range(2 * count)))
-    for _ in range(count):
-        admit_next(queue)
-    queue.add(View(10_000, "late"))
-    assert queue.work_ahead(0, "late").num_requests == pytest.approx(count + 1, rel=0.05)
+def test_a_forecast_tells_a_bounded_number_of_tenants_apart() -> None:
+    queue = queue_of(*(View(i, f"t{i}", 10) for i in range(3 * MAX_GROUPS)))
+    assert len(queue.groups(0, "late", 1000, 0.0)) == MAX_GROUPS
 
 
 # -- cost

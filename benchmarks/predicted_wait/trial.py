@@ -1,0 +1,143 @@
+"""Replays a workload through an executor and records what was predicted for each request, and what came."""
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from benchmarks.figures import BenchmarkError
+from benchmarks.predicted_wait.workloads import VOCABULARY, Arrival
+from engine.config import EngineConfig
+from engine.frames import Cancel, Command, StepFrame, Submit
+from engine.loop.executor import InflightExecutor
+from engine.runners.base import Runner
+from engine.sequence import Sequence as EngineSequence
+from engine.types import FinishReason, GenerateRequest, SamplingParams
+from sluice.errors import ErrorCode, SluiceError
+
+
+class Clock(Protocol):
+    """The time of a trial, in seconds."""
+
+    def now(self) -> float: ...
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The prediction and the fate of a request. Times are seconds from its submit, None for what did not happen."""
+
+    arrival: Arrival
+    submitted_at: float = 0.0
+    predicted_s: float = 0.0
+    is_refused: bool = False
+    """Whether its deadline was found too early at submit; an exempt request is served all the same."""
+    waited_s: float | None = None
+    """From its submit to its admission."""
+    finished_s: float | None = None
+    """When it had all its tokens."""
+    num_output: int = 0
+
+    @property
+    def is_in_time(self) -> bool:
+        """Whether the request met its deadlines."""
+        has_started = self.waited_s is not None and self.arrival.timeout_s is None
+        return has_started or self.finished_s is not None
+
+
+class Trial:
+    """Replays on one engine, which is cold at first."""
+
+    def __init__(self, runner: Runner, config: EngineConfig, clock: Clock) -> None:
+        self._clock = clock
+        self._executor = InflightExecutor(runner, config, self, self._take, clock.now)
+        self._outcomes: list[Outcome] = []
+        self._due: list[tuple[float, int, Command]] = []
+        self._num_open = 0
+        self._record()
+
+    def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
+        """Replay the arrivals from now on. Returns their outcomes in the same order."""
+        started, first = self._clock.now(), len(self._outcomes)
+        for number, arrival in enumerate(arrivals, first):
+            self._outcomes.append(Outcome(arrival))
+            heapq.heappush(self._due, (started + arrival.at_s, number, Submit(number, _request(number, arrival))))
+        self._num_open = len(arrivals)
+        while self._num_open:
+            self._executor.step()
+        self._due.clear()
+        self._executor.check_invariants()
+        return self._outcomes[first:]
+
+    def receive(self, timeout_s: float) -> list[Command]:
+        """Return the commands that are due, for the executor."""
+        if timeout_s > 0:
+            until_s = self._due[0][0] - self._clock.now() if self._due else timeout_s
+            self._clock.sleep(min(max(until_s, 0.0), timeout_s))
+        commands: list[Command] = []
+        while self._due and self._due[0][0] <= self._clock.now():
+            commands.append(heapq.heappop(self._due)[2])
+        return commands
+
+    def _take(self, frame: StepFrame) -> None:
+        now = self._clock.now()
+        for failure in frame.failures:
+            if failure.code is not ErrorCode.DEADLINE:
+                raise BenchmarkError(f"a request failed: {failure.message}")
+            self._num_open -= 1
+        for event in frame.events:
+            outcome = self._outcomes[event.stream_id]
+            outcome.num_output += len(event.token_ids)
+            is_complete = outcome.num_output >= min(outcome.arrival.length, outcome.arrival.max_tokens)
+            has_ended = event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}
+            if (is_complete or has_ended) and outcome.finished_s is None:
+                outcome.finished_s = now - outcome.submitted_at
+            if is_complete and event.finish_reason is None:
+                self._cancel_at(now, event.stream_id)  # as the gateway does at a stop string
+            self._num_open -= event.finish_reason is not None
+
+    def _cancel_at(self, at: float, stream_id: int) -> None:
+        heapq.heappush(self._due, (at, stream_id, Cancel(stream_id)))
+
+    def _record(self) -> None:
+        """Record predictions at submit, and admissions. The executor keeps only sums of them."""
+        intake, start = self._executor._intake, self._executor._start
+        check = intake.admit_to_queue
+
+        def admit_to_queue(sequence: EngineSequence, *state: Any, was_accepted: bool) -> None:
+            outcome = self._outcomes[sequence.stream_id]
+            outcome.submitted_at = self._clock.now()
+            if outcome.arrival.patience_s != math.inf:
+                self._cancel_at(outcome.submitted_at + outcome.arrival.patience_s, sequence.stream_id)
+            try:
+                check(sequence, *state, was_accepted=was_accepted)
+            except SluiceError:
+                outcome.is_refused = True
+                if not outcome.arrival.is_exempt:
+                    raise
+                check(sequence, *state, was_accepted=True)
+            outcome.predicted_s = sequence.predicted_wait_s
+
+        def start_sequence(sequence: EngineSequence) -> None:
+            start(sequence)
+            outcome = self._outcomes[sequence.stream_id]
+            if outcome.waited_s is None:
+                outcome.waited_s = self._clock.now() - outcome.submitted_at
+
+        setattr(intake, "admit_to_queue", admit_to_queue)  # noqa: B010
+        setattr(self._executor, "_start", start_sequence)  # noqa: B010
+
+
+def _request(number: int, arrival: Arrival) -> GenerateRequest:
+    *start, _ = arrival.prompt
+    return GenerateRequest(
+        request_id=str(number),
+        prompt_token_ids=[*start, min(arrival.length, VOCABULARY - 1)],
+        sampling=SamplingParams(max_tokens=arrival.max_tokens, temperature=0.0),
+        tenant=arrival.tenant,
+        priority=arrival.priority,
+        queue_timeout_s=arrival.queue_timeout_s,
+        timeout_s=arrival.timeout_s,
+    )
