@@ -44,8 +44,8 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["--http-port", "x"], "sluice serve: error: --http-port must be a whole number from 0 to 65535, got 'x'\n"),
         (["--nonsense"], "sluice serve: error: unrecognized arguments: --nonsense (see sluice serve --help)\n"),
         (
-            ["--http-po", "1"],
-            "sluice serve: error: unknown option --http-po; did you mean --http-port? (see sluice serve --help)\n",
+            ["--htp-port", "1"],
+            "sluice serve: error: unknown option --htp-port; did you mean --http-port? (see sluice serve --help)\n",
         ),
         (["/no/such"], "sluice serve: error: MODEL must be the folder of a HuggingFace checkpoint or "),
         (["--http-port"], "sluice serve: error: argument --http-port: expected one argument (see sluice serve --help)"),

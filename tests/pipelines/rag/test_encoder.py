@@ -192,7 +192,7 @@ async def test_texts_of_like_length_go_together_and_come_back_in_order() -> None
 
 async def test_long_texts_are_few_at_once() -> None:
     model = TextModel(64)
-    await encoder_of(model).encode_documents(["x" * 1500] * 5)
+    await encoder_of(model).encode_documents(["x" * 300] * 5)
     assert [len(asked) for asked in model.asked] == [2, 2, 1]
 
 
