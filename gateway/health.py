@@ -10,6 +10,7 @@ from sluice.errors import ErrorCode, SluiceError
 if TYPE_CHECKING:
     from engine.client.base import EngineClient
 
+_LOADING = "the server is loading its models"
 _RETRY_LOADING_S = 1.0
 _RETRY_ELSEWHERE_S = 5.0
 
@@ -39,8 +40,9 @@ _HEALTHY = ProbeResult()
 class ServerHealth:
     """Judges the server by its phase, its engines and its repository.
 
-    While loading it is live and not ready. While a lost engine is replaced it is live and not ready: requests are taken
-    and wait. When an engine is given up it is neither, so that a supervisor restarts the server.
+    While loading it is live and not ready; models that are ready serve already. While a lost engine is replaced it is
+    live and not ready: requests are taken and wait. When an engine is given up it is neither, so that a supervisor
+    restarts the server.
     """
 
     def __init__(
@@ -62,17 +64,18 @@ class ServerHealth:
     def readiness(self) -> ProbeResult:
         """Whether new requests would be served now."""
         if self.phase is Phase.LOADING:
-            return ProbeResult("the model is loading")
+            return ProbeResult(_LOADING)
         if self.phase is Phase.DRAINING:
             return ProbeResult("the server is shutting down")
         problem = self._first_problem(self._check_ready)
         return ProbeResult(self._repository_problem()) if problem.is_ok else problem
 
-    def refuse_unless_serving(self) -> None:
-        """Raise UNAVAILABLE while loading and while shutting down."""
-        if self.phase is Phase.LOADING:
-            raise SluiceError(ErrorCode.UNAVAILABLE, "the model is loading", retry_after_s=_RETRY_LOADING_S)
-        self.refuse_if_draining()
+    def explain_absence(self, name: str, error: SluiceError) -> SluiceError:
+        """Return the error for a model that was not found: while the server is loading it may still come."""
+        if self.phase is not Phase.LOADING:
+            return error
+        message = f"model '{name}' is not ready: {_LOADING}"
+        return SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_LOADING_S)
 
     def refuse_if_draining(self) -> None:
         if self.phase is Phase.DRAINING:

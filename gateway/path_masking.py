@@ -29,7 +29,7 @@ def hide_paths(text: str) -> str:
 def client_message(error: SluiceError) -> str:
     """Return the message of `error` without paths. Where it had some, the log has it with them."""
     message = hide_paths(error.message)
-    if message != error.message:
+    if message != error.message and not error.is_logged:
         log.info("a client was told without paths: %s", error.message)
     return message
 

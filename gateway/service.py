@@ -30,8 +30,8 @@ _ABORTED_S = 1.0
 class InferenceService:
     """Serves the models of one repository. Lives on the event loop's thread.
 
-    It refuses everything until `begin_serving`. While draining it refuses new requests; open ones go on until they end
-    or `abort_all` ends them.
+    Models serve as soon as they are loaded; the server is ready from `begin_serving` on. While draining it refuses new
+    requests; open ones go on until they end or `abort_all` ends them.
     """
 
     def __init__(
@@ -67,13 +67,19 @@ class InferenceService:
 
     def find(self, name: str, version: int = LATEST) -> Model:
         """Return the model `name`. Raises NOT_FOUND in Triton's words, and UNAVAILABLE while it cannot serve."""
-        self._health.refuse_unless_serving()
-        return self.repository.find(name, version)
+        self._health.refuse_if_draining()
+        try:
+            return self.repository.find(name, version)
+        except SluiceError as error:
+            raise self._health.explain_absence(name, error) from None
 
     def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
         """Find a model like `find`, for inference: where versions have weights, `key` chooses the version."""
-        self._health.refuse_unless_serving()
-        return self.repository.route(name, version, key)
+        self._health.refuse_if_draining()
+        try:
+            return self.repository.route(name, version, key)
+        except SluiceError as error:
+            raise self._health.explain_absence(name, error) from None
 
     def has_weights(self, name: str) -> bool:
         """Whether `route` uses the key of a request to the model `name`. Raises NOT_FOUND."""
@@ -94,8 +100,11 @@ class InferenceService:
         Where versions have weights, `key` chooses one. Raises NOT_FOUND in OpenAI's words, and UNAVAILABLE while the
         model cannot serve.
         """
-        self._health.refuse_unless_serving()
-        found = self._find_plain(name, key) or self._find_adapter(name, key)
+        self._health.refuse_if_draining()
+        try:
+            found = self._find_plain(name, key) or self._find_adapter(name, key)
+        except SluiceError as error:
+            raise self._health.explain_absence(name, error) from None
         if found.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {found.failure}")
         return found
@@ -116,14 +125,14 @@ class InferenceService:
         return choose_text_model(self.repository.route(base, LATEST, key), adapter)
 
     def text_models(self) -> list[TextModel]:
-        """Return the highest version of everything that `llm` finds; nothing while loading.
+        """Return the highest version of everything that `llm` finds.
 
         Language models come first, then pipelines, both by name; adapters follow their model.
         """
         return list(list_text_models(sorted(self.repository.models(), key=_is_pipeline)))
 
     def llms(self) -> list[LlmText]:
-        """Return the highest version of every loaded language model of our own; nothing while loading."""
+        """Return the highest version of every loaded language model of our own."""
         return list({model.name: model.text for model in self._language_models()}.values())
 
     def engines(self) -> list[EngineClient]:
@@ -171,7 +180,7 @@ class InferenceService:
         return model.generate(request, self._texts)
 
     def begin_serving(self) -> None:
-        """Take requests from here on: the models are loaded and tested."""
+        """Be ready from here on: the models are loaded and tested."""
         self._health.phase = Phase.SERVING
 
     # --- shutdown ---

@@ -41,6 +41,8 @@ class SluiceError(Exception):
         self.message = message
         self.param = param
         self.retry_after_s = retry_after_s
+        self.is_logged = False
+        """Whether the log has the message already."""
 
 
 def invalid(param: str, message: str) -> SluiceError:

@@ -1,8 +1,8 @@
 """Completion: the fields that Triton fills in where a configuration leaves them out.
 
-`complete_kind` runs once a model. It derives name, backend, platform and file name from each other and from the version
-folders. `fill_defaults` runs before and after `Backend.complete`, and is idempotent. `complete_tensors` is for backends
-whose models all have the same tensors.
+`complete_name` and `complete_kind` run once a model. They derive name, backend, platform and file name from each other
+and from the folders. `fill_defaults` runs before and after `Backend.complete`, and is idempotent. `complete_tensors` is
+for backends whose models all have the same tensors.
 """
 
 import difflib
@@ -25,21 +25,25 @@ _SIMILARITY = 0.4
 """Similarity from which a wrong platform is taken for a known one. It is low, as the platforms are few."""
 
 
-def complete_kind(config: ModelConfig, name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> None:
-    """Fill in name, backend, platform and file name. Reads folders: for a thread. Raises InvalidConfig."""
-    config.name = config.name or name
-    if config.name != name:
+def complete_name(config: ModelConfig, name: str) -> None:
+    """Name a model by its folder. Raises InvalidConfig where it has another name."""
+    written, config.name = config.name, name
+    if written not in ("", name):
         raise invalid_field(
-            f"unexpected directory name '{name}' for model '{config.name}', directory name must equal model name",
+            f"unexpected directory name '{name}' for model '{written}', directory name must equal model name",
             "name",
             f'name: "{name}", or no name at all',
         )
+
+
+def complete_kind(config: ModelConfig, version_folders: Sequence[Path], backends: BackendRegistry) -> None:
+    """Fill in backend, platform and file name. Reads folders: for a thread. Raises InvalidConfig."""
     if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
         return
     if not config.backend and config.platform:
         config.backend = _find_by_platform(config, backends)
     if not config.backend:
-        config.backend = _find_by_files(name, version_folders, backends)
+        config.backend = _find_by_files(config.name, version_folders, backends)
     file = _choose_model_file(config, version_folders, backends)
     if file is not None:
         config.platform = config.platform or file.platform

@@ -20,6 +20,9 @@ CONFIGS_FOLDER = "configs"
 """The folder of a model's other configurations, among which `--model-config-name` chooses."""
 _MAX_BYTES = 4 << 20
 
+_MAX_SYNTAX_ERRORS = 50
+
+_SEPARATOR = re.compile(r"\s*[,;]")
 _CAPABILITY = re.compile(r"[0-9]{2,3}")
 _SCHEDULER_POLICY, _BATCH_SCHEDULER_POLICY = "scheduler_policy", "batch_scheduler_policy"
 _NO_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
@@ -40,25 +43,74 @@ class WrittenConfig:
 
 
 def parse_pbtxt(text: str, path: Path | str) -> WrittenConfig:
-    """Parse a configuration; `path` is named in errors. Raises InvalidConfig with all findings, or the syntax error."""
-    locations = locate_fields(text)
-    found = lint_text(locations, text)
-    errors = [each.finding for each in found if each.is_error]
+    """Parse a configuration; `path` is named in errors. Raises InvalidConfig with all findings."""
+    written, errors = scan_pbtxt(text)
     if errors:
         raise _invalid_text(path, errors)
-    config = ModelConfig()
-    try:
-        text_format.Parse(apply_fixes(text, found), config)
-    except text_format.ParseError as error:
-        raise _invalid_text(path, [_syntax_finding(error)]) from None
+    return written
+
+
+def scan_pbtxt(text: str) -> tuple[WrittenConfig, list[Finding]]:
+    """Parse what can be parsed. Returns the configuration without its invalid statements, and their errors.
+
+    Where the syntax is broken, the configuration is empty.
+    """
+    locations = locate_fields(text)
+    found = lint_text(locations, text)
+    invalid = [each for each in found if each.is_error]
+    errors = [each.finding for each in invalid]
+    spans = [_statement_at(locations, each.begin) or (each.begin, each.end) for each in invalid]
+    fixes = [each for each in found if not any(begin <= each.begin < end for begin, end in spans)]
+    readable = apply_fixes(_blank(text, spans), fixes)
+    config, syntax_errors = _parse_leniently(readable)
+    errors += syntax_errors
     values = locations.locate_all(fix_values(config))
-    notes = sorted((*(each.finding for each in found), *values), key=lambda each: each.line or 0)
-    return WrittenConfig(config, locations, tuple(notes))
+    notes = sorted((*(each.finding for each in found if not each.is_error), *values), key=lambda each: each.line or 0)
+    return WrittenConfig(config, locations, tuple(notes)), errors
+
+
+def _parse_leniently(text: str) -> tuple[ModelConfig, list[Finding]]:
+    """Parse a text without the values that protobuf refuses. Returns an empty configuration for broken syntax."""
+    errors: list[Finding] = []
+    while True:
+        config = ModelConfig()
+        try:
+            text_format.Parse(text, config)
+        except text_format.ParseError as error:
+            errors.append(_syntax_finding(error))
+            statement = _statement_at(locate_fields(text), _offset(text, error))
+            if statement is None or len(errors) == _MAX_SYNTAX_ERRORS:
+                return ModelConfig(), errors
+            text = _blank(text, [statement])
+        except ValueError as error:  # without a place: the number of an enum's value, out of range
+            return ModelConfig(), [*errors, Finding(f"a value cannot be read: {error}")]
+        else:
+            return config, errors
+
+
+def _offset(text: str, error: text_format.ParseError) -> int:
+    lines = text.split("\n")[: (error.GetLine() or 1) - 1]
+    return sum(len(line) + 1 for line in lines) + (error.GetColumn() or 1) - 1
+
+
+def _statement_at(locations: FieldLocations, offset: int) -> tuple[int, int] | None:
+    """Return the span of the innermost complete statement at `offset`."""
+    around = [each.statement for each in locations.fields if each.statement[0] <= offset < each.statement[1]]
+    return max(around, default=None)
+
+
+def _blank(text: str, spans: Iterable[tuple[int, int]]) -> str:
+    """Replace statements, each with the separator behind it, by spaces. Everything else keeps its place."""
+    for begin, end in spans:
+        separator = _SEPARATOR.match(text, end)
+        end = separator.end() if separator is not None else end
+        text = text[:begin] + re.sub(r"[^\n]", " ", text[begin:end]) + text[end:]
+    return text
 
 
 def read_pbtxt(path: Path) -> WrittenConfig:
     """Parse the configuration in a file. Raises as `parse_pbtxt`, and INVALID where the file cannot be read."""
-    return parse_pbtxt(_read_text(path), path)
+    return parse_pbtxt(read_text(path), path)
 
 
 def fix_values(config: ModelConfig) -> list[Finding]:
@@ -70,7 +122,7 @@ def _fix_capabilities(config: ModelConfig) -> Iterator[Finding]:
     """Write compute capabilities in `cc_model_filenames` as NVIDIA does, with a point."""
     files = config.cc_model_filenames
     for key in sorted(files):
-        capability = f"{key[:-1]}.{key[-1]}"
+        capability = f"{key[:-1]}.{key[-1:]}"
         if _CAPABILITY.fullmatch(key) and capability not in files:
             files[capability] = files.pop(key)
             message = f'"{key}" is read as the compute capability {capability}'
@@ -108,7 +160,7 @@ def locate_error(error: InvalidConfig, locations: FieldLocations, path: Path) ->
     return InvalidConfig(findings, "; ".join([*texts, *finding_lines(others, path.name)]))
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Read a file. Raises INVALID where it cannot be read, is too large or is no UTF-8."""
     try:
         status = path.stat()

@@ -21,6 +21,7 @@ SUPPORTED_FIELDS = frozenset(
         "input.name",
         "input.data_type",
         "input.dims",
+        "input.format",
         "input.reshape",
         "input.allow_ragged_batch",
         "input.optional",
@@ -70,7 +71,6 @@ _NO_COPIES = "tensors are not copied between devices"
 
 IGNORED_FIELDS: dict[str, str] = {
     "runtime": "a backend is chosen by its name",
-    "input.format": "backends get dims as they are",
     "input.is_shape_tensor": _NO_SHAPE_TENSORS,
     "input.is_non_linear_format_io": _LINEAR,
     "output.is_shape_tensor": _NO_SHAPE_TENSORS,

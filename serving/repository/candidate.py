@@ -1,7 +1,8 @@
 """Model candidates: models read from folders or load requests, not loaded yet. Reads files: for threads."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -10,13 +11,13 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import LoadOverrides
 from serving.backends.registry import BackendRegistry
-from serving.config.completion import ENSEMBLE, complete_kind, fill_defaults
+from serving.config.completion import ENSEMBLE, complete_kind, complete_name, fill_defaults
 from serving.config.config_json import parse_config_json
 from serving.config.locations import NOWHERE
 from serving.config.pbtxt import CONFIG_FILENAME, CONFIGS_FOLDER, WrittenConfig, locate_error, read_pbtxt
 from serving.config.supported_fields import ignored_fields_note
 from serving.config.validation import check_structure
-from serving.findings import InvalidConfig
+from serving.findings import Finding, InvalidConfig, error_findings
 from serving.repository.failures import poll_failed
 from serving.repository.folders import FolderState, ModelFolder, is_plain_name, list_versions, write_files
 from serving.repository.roots import FoundModel, Roots
@@ -175,7 +176,7 @@ def read_candidate(
     if not config_name or not file.exists():
         file = folder.path / CONFIG_FILENAME
     written = _read_config(file, is_strict, config_json)
-    candidate = _build_candidate(name, folder.path.name, folder, written, backends, member, file)
+    candidate = build_candidate(name, folder.path.name, folder, written, backends, member, file)
     return replace(candidate, is_overridden=config_json is not None)
 
 
@@ -186,7 +187,7 @@ def read_override(name: str, overrides: LoadOverrides, backends: BackendRegistry
     written = WrittenConfig(parse_config_json(overrides.config_json), NOWHERE)
     folder = write_files(overrides.files)
     try:
-        return _build_candidate(name, name, folder, written, backends)
+        return build_candidate(name, name, folder, written, backends)
     except BaseException:
         folder.remove()
         raise
@@ -200,7 +201,7 @@ def _read_config(file: Path, is_strict: bool, config_json: str | None) -> Writte
     return read_pbtxt(file)
 
 
-def _build_candidate(
+def build_candidate(
     name: str,
     folder_name: str,
     folder: ModelFolder,
@@ -208,16 +209,28 @@ def _build_candidate(
     backends: BackendRegistry,
     member: ResolveMember | None = None,
     file: Path | None = None,
+    errors: list[Finding] | None = None,
 ) -> ModelCandidate:
+    """Build the candidate of a configuration, which is completed in place.
+
+    Raises SluiceError for what is wrong; with `errors`, findings are added there and the rest is built. In messages
+    `file` is the configuration's.
+    """
     config = written.config
     try:
         available = list_versions(folder.path)
-        complete_kind(config, folder_name, [folder.path / str(version) for version in reversed(available)], backends)
+        version_folders = [folder.path / str(version) for version in reversed(available)]
+        with _collected(errors):
+            complete_name(config, folder_name)
+        with _collected(errors):
+            complete_kind(config, version_folders, backends)
         state = folder.state()
     except OSError as error:
         raise invalid_argument(f"the folder of model '{name}' cannot be read: {error}") from None
-    _check_config(written, file or folder.path / CONFIG_FILENAME)
-    run_agents(config, folder.path)
+    with _collected(errors):
+        _check_config(written, file or folder.path / CONFIG_FILENAME)
+    with _collected(errors):
+        run_agents(config, folder.path)
     ignored = ignored_fields_note(config, backends.find(config.backend or ENSEMBLE), written.locations)
     config.name = name
     if member is not None:
@@ -228,6 +241,17 @@ def _build_candidate(
     serialized = config.SerializeToString(deterministic=True)
     signatures = {version: (serialized, folder.origin, state.of_version(version)) for version in versions}
     return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *ignored))
+
+
+@contextmanager
+def _collected(errors: list[Finding] | None) -> Iterator[None]:
+    """Add the findings of an error to `errors`; without `errors`, let it through."""
+    try:
+        yield
+    except SluiceError as error:
+        if errors is None:
+            raise
+        errors.extend(error_findings(error))
 
 
 def _check_config(written: WrittenConfig, file: Path) -> None:

@@ -17,13 +17,13 @@ from serving.batching.sequences.inputs import read_initial_states
 from serving.batching.warm_up import read_samples
 from serving.config.completion import ENSEMBLE
 from serving.config.locations import NOWHERE
-from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_pbtxt
+from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_text, scan_pbtxt
 from serving.config.supported_fields import ignored_field_findings
 from serving.config.validation import check_tensors
-from serving.findings import Finding, error_findings
+from serving.findings import Finding, InvalidConfig, error_findings
 from serving.job import InferJob
 from serving.model import Model
-from serving.repository.candidate import ModelCandidate, read_candidate
+from serving.repository.candidate import ModelCandidate, build_candidate
 from serving.repository.folders import Root, list_versions
 from serving.repository.loader import load_order
 from serving.repository.roots import SEPARATOR, FoundModel, Roots
@@ -128,15 +128,21 @@ def _inspect_folder(
     member = partial(roots.member, found.namespace)
     file = folder.path / CONFIG_FILENAME
     report = ModelReport(name, (location,), f"{location}/{CONFIG_FILENAME}" if file.exists() else "")
-    written = WrittenConfig(ModelConfig(), NOWHERE)
+    written, errors = WrittenConfig(ModelConfig(), NOWHERE), list[Finding]()
     try:
         if report.config_file:
-            written = read_pbtxt(file)
-        candidate = read_candidate(name, folder, registry, is_strict=False, member=member)
+            written, errors = scan_pbtxt(read_text(file))
+        is_partial = bool(errors)
+        if errors and not written.config.ListFields():
+            raise InvalidConfig(errors)
+        as_written = WrittenConfig(ModelConfig(), written.locations, written.notes)
+        as_written.config.CopyFrom(written.config)
+        candidate = build_candidate(name, folder.path.name, folder, as_written, registry, member, file, errors)
     except SluiceError as error:
-        errors = written.locations.locate_all(error_findings(error))
-        return InspectedModel(replace(report, errors=errors), written)
+        located = written.locations.locate_all(error_findings(error))
+        return InspectedModel(replace(report, errors=located), written)
     backend = registry.find(candidate.config.backend or ENSEMBLE)
+    load_errors = _load_errors(candidate, location, registry, is_partial=is_partial)
     notes = (
         *written.notes,
         *_ignored_fields(written.config, candidate, backend),
@@ -148,7 +154,7 @@ def _inspect_folder(
         backend=candidate.config.backend or ENSEMBLE,
         versions=candidate.versions,
         notes=tuple(sorted(written.locations.locate_all(notes), key=lambda each: each.line or 0)),
-        errors=written.locations.locate_all(_load_errors(candidate, location, registry)),
+        errors=tuple(dict.fromkeys(written.locations.locate_all([*errors, *load_errors]))),
         runtime=_find_runtime(candidate, backend),
     )
     return InspectedModel(report, written, candidate)
@@ -182,10 +188,17 @@ def _folder_notes(folder: Path) -> Iterator[Finding]:
             yield Finding(message, fix=f"mv {each.name} {number}")
 
 
-def _load_errors(candidate: ModelCandidate, location: str, registry: BackendRegistry) -> Iterator[Finding]:
-    """Yield the errors with which the model would not load. `location` is its folder in messages."""
+def _load_errors(
+    candidate: ModelCandidate, location: str, registry: BackendRegistry, *, is_partial: bool
+) -> Iterator[Finding]:
+    """Yield the errors with which the model would not load. `location` is its folder in messages.
+
+    `is_partial`: the configuration lacks statements that cannot be read, so what a backend misses in it is no error.
+    """
     if not candidate.versions:
         yield _no_version(candidate, location)
+    if not candidate.config.backend and candidate.config.platform != ENSEMBLE:
+        return  # nobody knows the backend, which is an error already
     try:
         backend = registry.get(candidate.config.backend or ENSEMBLE)
     except SluiceError as error:
@@ -198,7 +211,7 @@ def _load_errors(candidate: ModelCandidate, location: str, registry: BackendRegi
     of_tensors = list(_raised_findings(lambda: check_tensors(config, is_complete=False)))
     yield from of_tensors
     for version in candidate.versions:
-        yield from _version_errors(ModelSource(candidate.folder.path, version, config), backend)
+        yield from _version_errors(ModelSource(candidate.folder.path, version, config), backend, is_partial=is_partial)
     source = ModelSource(candidate.folder.path, candidate.versions[-1] if candidate.versions else 1, config)
     yield from _label_errors(source)
     yield from _raised_findings(lambda: read_initial_states(source), "sequence_batching.state")
@@ -225,11 +238,15 @@ def _no_version(candidate: ModelCandidate, location: str) -> Finding:
     return Finding(f"{message}; its folder has no version", fix=f"{location}/1 with the model's file in it")
 
 
-def _version_errors(source: ModelSource, backend: Backend) -> Iterator[Finding]:
+def _version_errors(source: ModelSource, backend: Backend, *, is_partial: bool) -> Iterator[Finding]:
     config = source.config
-    yield from _raised_findings(lambda: backend.check(source))
     if config.default_model_filename and not _chooses_file(config, backend):
-        yield from _missing_file(source, config.default_model_filename, "default_model_filename")
+        missing = list(_missing_file(source, config.default_model_filename, "default_model_filename"))
+        yield from missing
+        if missing:
+            return
+    found = _raised_findings(lambda: backend.check(source))
+    yield from (each for each in found if not is_partial or not each.path)
 
 
 def _missing_file(source: ModelSource, filename: str, path: str) -> Iterator[Finding]:
@@ -298,7 +315,7 @@ def _check_ensemble(
 ) -> Iterator[Finding]:
     found = list(_check_members(ensemble, candidates, reports))
     yield from found
-    if not found:
+    if not found and not reports[ensemble.name].errors:
         yield from _check_ensemble_tensors(ensemble, candidates)
 
 

@@ -124,14 +124,13 @@ class ManagedModel:
 
     @property
     def problem(self) -> str:
-        """The reason for which it does not serve as it should; "" where it does."""
+        """What is wrong where it does not serve as it should; "" where it does. The index and the log tell why."""
         if not self.has_folder:
             return ""
         for version, each in sorted(self.versions.items()):
             is_first = each.state is ModelState.LOADING and not self.ready
             if each.has_failed or is_first:
-                what = f"model '{self.name}' version {version} is {each.state}"
-                return f"{what}: {each.reason}" if each.reason else what
+                return f"model '{self.name}' version {version} is {each.state}"
         return ""
 
     def index(self) -> list[IndexEntry]:

@@ -159,7 +159,11 @@ class ModelUpdates:
             self.managed(reading.name).fail(reading.version, failure_reason(reading.cause))
         if reading.error is not None:
             why = "" if reading.cause or reading.has_folder else ": no repository has a folder of that name"
-            self.on_failure(reading.error.message + why)
+            self._report(reading.error, why)
+
+    def _report(self, error: SluiceError, why: str = "") -> None:
+        self.on_failure(error.message.strip() + why)
+        error.is_logged = True
 
     async def _load_candidates(self, candidates: Candidates) -> Failures:
         """Load candidates, then the ensembles over what changed. Releases the candidates."""
@@ -168,7 +172,7 @@ class ModelUpdates:
             failures = {name: ModelFailure(name, reason) for name, reason in circular.items() if name in candidates}
             for name, failure in failures.items():
                 self.managed(name).fail(_reported_version(candidates[name]), failure.reason)
-                self.on_failure(failure.message.strip())
+                self._report(failure)
             changed, failed = await self._load_in_order([candidates[name] for name in order if name in candidates])
             await self._reload_callers(changed, set(candidates))
             self.failed_loads.update([*failures, *failed])
@@ -234,7 +238,7 @@ class ModelUpdates:
             except SluiceError as error:
                 if isinstance(error, ModelFailure) or managed.ready:
                     managed.fail(_reported_version(candidate), index_reason(error))
-                self.on_failure(error.message.strip())
+                self._report(error)
                 raise
         if is_changed:
             versions = ", ".join(str(each.version) for each in managed.ready)

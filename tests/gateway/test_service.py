@@ -112,8 +112,8 @@ def on_loop(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 async def test_ready_only_after_the_model_has_generated() -> None:
     async with rig() as it:
         assert it.service.is_live() and not it.service.is_ready()
-        assert it.service.readiness().reason == "the model is loading"
-        with pytest.raises(SluiceError, match="the model is loading") as caught:
+        assert it.service.readiness().reason == "the server is loading its models"
+        with pytest.raises(SluiceError, match="model 'rill' is not ready: the server is loading its models") as caught:
             it.service.llm("rill")
         assert caught.value.code is ErrorCode.UNAVAILABLE
         warming = asyncio.create_task(it.model.warm_up())
@@ -124,6 +124,19 @@ async def test_ready_only_after_the_model_has_generated() -> None:
         it.serve()
         assert it.service.is_ready()
         assert it.service.llms() == [it.service.llm("rill")] == [it.model]
+
+
+@on_loop
+async def test_a_model_that_is_ready_serves_while_others_are_loading() -> None:
+    async with rig() as it:
+        it.service.repository.add(it.loaded)
+        assert it.service.find("rill") is it.loaded and it.service.llm("rill") is it.model
+        with pytest.raises(SluiceError, match="model 'late' is not ready: the server is loading its models"):
+            it.service.find("late")
+        assert not it.service.is_ready()
+        it.service.begin_drain()
+        with pytest.raises(SluiceError, match="shutting down"):
+            it.service.find("rill")
 
 
 @on_loop

@@ -10,10 +10,17 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext
 from serving.backends.arrays.batch import BatchAssembler, parse_batch_tensors
-from serving.backends.arrays.config import check_config, complete_config, default_max_batch_size, needs_completion
+from serving.backends.arrays.config import (
+    DEFAULT_MAX_BATCH_SIZE,
+    check_config,
+    complete_config,
+    default_max_batch_size,
+    needs_completion,
+)
 from serving.backends.arrays.instance import ArrayInstance
 from serving.backends.arrays.session import ArraySession, Signature
 from serving.batching.scheduled_model import ScheduledModel
+from serving.config.validation import check_tensors
 from serving.instance import HostPolicy, Placement, choose_host_policy, place_instances
 from serving.model import Model
 from serving.spec import ModelSource, build_spec, read_labels
@@ -49,6 +56,22 @@ class ArrayBackend(Backend):
 
         Called on a thread that is bound to `policy`, so that threads the library starts there are bound to it too.
         """
+
+    def can_open(self, config: ModelConfig) -> bool:
+        """Return whether `check` may open the model: not where that runs a library that the model brings."""
+        return False
+
+    def check(self, source: ModelSource) -> None:
+        """Open the model without preparing it for requests, and compare it with its configuration."""
+        if not self.can_open(source.config):
+            return
+        signature = self.read_signature(source)
+        config = ModelConfig()
+        config.CopyFrom(source.config)
+        if needs_completion(config):
+            complete_config(config, signature, DEFAULT_MAX_BATCH_SIZE)
+        check_tensors(config)
+        check_config(config, build_spec(config, source.version), signature)
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         config = ModelConfig()

@@ -1,6 +1,6 @@
 """Completes a configuration from a model's signature, and checks it against that. The rules and errors are Triton's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
@@ -8,6 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.arrays.batch import parse_batch_tensors
 from serving.backends.arrays.session import Signature, TensorSignature
+from serving.findings import Finding, InvalidConfig
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import DataType
 from serving.tensors.tensor import format_shape
@@ -80,118 +81,132 @@ def _add_tensors(to: Any, tensors: Iterable[TensorSignature], is_batching: bool)
 
 
 def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> None:
-    """Check the configuration against the signature. Raises INVALID with what was expected and what the model has."""
-    batch_tensors = parse_batch_tensors(config)
-    batch_inputs = batch_tensors.input_types
-    expected = sum(not each.is_optional for each in spec.inputs.values())
-    expected += len(spec.control_inputs) + len(spec.states) + len(batch_inputs)
-    if len(signature.inputs) != expected:
-        raise invalid_argument(
-            f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides "
-            f"{len(signature.inputs)}"
-        )
-    _check_inputs(spec, signature)
-    for name, data_type in batch_inputs.items():
-        _check_type(spec, "input", name, data_type, _find_tensor("input", name, signature.inputs))
-    for tensor in spec.outputs.values():
-        model = _find_tensor("output", tensor.name, signature.outputs)
-        _check_type(spec, "output", tensor.name, tensor.data_type, model)
-        if tensor.name not in batch_tensors.scattered:
-            _check_dims(spec, tensor.model_dims, model, is_exact=True)
-    _check_states(spec, signature)
+    """Check the configuration against the signature. Raises InvalidConfig with all that contradicts the model."""
+    found = tuple(_Comparison(config, spec, signature).findings())
+    if found:
+        raise InvalidConfig(found)
 
 
-def _check_inputs(spec: ModelSpec, signature: Signature) -> None:
-    for tensor in spec.inputs.values():
-        if tensor.is_optional and spec.max_batch_size:
-            raise invalid_argument(
-                f"unable to load model '{spec.name}', optional input '{tensor.name}' is not supported for models that "
-                "support batching"
+class _Comparison:
+    """Compares a model's configuration with its signature."""
+
+    def __init__(self, config: ModelConfig, spec: ModelSpec, signature: Signature) -> None:
+        self._spec = spec
+        self._signature = signature
+        self._batch_tensors = parse_batch_tensors(config)
+        self._paths = {
+            (side, each.name): f"{side}[{index}]"
+            for side, tensors in (("input", config.input), ("output", config.output))
+            for index, each in enumerate(tensors)
+        }
+
+    def findings(self) -> Iterator[Finding]:
+        spec, signature = self._spec, self._signature
+        batch_inputs = self._batch_tensors.input_types
+        expected = sum(not each.is_optional for each in spec.inputs.values())
+        expected += len(spec.control_inputs) + len(spec.states) + len(batch_inputs)
+        if len(signature.inputs) != expected:
+            yield Finding(
+                f"unable to load model '{spec.name}', configuration expects {expected} inputs, model provides "
+                f"{len(signature.inputs)}",
+                "input",
             )
-        model = _find_tensor("input", tensor.name, signature.inputs | signature.optional_inputs)
-        _check_type(spec, "input", tensor.name, tensor.data_type, model)
-        if tensor.allows_ragged:
-            _check_ragged(spec, tensor, model)
-        else:
-            _check_dims(spec, tensor.model_dims, model, is_exact=False)
+        for tensor in spec.inputs.values():
+            yield from self._input(tensor)
+        for name, data_type in batch_inputs.items():
+            yield from self._tensor("input", name, data_type, None, signature.inputs)
+        for tensor in spec.outputs.values():
+            dims = None if tensor.name in self._batch_tensors.scattered else tensor.model_dims
+            yield from self._tensor("output", tensor.name, tensor.data_type, dims, signature.outputs, is_exact=True)
+        # Both tensors of each state are checked: the output of one request becomes the input of the next.
+        for state in spec.states:
+            yield from self._tensor("input", state.input_name, state.data_type, state.dims, signature.inputs)
+            yield from self._tensor("output", state.output_name, state.data_type, state.dims, signature.outputs)
 
+    def _input(self, tensor: TensorSpec) -> Iterator[Finding]:
+        name, allowed = tensor.name, self._signature.inputs | self._signature.optional_inputs
+        if tensor.is_optional and self._spec.max_batch_size:
+            yield Finding(
+                f"unable to load model '{self._spec.name}', optional input '{name}' is not supported for models that "
+                "support batching",
+                self._path("input", name, "optional"),
+            )
+        dims = None if tensor.allows_ragged else tensor.model_dims
+        yield from self._tensor("input", name, tensor.data_type, dims, allowed)
+        if tensor.allows_ragged and name in allowed:
+            yield from self._ragged(tensor, allowed[name])
 
-def _check_states(spec: ModelSpec, signature: Signature) -> None:
-    """Check both tensors of each state: the output of one request becomes the input of the next."""
-    for state in spec.states:
-        for side, name, tensors in (
-            ("input", state.input_name, signature.inputs),
-            ("output", state.output_name, signature.outputs),
-        ):
-            model = _find_tensor(side, name, tensors)
-            _check_type(spec, side, name, state.data_type, model)
-            _check_dims(spec, state.dims, model, is_exact=False)
+    def _path(self, side: str, name: str, field: str) -> str:
+        path = self._paths.get((side, name))
+        return f"{path}.{field}" if path is not None else ""
 
+    def _tensor(
+        self,
+        side: str,
+        name: str,
+        data_type: DataType,
+        dims: Sequence[int] | None,
+        allowed: Mapping[str, TensorSignature],
+        *,
+        is_exact: bool = False,
+    ) -> Iterator[Finding]:
+        """Check a tensor by its name, type and, unless they are None, `dims`."""
+        model = allowed.get(name)
+        if model is None:
+            message = f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(sorted(allowed))}"
+            yield Finding(message, self._path(side, name, "name"))
+            return
+        if data_type is not model.data_type:
+            yield Finding(
+                f"unable to load model '{self._spec.name}', configuration expects datatype {data_type.config_name} for "
+                f"{side} '{name}', model provides {model.data_type.config_name}",
+                self._path(side, name, "data_type"),
+            )
+        message = "" if dims is None else _dims_problem(self._spec, dims, model, is_exact=is_exact)
+        if message:
+            yield Finding(message, self._path(side, name, "dims"))
 
-def _find_tensor(side: str, name: str, allowed: dict[str, TensorSignature]) -> TensorSignature:
-    if name not in allowed:
-        raise invalid_argument(
-            f"unexpected inference {side} '{name}', allowed {side}s are: {', '.join(sorted(allowed))}"
+    def _ragged(self, tensor: TensorSpec, model: TensorSignature) -> Iterator[Finding]:
+        """Check that a ragged input has one dimension: its rows are concatenated."""
+        start = (
+            f"unable to load model '{self._spec.name}', configuration expects model provides input with shape [-1] for "
+            f"ragged input '{tensor.name}'"
         )
-    return allowed[name]
+        path = self._path("input", tensor.name, "allow_ragged_batch")
+        if tensor.is_optional:
+            yield Finding(f"{start}, which is not supported for optional input", path)
+        elif model.dims != (-1,):
+            yield Finding(f"{start}, model provides {format_shape(model.dims)}", path)
 
 
-def _check_ragged(spec: ModelSpec, tensor: TensorSpec, model: TensorSignature) -> None:
-    """Check that a ragged input has one dimension: its rows are concatenated."""
-    start = (
-        f"unable to load model '{spec.name}', configuration expects model provides input with shape [-1] for ragged "
-        f"input '{tensor.name}'"
-    )
-    if tensor.is_optional:
-        raise invalid_argument(f"{start}, which is not supported for optional input")
-    if model.dims != (-1,):
-        raise invalid_argument(f"{start}, model provides {format_shape(model.dims)}")
-
-
-def _check_type(spec: ModelSpec, side: str, name: str, data_type: DataType, model: TensorSignature) -> None:
-    if data_type is not model.data_type:
-        raise invalid_argument(
-            f"unable to load model '{spec.name}', configuration expects datatype {data_type.config_name} for "
-            f"{side} '{name}', model provides {model.data_type.config_name}"
-        )
-
-
-def _check_dims(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *, is_exact: bool) -> None:
+def _dims_problem(spec: ModelSpec, dims: Sequence[int], model: TensorSignature, *, is_exact: bool) -> str:
+    """Return what is wrong with the dims of a tensor; "" where they fit."""
+    start = f"model '{spec.name}', tensor '{model.name}'"
     if not model.dims:
-        _check_scalar(spec, model.name, dims)
-    elif spec.max_batch_size > 0:
-        _check_batched(spec, model, dims, is_exact)
-    elif not _fits(model.dims, dims, is_exact):
-        raise invalid_argument(
-            f"model '{spec.name}', tensor '{model.name}': the model expects {len(model.dims)} dimensions (shape "
-            f"{format_shape(model.dims)}) but the model configuration specifies {len(dims)} dimensions (shape "
-            f"{format_shape(dims)})"
-        )
-
-
-def _check_scalar(spec: ModelSpec, name: str, dims: Sequence[int]) -> None:
-    if any(size != 1 for size in dims):
-        raise invalid_argument(
-            f"unable to load model '{spec.name}', scalar tensor '{name}', should only provide 1 in the "
+        if all(size == 1 for size in dims):
+            return ""
+        return (
+            f"unable to load model '{spec.name}', scalar tensor '{model.name}', should only provide 1 in the "
             f"model configuration when the model doesn't support batching. Model configuration provided: "
             f"{format_shape(dims)}."
         )
-
-
-def _check_batched(spec: ModelSpec, model: TensorSignature, dims: Sequence[int], is_exact: bool) -> None:
-    start = f"model '{spec.name}', tensor '{model.name}'"
-    if model.dims[0] != -1:
-        raise invalid_argument(
+    is_batching = spec.max_batch_size > 0
+    if is_batching and model.dims[0] != -1:
+        return (
             f"{start}: for the model to support batching the shape should have at least 1 dimension and the first "
             f"dimension must be -1; but shape expected by the model is {format_shape(model.dims)}"
         )
-    full = (-1, *dims)
-    if not _fits(model.dims, full, is_exact):
-        raise invalid_argument(
-            f"{start}: the model expects {len(model.dims)} dimensions (shape {format_shape(model.dims)}) but the model "
-            f"configuration specifies {len(full)} dimensions (an initial batch dimension because max_batch_size > 0 "
-            f"followed by the explicit tensor shape, making complete shape {format_shape(full)})"
-        )
+    full = (-1, *dims) if is_batching else tuple(dims)
+    if _fits(model.dims, full, is_exact):
+        return ""
+    expected = f"{start}: the model expects {len(model.dims)} dimensions (shape {format_shape(model.dims)})"
+    shape = (
+        f"an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, making complete "
+        f"shape {format_shape(full)}"
+        if is_batching
+        else f"shape {format_shape(full)}"
+    )
+    return f"{expected} but the model configuration specifies {len(full)} dimensions ({shape})"
 
 
 def _fits(model: Sequence[int], dims: Sequence[int], is_exact: bool) -> bool:

@@ -41,6 +41,9 @@ class OnnxRuntimeBackend(ArrayBackend):
         config.platform = config.platform or _PLATFORM
         return config
 
+    def can_open(self, config: ModelConfig) -> bool:
+        return not config.model_operations.op_library_filename
+
     def num_gpus(self) -> int:
         return num_usable_gpus()
 

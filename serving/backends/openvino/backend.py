@@ -43,6 +43,9 @@ class OpenVinoBackend(ArrayBackend):
         """Return the names by which clients know the model's tensors."""
         return configured_names(source.config)
 
+    def can_open(self, config: ModelConfig) -> bool:
+        return not self.options(config).extension
+
     def read_signature(self, source: ModelSource) -> Signature:
         options = self.options(source.config)
         return self._read_signature(self._read_model(_new_core(options), source, options), source, options)

@@ -1,6 +1,7 @@
 """The backend `python`: loads models written as Triton's `model.py`, which run unmodified in worker processes."""
 
 import asyncio
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -156,6 +157,14 @@ class PythonBackend(Backend):
         instances = create_instances(workers, placements, _can_queue_ahead(source.config))
         return PythonModel(source, instances, labels, context, environment)
 
+    def check(self, source: ModelSource) -> None:
+        """Check the parameters, and compile the model's code without running it."""
+        check_parameters(source.config)
+        script, _ = self._script(source)
+        has_own_python = environment_path(source.config, source.folder) or self._environment
+        if has_own_python is None and Path(script).is_file():
+            _compile(Path(script))
+
     def _script(self, source: ModelSource) -> tuple[str, str]:
         """Return the file of the model's class, and the version's folder where modules of its own are found too."""
         return str(source.model_file), ""
@@ -174,6 +183,19 @@ class PythonBackend(Backend):
         if path == options.runtime and not await asyncio.to_thread(path.is_dir):
             return InterpreterLease(await find_interpreter(path))
         return await self._environments.lease(path)
+
+
+def _compile(script: Path) -> None:
+    """Compile a model's code. Raises INVALID with the place of a syntax error."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a model may warn of its own code when it is loaded
+            compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        place = f"{script}:{error.lineno}" if error.lineno else str(script)
+        raise invalid_argument(f"{place}: {type(error).__name__}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise invalid_argument(f"{script}: {type(error).__name__}: {error}") from None
 
 
 def _refuse_services(message: WorkerMessage, process: WorkerProcess) -> None:

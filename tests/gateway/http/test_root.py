@@ -92,8 +92,12 @@ def test_other_methods_are_refused(live: LiveServer) -> None:
 
 def test_while_loading_it_answers_and_says_so(loading_live: LiveServer) -> None:
     overview = loading_live.get("/").json()
-    assert (overview["ready"], overview["reason"], overview["models"]) == (False, "the model is loading", [])
-    assert "Not ready: the model is loading." in loading_live.get("/", headers=BROWSER).text
+    assert (overview["ready"], overview["reason"], overview["models"]) == (
+        False,
+        "the server is loading its models",
+        [],
+    )
+    assert "Not ready: the server is loading its models." in loading_live.get("/", headers=BROWSER).text
 
 
 @pytest.mark.parametrize("headers", [{}, BROWSER])

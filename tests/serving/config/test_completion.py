@@ -4,7 +4,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backends.registry import BackendRegistry
-from serving.config.completion import complete_kind, fill_defaults, has_gpu
+from serving.config.completion import complete_kind, complete_name, fill_defaults, has_gpu
 from serving.repository.loader import load_order
 from sluice.errors import SluiceError
 from tests.serving.config.parts import parse_config
@@ -41,8 +41,7 @@ def test_what_tells_a_models_kind(tmp_path: Path, text: str, files: list[str], e
     for name in files:
         (tmp_path / name).touch()
     config = config_of(text)
-    complete_kind(config, "m", [tmp_path], BackendRegistry())
-    assert config.name == "m"
+    complete_kind(config, [tmp_path], BackendRegistry())
     assert (config.platform, config.backend, config.default_model_filename) == expected
 
 
@@ -57,7 +56,9 @@ def test_what_tells_a_models_kind(tmp_path: Path, text: str, files: list[str], e
 )  # fmt: skip
 def test_models_of_no_kind(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SluiceError) as caught:
-        complete_kind(config_of(text), "m", [tmp_path], BackendRegistry())
+        config = config_of(text)
+        complete_name(config, "m")
+        complete_kind(config, [tmp_path], BackendRegistry())
     assert caught.value.message == message
 
 
@@ -66,7 +67,7 @@ def test_the_highest_version_decides(tmp_path: Path) -> None:
         (tmp_path / str(version)).mkdir()
         (tmp_path / str(version) / file).touch()
     config = ModelConfig()
-    complete_kind(config, "m", [tmp_path / "2", tmp_path / "1"], BackendRegistry())
+    complete_kind(config, [tmp_path / "2", tmp_path / "1"], BackendRegistry())
     assert config.backend == "onnxruntime"
 
 

@@ -77,6 +77,8 @@ def test_bytes_is_a_word_only_where_a_type_stands() -> None:
          "parameters { key: 'policy_type' value: 'all' } } ]", ":2:29: an agent of kind version_policy does not exist: "
          "which versions are served is a field of its own; write: version_policy { all { } }"),
         ("max_batch_size: many", ":1:17: "),
+        ("max_batch_size: many\ninput { dims: 'x', name: 'a' }", "; config.pbtxt:2:15: "),
+        ("input { data_type: 99999999999 }", ": a value cannot be read: Value out of range"),
         ("input {", ":1:"),
         ("dynamic_batching {}\nsequence_batching {}", ":2:1: "),
     ],
@@ -110,6 +112,7 @@ def test_every_spelling_of_lists_and_messages() -> None:
         ('cc_model_filenames { key: "75" value: "a" } cc_model_filenames { key: "7.5" value: "b" }',
          {"75": "a", "7.5": "b"}),
         ('cc_model_filenames { key: "default" value: "a" }', {"default": "a"}),
+        ('cc_model_filenames { key: "" value: "a" }', {"": "a"}),
     ],
 )  # fmt: skip
 def test_compute_capabilities(text: str, files: dict[str, str]) -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 from uuid import uuid4
 
 import fsspec
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 from serving.backends.registry import BackendRegistry
 from serving.repository.folders import LocalRoot
@@ -102,6 +104,69 @@ def test_what_is_wrong_with_one(root: Path, config: str, expected: list[str]) ->
     for key, text in filled.items():
         expected = [each.replace(key, text) for each in expected]
     assert told(inspected(root)["a"]) == expected
+
+
+def test_errors_of_every_stage_are_reported_together(root: Path) -> None:
+    text = f"""name: "b"
+max_batch: 3, max_batch_size: "many"
+{STAMP.replace("[ 1 ]", "[ 0 ]").replace("TYPE_INT32 dims: [ -1 ]", "TYPE_FLAOT32, dims: [ -2 ]")}
+dynamic_batching {{ preferred_batch_size: [2] }}
+default_model_filename: "other.txt"
+"""
+    write_model(root, "a", 1, config=text)
+    assert [(each.line, each.path) for each in inspected(root)["a"].errors] == [
+        (2, "max_batch"),
+        (4, "input[0].data_type"),
+        (2, ""),
+        (1, "name"),
+        (7, "dynamic_batching.preferred_batch_size[0]"),
+        (4, "input[0].dims"),
+        (5, "output[0].dims"),
+        (8, "default_model_filename"),
+    ]
+
+
+def test_syntax_errors_of_a_models_code_are_found_without_running_it(root: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "it-ran"
+    config = STAMP.replace("stamp", "python")
+    for name, code in (("a", "def execute(self)\n"), ("b", f"open({str(trace)!r}, 'w')\n"), ("c", "x = '\\d'\n\0")):
+        write_model(root, name, 1, config=config)
+        (root / name / "1" / "model.py").write_text(code)
+    reports = inspected(root)
+    assert told(reports["a"]) == [f"{root}/a/1/model.py:1: SyntaxError: expected ':'"]
+    assert told(reports["b"]) == []
+    assert "null bytes" in told(reports["c"])[0]
+    assert not trace.exists()
+
+
+LAYOUT = """backend: "{backend}" max_batch_size: 2
+input [ {{ name: "A" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [ 3, 4, 4 ] }} ]
+output [ {{ name: "B" data_type: {data_type} dims: [ {dims} ] }} ]
+"""
+
+
+def write_onnx(folder: Path, name: str = "model.onnx") -> None:
+    image = ["N", 3, 4, 4]
+    tensors = [helper.make_tensor_value_info(each, TensorProto.FLOAT, image) for each in "AB"]
+    graph = helper.make_graph([helper.make_node("Identity", ["A"], ["B"])], "g", tensors[:1], tensors[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), folder / name)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_configurations_that_contradict_the_models_file(root: Path, backend: str) -> None:
+    fitting = LAYOUT.format(backend=backend, data_type="TYPE_FP32", dims="3, 4, 4")
+    other = LAYOUT.format(backend=backend, data_type="TYPE_INT8", dims="3, 4").replace('"A"', '"X"')
+    for name, config in (("fits", fitting), ("other", other), ("unreadable", fitting)):
+        write_model(root, name, 1, config=f'{config}default_model_filename: "model.onnx"')
+        write_onnx(root / name / "1")
+    (root / "unreadable" / "1" / "model.onnx").write_text("not a model")
+    reports = inspected(root)
+    assert (reports["fits"].verdict, told(reports["fits"])) == (Verdict.OK, [])
+    found = [(each.line, each.path) for each in reports["other"].errors]
+    # OpenVINO converts types to those of the configuration.
+    types = [(3, "output[0].data_type")] if backend == "onnxruntime" else []
+    assert found == [(2, "input[0].name"), *types, (3, "output[0].dims")]
+    assert reports["unreadable"].verdict is Verdict.ERROR
 
 
 def test_a_model_without_anything(root: Path) -> None:

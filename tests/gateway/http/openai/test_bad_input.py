@@ -307,7 +307,7 @@ def test_a_body_over_the_limit_is_refused(strict_live: LiveServer) -> None:
 def test_while_the_model_loads(loading_live: LiveServer) -> None:
     response = loading_live.post(PATH["chat"], CHAT)
     assert response.status_code == 503
-    assert response.json()["error"]["message"] == "the model is loading"
+    assert response.json()["error"]["message"] == "model 'rill' is not ready: the server is loading its models"
     assert int(response.headers["retry-after"]) >= 1
 
 

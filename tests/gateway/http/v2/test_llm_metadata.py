@@ -27,7 +27,7 @@ def test_while_the_model_loads(loading_live: LiveServer) -> None:
     for path in (MODEL, f"{MODEL}/config"):
         response = loading_live.get(path)
         assert response.status_code == 503
-        assert response.json() == {"error": "the model is loading"}
+        assert response.json() == {"error": "model 'rill' is not ready: the server is loading its models"}
 
 
 @pytest.mark.parametrize("path", [MODEL, f"{MODEL}/versions/1", f"{MODEL}/versions/01"])
