@@ -55,6 +55,29 @@ def place_instances(config: ModelConfig, num_gpus: int) -> list[Placement]:
     return [each for group in groups for each in _place_group(group, config.name, num_gpus, has_gpu_group)]
 
 
+def match_placements(
+    present: Iterable[Placement], wanted: Iterable[Placement]
+) -> tuple[list[tuple[Placement, Placement]], list[Placement]]:
+    """Return the pairs of a present placement and an equal wanted one, and the wanted ones that are new.
+
+    As in Triton, names do not count: an instance stays under its old one. A place that is left only to GPUs or is no
+    longer so is the same place.
+    """
+    left, pairs, new = list(present), [], []
+    for each in wanted:
+        same = next((other for other in left if _anonymous(other) == _anonymous(each)), None)
+        if same is None:
+            new.append(each)
+            continue
+        left = [other for other in left if other is not same]
+        pairs.append((same, replace(each, name=same.name)))
+    return pairs, new
+
+
+def _anonymous(placement: Placement) -> Placement:
+    return replace(placement, name="", is_spillover=False)
+
+
 def _place_group(group: ModelInstanceGroup, model: str, num_gpus: int, has_gpu_group: bool) -> list[Placement]:
     wants_gpu = _wants_gpu(group, num_gpus)
     devices: list[int | None] = [None]
@@ -95,6 +118,11 @@ class Instance(ABC):
     @property
     def is_ready(self) -> bool:
         """Whether it can run a batch now or after the present one: false while its process is being restarted."""
+        return True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has no request. Models that update their instances close one only then."""
         return True
 
     @abstractmethod

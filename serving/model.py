@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.job import InferJob, ReceiveResponse
 from serving.request import InferRequest, InferResponse
 from serving.request_check import check_request
-from serving.spec import ModelSpec
+from serving.spec import ModelSource, ModelSpec
 from serving.statistics import ModelStatistics
 from sluice.errors import ErrorCode, SluiceError
 
@@ -165,6 +165,13 @@ class Model(ABC):
                 job.cancel()
         finally:
             self.statistics = kept
+
+    async def update_instances(self, source: ModelSource) -> bool:
+        """Run on the instances of `source` from now on, which is otherwise the model's own.
+
+        Returns False where nothing has changed and the model must be loaded again. Raises as a load does.
+        """
+        return False
 
     @property
     def num_in_flight(self) -> int:

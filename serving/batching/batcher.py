@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter_ns
 
 from serving.batching.instance_pool import open_pool
@@ -44,6 +44,13 @@ class Batcher:
 
     async def warm_up(self, new_batch: Callable[[], WarmUpBatch]) -> None:
         await self._pool.warm_up(new_batch)
+
+    def change_instances(self, added: Sequence[Instance], removed: Collection[Instance]) -> None:
+        """Run later batches on other instances. The caller closes those that are removed, once they are idle."""
+        self._pool.retire(removed)
+        self._pool.add(added)
+        self._pool.sort_idle()
+        self._dispatch()
 
     @property
     def is_ready(self) -> bool:

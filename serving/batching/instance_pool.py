@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter_ns
 
@@ -70,9 +70,34 @@ class InstancePool:
     def __init__(self, instances: Sequence[Instance], on_done: OnDone) -> None:
         self._idle: deque[PooledInstance] = deque()
         self._spillover: deque[PooledInstance] = deque()
-        self._all = [PooledInstance(each, self, on_done, self._idle_queue(each)) for each in instances]
-        for each in self._all:
+        self._all: list[PooledInstance] = []
+        self._on_done = on_done
+        self.add(instances)
+
+    def add(self, instances: Iterable[Instance]) -> None:
+        added = [PooledInstance(each, self, self._on_done, self._idle_queue(each)) for each in instances]
+        self._all += added
+        for each in added:
             each.idle_queue.append(each)
+
+    def retire(self, instances: Collection[Instance]) -> None:
+        """Give these instances no more batches; those that they run go on. The caller closes them."""
+        for each in [each for each in self._all if each.instance in instances]:
+            self._all.remove(each)
+            self._move(each, deque())
+
+    def sort_idle(self) -> None:
+        """Sort its instances into those that come first and those that come last, after their placements changed."""
+        for each in self._all:
+            self._move(each, self._idle_queue(each.instance))
+
+    def _move(self, pooled: PooledInstance, queue: deque[PooledInstance]) -> None:
+        if pooled.idle_queue is queue:
+            return
+        if pooled in pooled.idle_queue:
+            pooled.idle_queue.remove(pooled)
+            queue.append(pooled)
+        pooled.idle_queue = queue
 
     def _idle_queue(self, instance: Instance) -> deque[PooledInstance]:
         is_spillover = instance.placement is not None and instance.placement.is_spillover

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -46,8 +46,16 @@ class WarmUpSample:
     inputs: dict[str, Tensor]
 
 
-async def warm_up(model: Model, source: ModelSource, limit_s: float = LIMIT_S) -> None:
-    """Run every sample of `model_warmup`. Raises INVALID for one that fails, DEADLINE where all exceed `limit_s`."""
+async def warm_up(
+    model: Model,
+    source: ModelSource,
+    limit_s: float = LIMIT_S,
+    run: Callable[[InferRequest], Awaitable[None]] | None = None,
+) -> None:
+    """Run every sample of `model_warmup` by `run`, by default `Model.warm_up`.
+
+    Raises INVALID for one that fails, DEADLINE where all exceed `limit_s`.
+    """
     if not source.config.model_warmup:
         return
     started = perf_counter()
@@ -56,7 +64,7 @@ async def warm_up(model: Model, source: ModelSource, limit_s: float = LIMIT_S) -
     try:
         async with limit:
             for sample in samples:
-                await _run(model, sample)
+                await _run(run or model.warm_up, sample)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -64,10 +72,10 @@ async def warm_up(model: Model, source: ModelSource, limit_s: float = LIMIT_S) -
     _log.info("%s: warmed up in %.2f s", model.spec.label, perf_counter() - started)
 
 
-async def _run(model: Model, sample: WarmUpSample) -> None:
+async def _run(run: Callable[[InferRequest], Awaitable[None]], sample: WarmUpSample) -> None:
     for _ in range(sample.count):
         try:
-            await model.warm_up(InferRequest(dict(sample.inputs)))
+            await run(InferRequest(dict(sample.inputs)))
         except SluiceError as error:
             raise invalid_argument(f"failed to run warmup sample '{sample.name}': {error.message}") from error
 

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -19,17 +20,25 @@ from serving.config.supported_fields import ignored_fields_note
 from serving.config.validation import check_structure
 from serving.findings import Finding, InvalidConfig, error_findings
 from serving.repository.failures import poll_failed
-from serving.repository.folders import FolderState, ModelFolder, is_plain_name, list_versions, write_files
+from serving.repository.folders import FileState, FolderState, ModelFolder, is_plain_name, list_versions, write_files
 from serving.repository.roots import FoundModel, Roots
 from serving.spec import inner_path
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
 CHECKSUM = "checksum"
 _ALGORITHMS = ("md5", "sha1", "sha256")
-Signature = tuple[object, ...]
-"""Compares equal while nothing of a version has changed."""
 ResolveMember = Callable[[str, str], str]
 """Returns the name of a step's model, from its `model_namespace` and `model_name`."""
+
+
+class Signature(NamedTuple):
+    """Compares equal while nothing of a version has changed.
+
+    `common` is all but the instance groups, `instances` are those and the files that a configuration is read from.
+    """
+
+    common: tuple[object, ...]
+    instances: tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +247,18 @@ def build_candidate(
             step.model_name = member(step.model_namespace, step.model_name)
     fill_defaults(config)
     versions = _select_versions(config, available)
-    serialized = config.SerializeToString(deterministic=True)
-    signatures = {version: (serialized, folder.origin, state.of_version(version)) for version in versions}
+    common = ModelConfig()
+    common.CopyFrom(config)
+    common.ClearField("instance_group")
+    serialized = common.SerializeToString(deterministic=True)
+    instances = tuple(group.SerializeToString(deterministic=True) for group in config.instance_group)
+    signatures = {}
+    for version in versions:
+        files: list[FileState] = []
+        config_files: list[FileState] = []
+        for each in state.of_version(version):
+            (config_files if _is_config_file(each.path) else files).append(each)
+        signatures[version] = Signature((serialized, folder.origin, *files), (*instances, *config_files))
     return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *ignored))
 
 
@@ -252,6 +271,10 @@ def _collected(errors: list[Finding] | None) -> Iterator[None]:
         if errors is None:
             raise
         errors.extend(error_findings(error))
+
+
+def _is_config_file(path: str) -> bool:
+    return path == CONFIG_FILENAME or path.startswith(f"{CONFIGS_FOLDER}/")
 
 
 def _check_config(written: WrittenConfig, file: Path) -> None:

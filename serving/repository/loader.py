@@ -22,6 +22,7 @@ from serving.latencies import build_latency_recorder
 from serving.model import Model
 from serving.repository.candidate import ModelCandidate
 from serving.repository.failures import as_sluice_error
+from serving.repository.folders import ModelFolder
 from serving.spec import ModelSource, inner_path
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
 
@@ -87,17 +88,20 @@ class VersionLoader:
         return await self._attempt(candidate, version)
 
     async def _attempt(self, candidate: ModelCandidate, version: int) -> Model:
+        return await self._guarded(candidate.name, version, self._load(candidate, version))
+
+    async def _guarded(self, name: str, version: int, work: Coroutine[Any, Any, T]) -> T:
         async with nullcontext() if requested_by_model.get() else self._slots:
             limit = asyncio.timeout(self._timeout_s)
             try:
                 async with limit:
-                    return await self._load(candidate, version)
+                    return await work
             except SluiceError:
                 raise
             except Exception as error:
                 if limit.expired():
                     raise SluiceError(ErrorCode.DEADLINE, f"loading took longer than {self._timeout_s:g} s") from None
-                _log.exception("model '%s' version %d cannot be loaded", candidate.name, version)
+                _log.exception("model '%s' version %d cannot be loaded", name, version)
                 raise as_sluice_error(error) from error
 
     async def _load(self, candidate: ModelCandidate, version: int) -> Model:
@@ -125,6 +129,19 @@ class VersionLoader:
             await model.close()
             raise
         return model
+
+    async def update(self, model: Model, folder: ModelFolder, written: ModelConfig) -> bool:
+        """Give a model the instance groups of `written`, which differs in nothing else. Raises as `load`.
+
+        Returns False where the model must be loaded again. A failed update leaves the model as it was.
+        """
+        config = ModelConfig()
+        config.CopyFrom(model.config)
+        config.ClearField("instance_group")
+        config.instance_group.extend(written.instance_group)
+        _check_active_instances(config)
+        source = ModelSource(folder.path, model.version, config)
+        return await self._guarded(model.name, model.version, model.update_instances(source))
 
     async def _make_ready(self, model: Model, source: ModelSource, candidate: ModelCandidate) -> None:
         self._hooks.check(model)

@@ -48,7 +48,7 @@ class _Version:
     state: ModelState
     reason: str = ""
     model: Model | None = None
-    signature: Signature = ()
+    signature: Signature | None = None
     folder: ModelFolder | None = None
 
     @property
@@ -174,6 +174,8 @@ class ManagedModel:
         except SluiceError as error:
             raise ModelFailure(self.name, error.message) from None
         changed = [version for version in candidate.versions if is_forced or not self._is_current(candidate, version)]
+        if not is_forced:
+            changed = [version for version in changed if not await self._update(candidate, version, loader)]
         loaded = await self._load(candidate, changed, loader)
         for version, model in loaded.items():
             self._retire(version)
@@ -227,6 +229,22 @@ class ManagedModel:
         if serving is None or serving.model is None or serving.model.is_lost:
             return False
         return serving.signature == candidate.signatures[version]
+
+    async def _update(self, candidate: ModelCandidate, version: int, loader: VersionLoader) -> bool:
+        """Change only the instances of a version. Returns False where more has changed, or it cannot change them."""
+        serving = self.versions.get(version)
+        if serving is None or serving.model is None or serving.model.is_lost:
+            return False
+        signature = candidate.signatures[version]
+        if serving.folder is None or serving.signature is None or serving.signature.common != signature.common:
+            return False
+        try:
+            if not await loader.update(serving.model, serving.folder, candidate.config):
+                return False
+        except SluiceError as error:
+            raise versions_failed(self.name, {version: error}) from None
+        serving.signature = signature
+        return True
 
     async def _load(self, candidate: ModelCandidate, versions: list[int], loader: VersionLoader) -> dict[int, Model]:
         """Load all of `versions`, or none of them and raise an error."""

@@ -4,6 +4,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -19,7 +20,7 @@ from serving.backends.arrays.config import (
 )
 from serving.backends.arrays.instance import ArrayInstance
 from serving.backends.arrays.session import ArraySession, Signature
-from serving.batching.scheduled_model import ScheduledModel
+from serving.batching.scheduled_model import InstanceStarter, ScheduledModel
 from serving.config.validation import check_tensors
 from serving.instance import HostPolicy, Placement, choose_host_policy, place_instances
 from serving.model import Model
@@ -83,11 +84,17 @@ class ArrayBackend(Backend):
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load the model. Raises INVALID where its configuration contradicts it, else with the library's reason."""
+        starter = InstanceStarter(await asyncio.to_thread(self.num_gpus), partial(self._start_instances, context))
+        instances = await starter.start(source, place_instances(source.config, starter.num_gpus))
+        labels = await asyncio.to_thread(read_labels, source.config, source.folder)
+        return ScheduledModel(source, instances, labels, context, starter)
+
+    async def _start_instances(
+        self, context: BackendContext, source: ModelSource, placements: Sequence[Placement]
+    ) -> list[ArrayInstance]:
         config, spec = source.config, build_spec(source.config, source.version)
         batch_tensors = parse_batch_tensors(config)
-        placements = place_instances(config, await asyncio.to_thread(self.num_gpus))
         places = [_SharedPlace(each.gpu, choose_host_policy(each, context.host_policies)) for each in placements]
-        labels = await asyncio.to_thread(read_labels, config, source.folder)
         sessions = await asyncio.to_thread(self._open_sessions, source, placements, places)
         try:
             for session in sessions.values():
@@ -95,11 +102,10 @@ class ArrayBackend(Backend):
         except SluiceError:
             await asyncio.to_thread(_close_sessions, sessions.values())
             raise
-        instances = [
+        return [
             ArrayInstance(each, sessions[place], BatchAssembler(spec, sessions[place], batch_tensors), place.policy)
             for each, place in zip(placements, places, strict=True)
         ]
-        return ScheduledModel(source, instances, labels, context)
 
     def _open_sessions(
         self, source: ModelSource, placements: Sequence[Placement], places: Sequence[_SharedPlace]

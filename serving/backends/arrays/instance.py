@@ -48,6 +48,10 @@ class ArrayInstance(Instance):
         )
         self._batch: _RunningBatch | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        return self._batch is None
+
     def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self._batch = batch = _RunningBatch(jobs, self._session.open_run(), done)
         self._thread.submit(self._run, batch)

@@ -22,7 +22,7 @@ from serving.backends.python.options import PythonOptions, check_parameters, par
 from serving.backends.python.process import WorkerMessage, WorkerProcess
 from serving.backends.python.services import refuse_request
 from serving.backends.python.supervisor import MAX_LOOKAHEAD, SupervisedWorker
-from serving.batching.scheduled_model import ScheduledModel
+from serving.batching.scheduled_model import InstanceStarter, ScheduledModel
 from serving.config.config_json import config_json, parse_config_json
 from serving.instance import Instance, Placement, choose_host_policy, place_instances
 from serving.job import InferJob
@@ -41,16 +41,20 @@ class PythonInstance(Instance):
     """
 
     def __init__(self, worker: SupervisedWorker, placement: Placement, workers: Sequence[SupervisedWorker]) -> None:
-        """`workers` are all workers of the model, over which requests are spread."""
+        """`workers` are all workers of the model, over which requests are spread; they may change."""
         self.name = worker.name
         self.placement = placement
         self._worker = worker
-        self._others = [each for each in workers if each is not worker]
+        self._workers = workers
         self._is_busy = False
 
     @property
     def num_starts(self) -> int:  # type: ignore[override]  # counted by the worker, for all of its places
         return self._worker.num_starts
+
+    @property
+    def is_idle(self) -> bool:
+        return self._worker.is_idle
 
     @property
     def is_ready(self) -> bool:
@@ -61,7 +65,7 @@ class PythonInstance(Instance):
 
     def _is_least_loaded(self) -> bool:
         load = self._worker.num_batches
-        return load == 0 or all(load <= each.num_batches for each in self._others if each.is_ready)
+        return load == 0 or all(load <= each.num_batches for each in self._workers if each.is_ready)
 
     def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self._is_busy = True
@@ -77,12 +81,22 @@ class PythonInstance(Instance):
 
 
 def create_instances(
-    workers: Sequence[SupervisedWorker], placements: Sequence[Placement], can_queue_ahead: bool
+    workers: Sequence[SupervisedWorker],
+    placements: Sequence[Placement],
+    can_queue_ahead: bool,
+    all_workers: Sequence[SupervisedWorker] | None = None,
 ) -> list[PythonInstance]:
-    """Return the places of `workers`, each worker's first one first. Without `can_queue_ahead` each has only one."""
+    """Return the places of `workers`, each worker's first one first. Without `can_queue_ahead` each has only one.
+
+    `all_workers` are those of the model, by default `workers`.
+    """
     num_places = 1 + MAX_LOOKAHEAD if can_queue_ahead else 1
     placed = list(zip(workers, placements, strict=True))
-    return [PythonInstance(worker, placement, workers) for _ in range(num_places) for worker, placement in placed]
+    return [
+        PythonInstance(worker, placement, workers if all_workers is None else all_workers)
+        for _ in range(num_places)
+        for worker, placement in placed
+    ]
 
 
 class PythonModel(ScheduledModel):
@@ -98,8 +112,9 @@ class PythonModel(ScheduledModel):
         labels: Mapping[str, Sequence[str]],
         context: BackendContext,
         environment: InterpreterLease,
+        starter: InstanceStarter,
     ) -> None:
-        super().__init__(source, instances, labels, context)
+        super().__init__(source, instances, labels, context, starter)
         self._environment = environment
 
     async def close(self) -> None:
@@ -143,19 +158,26 @@ class PythonBackend(Backend):
         labels = await asyncio.to_thread(read_labels, source.config, source.folder)
         options = self._parse_options(context)
         environment = await self._lease_environment(source, options)
-        placements = place_instances(source.config, num_gpus())
-        launches = [
-            WorkerLaunch(environment.interpreter, _find_cores(each, context), options.start_timeout_s)
-            for each in placements
-        ]
-        workers = create_workers(source, placements, launches, context, self._script(source))
+        queue = WorkerBatchQueue(source.name)
+        workers: list[SupervisedWorker] = []
+
+        async def start(source: ModelSource, placements: Sequence[Placement]) -> list[PythonInstance]:
+            launches = [
+                WorkerLaunch(environment.interpreter, _find_cores(each, context), options.start_timeout_s)
+                for each in placements
+            ]
+            started = create_workers(source, placements, launches, context, self._script(source), queue)
+            await _start_all(started)
+            workers[:] = [*(each for each in workers if not each.is_closing), *started]
+            return create_instances(started, placements, _can_queue_ahead(source.config), workers)
+
+        starter = InstanceStarter(num_gpus(), start)
         try:
-            await _start_all(workers)
+            instances = await start(source, place_instances(source.config, starter.num_gpus))
         except BaseException:
             environment.release()
             raise
-        instances = create_instances(workers, placements, _can_queue_ahead(source.config))
-        return PythonModel(source, instances, labels, context, environment)
+        return PythonModel(source, instances, labels, context, environment, starter)
 
     def check(self, source: ModelSource) -> None:
         """Check the parameters, and compile the model's code without running it."""
@@ -211,13 +233,17 @@ def create_workers(
     launches: Sequence[WorkerLaunch],
     context: BackendContext,
     script: tuple[str, str] = ("", ""),
+    shared: WorkerBatchQueue | None = None,
 ) -> list[SupervisedWorker]:
     """Create the workers without starting them. `script` is the file of the class, and the folder of other modules.
 
-    They share a queue, so that batches a lost worker had not begun go to any other. With sequences each worker has its
-    own, because the states are in its process.
+    They share a queue, by default a new one, so that batches a lost worker had not begun go to any other. With
+    sequences each worker has its own, because the states are in its process.
     """
-    shared = None if source.config.HasField("sequence_batching") else WorkerBatchQueue(source.name)
+    if source.config.HasField("sequence_batching"):
+        shared = None
+    elif shared is None:
+        shared = WorkerBatchQueue(source.name)
     return [
         SupervisedWorker(
             _initialize_command(source, place, *script),

@@ -80,8 +80,9 @@ class WorkerBatchQueue:
         late.fail(SluiceError(ErrorCode.UNAVAILABLE, message))
 
     def remove_worker(self, notify: Callable[[], None], error: SluiceError) -> None:
-        """Remove a worker that will not come back. Without any worker, all batches fail."""
-        self._workers.remove(notify)
+        """Remove a worker that will not come back. Without any worker, all batches fail. Idempotent."""
+        if notify in self._workers:
+            self._workers.remove(notify)
         if not self._workers:
             self.close(error)
 

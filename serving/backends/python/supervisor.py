@@ -66,14 +66,19 @@ class SupervisedWorker:
         self._is_up = False
         self.num_starts = 0
         """Number of processes that have loaded the model."""
-        self._is_closing = False
+        self.is_closing = False
         self._loaded_s = 0.0
         self._execution_ns = float(LOOKAHEAD_NS * 2)
 
     @property
     def is_ready(self) -> bool:
         """Whether it would run another batch, now or after those it has."""
-        return self._is_up and not self._is_closing
+        return self._is_up and not self.is_closing
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has neither a batch nor a request that is still answered."""
+        return not self._running and not self._jobs
 
     @property
     def num_batches(self) -> int:
@@ -260,8 +265,8 @@ class SupervisedWorker:
 
     async def close(self) -> None:
         """Fail what is in flight and end the process. Idempotent."""
-        if not self._is_closing:
-            self._is_closing = True
+        if not self.is_closing:
+            self.is_closing = True
             if self._running or self._jobs:
                 # Whoever closes a working model has already waited for it.
                 self._finalize_timeout_s = min(self._finalize_timeout_s, BUSY_TIMEOUT_S)
@@ -270,7 +275,7 @@ class SupervisedWorker:
                 self._supervisor.cancel()
                 self._services.end_calls()
                 self._fail_all(error)
-            self._queue.close(error)
+            self._queue.remove_worker(self._take_queued, error)
         if self._supervisor is not None:
             await asyncio.wait((self._supervisor,))
         if self._process is not None:

@@ -1,7 +1,7 @@
 """The sequence batcher: it finds each request's sequence, gives sequences slots, and runs their requests in order."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -50,8 +50,12 @@ class SequenceBatcher:
         instances: Sequence[Instance],
         on_executed: Callable[[list[InferJob]], None],
         limiter: RateLimiter | None = None,
+        on_released: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_executed` is called with each batch that has run. Reads files. Raises as `read_initial_states`."""
+        """Reads files. Raises as `read_initial_states`.
+
+        `on_executed` is called with each batch that has run, `on_released` when a sequence has left its instance.
+        """
         given = source.config.sequence_batching
         self._model = spec.name
         self._is_iterative = given.iterative_sequence
@@ -61,11 +65,28 @@ class SequenceBatcher:
         self._members: dict[InferJob, _Member] = {}
         self._numbers = itertools.count(1)
         self._wakeup = Wakeup(self._expire)
-        self.batchers = build_slot_batchers(
-            source.config, instances, SequenceKeys(spec), self._controls, self._admit, on_executed, limiter
+        self._build_batchers = partial(
+            build_slot_batchers,
+            source.config,
+            keys=SequenceKeys(spec),
+            controls=self._controls,
+            admit=self._admit,
+            on_executed=on_executed,
+            limiter=limiter,
         )
+        self.batchers = self._build_batchers(instances)
         """One for each instance. They are closed after the sequence batcher, and end the running jobs."""
-        self._slots = SlotAssigner(self.batchers, self._advance)
+        self._slots = SlotAssigner(self.batchers, self._advance, on_released)
+
+    def change_instances(self, added: Sequence[Instance], removed: Collection[Instance]) -> list[SlotBatcher]:
+        """Start later sequences on other instances. The caller closes the returned batchers, of `removed`.
+
+        Their sequences continue there, until the last one has released its slot.
+        """
+        retired = [each for each in self.batchers if each.instance in removed]
+        self.batchers[:] = [*(each for each in self.batchers if each not in retired), *self._build_batchers(added)]
+        self._slots.fill()
+        return retired
 
     @property
     def num_held(self) -> int:

@@ -184,15 +184,22 @@ class SequenceBacklog:
 class SlotAssigner:
     """Gives each sequence a slot, first come first served."""
 
-    def __init__(self, batchers: Sequence[SlotBatcher], on_assigned: Callable[[RequestSequence], None]) -> None:
+    def __init__(
+        self,
+        batchers: Sequence[SlotBatcher],
+        on_assigned: Callable[[RequestSequence], None],
+        on_released: Callable[[], None],
+    ) -> None:
+        """`batchers` may change: `fill` gives the slots of new ones to sequences that wait."""
         self.backlog = SequenceBacklog()
         self._batchers = batchers
         self._on_assigned = on_assigned
+        self._on_released = on_released
 
     def assign(self, sequence: RequestSequence) -> None:
         """Give a slot to a sequence that has none; it waits where none is free."""
         self.backlog.add(sequence)
-        self._fill()
+        self.fill()
 
     def reassign(self, sequence: RequestSequence) -> None:
         """Release the sequence's slot, and let it wait for another behind the sequences that wait already."""
@@ -206,9 +213,11 @@ class SlotAssigner:
         batcher, number = sequence.slot
         sequence.slot = None
         batcher.slots.release(number)
-        self._fill()
+        self._on_released()
+        self.fill()
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
+        """Give free slots to the sequences that wait."""
         while len(self.backlog):
             free = [(each, number) for each in self._batchers if (number := each.slots.lowest) is not None]
             if not free:

@@ -32,6 +32,10 @@ class SlotNumbers:
             return self._returned[0]
         return self._num_touched if self._num_touched < self._count else None
 
+    @property
+    def num_taken(self) -> int:
+        return self._num_touched - len(self._returned)
+
     def take(self) -> int:
         if self._returned:
             return heappop(self._returned)

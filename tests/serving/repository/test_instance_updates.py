@@ -1,0 +1,203 @@
+"""A change of `instance_group` alone changes the instances of a model that goes on serving."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.model import Model, infer_one
+from serving.repository.repository import ModelRepository
+from serving.repository.settings import ControlMode
+from serving.request import InferRequest, SequenceFlag
+from serving.tensors.tensor import Tensor
+from tests.serving.repository.parts import context_for, until
+from tests.serving.repository.small_models import write_onnx
+
+SCRIPT = """
+import os
+from pathlib import Path
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = Path(args["model_repository"]).parent.parent
+        if (self.folder / "fail").exists():
+            raise ValueError("no more")
+        (self.folder / f"started_{os.getpid()}").touch()
+
+    def execute(self, requests):
+        while (self.folder / "wait").exists():
+            pass
+        made = np.array([[os.getpid()]], np.int64)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("pid", made)]) for _ in requests]
+
+    def finalize(self):
+        (self.folder / f"ended_{os.getpid()}").touch()
+"""
+PYTHON = """
+backend: "python"
+max_batch_size: 1
+input [ { name: "x" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "pid" data_type: TYPE_INT64 dims: [ 1 ] } ]
+"""
+SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 direct {} }\n"
+ONNX = """
+backend: "onnxruntime"
+max_batch_size: 8
+input [ { name: "x" data_type: TYPE_INT64 dims: [ 1 ] } ]
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 2 ] } ]
+"""
+
+
+def groups(count: int, kind: str = "KIND_CPU") -> str:
+    return f"instance_group [ {{ count: {count} kind: {kind} }} ]\n"
+
+
+def write_config(root: Path, text: str) -> None:
+    (root / "m" / "config.pbtxt").write_text(text)
+
+
+@pytest.fixture
+def scripted(root: Path) -> Path:
+    (root / "m" / "1").mkdir(parents=True)
+    (root / "m" / "1" / "model.py").write_text(SCRIPT)
+    return root
+
+
+@pytest.fixture
+async def repository(root: Path) -> AsyncIterator[ModelRepository]:
+    repository = ModelRepository((root,), ControlMode.EXPLICIT, context_for)
+    await repository.start()
+    yield repository
+    await repository.close()
+
+
+def request(sequence: int = 0, flags: SequenceFlag = SequenceFlag.NONE) -> InferRequest:
+    tensor = Tensor.of("x", np.array([[1]], np.int64))
+    return InferRequest({"x": tensor}, correlation_id=sequence, sequence=flags, batch_size=1)
+
+
+async def ask(model: Model, sequence: int = 0, flags: SequenceFlag = SequenceFlag.NONE) -> int:
+    response = await infer_one(model, request(sequence, flags))
+    return int(response.outputs[0].array.item())
+
+
+def pids(root: Path, what: str) -> set[int]:
+    return {int(each.name.removeprefix(what)) for each in root.parent.glob(f"{what}*")}
+
+
+async def test_a_change_of_instance_group_alone_keeps_model_statistics_and_instances(
+    scripted: Path, repository: ModelRepository
+) -> None:
+    write_config(scripted, PYTHON + groups(1))
+    await repository.load("m")
+    model = repository.find("m")
+    first = await ask(model)
+
+    write_config(scripted, PYTHON + groups(2))
+    await repository.load("m")
+    assert repository.find("m") is model
+    assert model.config.instance_group[0].count == 2
+    assert len(pids(scripted, "started_")) == 2
+    assert model.statistics.inference_count == 1
+
+    write_config(scripted, PYTHON + groups(1))
+    await repository.load("m")
+    await until(lambda: len(pids(scripted, "ended_")) == 1)
+    assert pids(scripted, "ended_") == pids(scripted, "started_") - {first}
+    assert await ask(model) == first
+
+
+async def test_a_removed_instance_ends_its_request_first(scripted: Path, repository: ModelRepository) -> None:
+    write_config(scripted, PYTHON + groups(1))
+    await repository.load("m")
+    model = repository.find("m")
+    first = await ask(model)
+    wait = scripted.parent / "wait"
+    wait.touch()
+    running = asyncio.create_task(ask(model))
+    await until(lambda: model.num_in_flight == 1)
+
+    write_config(scripted, PYTHON + groups(1, "KIND_MODEL"))
+    await repository.load("m")
+    (second,) = pids(scripted, "started_") - {first}
+    assert not running.done()
+    assert not pids(scripted, "ended_")
+    wait.unlink()
+    assert await running == first
+    await until(lambda: pids(scripted, "ended_") == {first})
+    assert await ask(model) == second
+
+
+async def test_an_instance_that_fails_to_start_leaves_the_model_as_it_was(
+    scripted: Path, repository: ModelRepository
+) -> None:
+    write_config(scripted, PYTHON + groups(1))
+    await repository.load("m")
+    model = repository.find("m")
+    first = await ask(model)
+    (scripted.parent / "fail").touch()
+    write_config(scripted, PYTHON + groups(2))
+    with pytest.raises(Exception, match="no more"):
+        await repository.load("m")
+    assert repository.find("m") is model
+    assert model.config.instance_group[0].count == 1
+    assert await ask(model) == first
+
+
+async def test_a_sequence_goes_on_where_it_is_until_it_ends(scripted: Path, repository: ModelRepository) -> None:
+    write_config(scripted, PYTHON + SEQUENCES + groups(2))
+    await repository.load("m")
+    model = repository.find("m")
+    first = await ask(model, 1, SequenceFlag.START)
+    (idle,) = pids(scripted, "started_") - {first}
+
+    write_config(scripted, PYTHON + SEQUENCES + groups(1, "KIND_MODEL"))
+    await repository.load("m")
+    assert repository.find("m") is model
+    await until(lambda: pids(scripted, "ended_") == {idle})
+    assert await ask(model, 1) == first
+    assert await ask(model, 2, SequenceFlag.START) not in (first, idle)
+    assert pids(scripted, "ended_") == {idle}
+    assert await ask(model, 1, SequenceFlag.END) == first
+    await until(lambda: pids(scripted, "ended_") == {first, idle})
+
+
+async def test_a_change_of_more_than_instance_group_loads_anew(scripted: Path, repository: ModelRepository) -> None:
+    write_config(scripted, PYTHON + groups(1))
+    await repository.load("m")
+    model = repository.find("m")
+    write_config(scripted, PYTHON + groups(2) + "dynamic_batching {}")
+    await repository.load("m")
+    assert repository.find("m") is not model
+    again = repository.find("m")
+    os.utime(scripted / "m" / "1" / "model.py")
+    write_config(scripted, PYTHON + groups(3) + "dynamic_batching {}")
+    await repository.load("m")
+    assert repository.find("m") is not again
+
+
+async def test_onnx_models_get_and_lose_instances_while_they_answer(root: Path, repository: ModelRepository) -> None:
+    write_onnx(root / "m" / "1" / "model.onnx", ["x"], "y", 2)
+    write_config(root, ONNX + groups(1))
+    await repository.load("m")
+    model = repository.find("m")
+    is_over = asyncio.Event()
+
+    async def repeat() -> None:
+        while not is_over.is_set():
+            await infer_one(model, request())
+
+    clients = [asyncio.create_task(repeat()) for _ in range(4)]
+    for count in (3, 1, 2):
+        write_config(root, ONNX + groups(count))
+        await repository.load("m")
+        assert repository.find("m") is model
+        assert model.config.instance_group[0].count == count
+    is_over.set()
+    await asyncio.gather(*clients)
