@@ -274,3 +274,45 @@ class Calibration:
 
 def _spread(predicted_s: float, deviation_s: float) -> float:
     return math.hypot(deviation_s, 0.08 * predicted_s, 0.01)
+
+
+TARGET_STEP_S = 0.04
+"""Time of a step that streams are not to notice."""
+MAX_RATIO = 3.0
+"""Prompts may take so many times what decode takes alone, even past the target. A large model reaches no target, and
+chunks that are too small would read its weights for little."""
+PACE_RATE = 1.0 / 16
+"""Weight of the latest step in running means."""
+MAX_SURPRISE = 2.0
+"""A step counts as at most so many times what was expected: one that the machine interrupted says little of others."""
+
+
+class PrefillPace:
+    """Learns what decode takes alone and what each token of a prompt adds, and how many tokens keep the pace."""
+
+    def __init__(self, block_size: int, max_num_batched_tokens: int) -> None:
+        self._least, self._most = block_size, max_num_batched_tokens
+        self._decode_s = 0.0
+        self._tokens = self._seconds = 0.0
+
+    def observe(self, num_prefill: int, seconds: float) -> None:
+        """Learn from a step that computed so many tokens of prompts, 0 if it only decoded."""
+        if not num_prefill:
+            if self._decode_s:
+                seconds = min(seconds, MAX_SURPRISE * self._decode_s)
+            self._decode_s += (PACE_RATE if self._decode_s else 1.0) * (seconds - self._decode_s)
+            return
+        seconds = max(seconds - self._decode_s, 0.0)
+        if self._seconds:
+            seconds = min(seconds, MAX_SURPRISE * num_prefill * self._seconds / self._tokens)
+        rate = PACE_RATE if self._tokens else 1.0
+        self._tokens += rate * (num_prefill - self._tokens)
+        self._seconds += rate * (seconds - self._seconds)
+
+    @property
+    def max_prefill_tokens(self) -> int:
+        """Most tokens of prompts for a step in which others decode: at least a block."""
+        if not self._seconds:
+            return self._most
+        allowed_s = max(TARGET_STEP_S - self._decode_s, MAX_RATIO * self._decode_s)
+        return min(max(int(allowed_s * self._tokens / self._seconds), self._least), self._most)

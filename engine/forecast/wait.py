@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from engine.forecast.learning import Calibration, OutputLengths, Sized, StepTimeModel
+from engine.forecast.learning import Calibration, OutputLengths, PrefillPace, Sized, StepTimeModel
 from engine.forecast.schedule import Curve, Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
 from engine.scheduling.policies import find_policy
 from engine.types import EngineInfo, GenerateRequest
@@ -169,6 +169,7 @@ class WaitForecast:
         self._clock = clock
         self._policy = find_policy(limits.scheduler_policy)
         self._steps = StepTimeModel()
+        self.pace = PrefillPace(limits.block_size, limits.max_num_batched_tokens)
         self._lengths = OutputLengths()
         self._calibration = Calibration()
         self._computed_share = 1.0
@@ -307,7 +308,8 @@ class WaitForecast:
         )
 
     def _prefill_budget(self, running: Collection[RunningSequence]) -> int:
-        return max(self._limits.max_num_batched_tokens - len(running), 1)
+        budget = self._limits.max_num_batched_tokens - len(running)
+        return max(min(budget, self.pace.max_prefill_tokens) if running else budget, 1)
 
     def _draw_ends(
         self, running: list[RunningSequence], groups: list[WaitingGroup], draw: _Draw

@@ -128,9 +128,10 @@ class InflightExecutor:
             runner_seconds = self._counters.runner_seconds - runner_before
             overhead_seconds = self._clock() - started - runner_seconds
             self._counters.overhead_seconds += overhead_seconds
-            num_seqs = len(plan.decode) + len(plan.prefill)
             num_prefill = sum(chunk.num_tokens for chunk in plan.prefill)
-            self._intake.forecast.observe_step(num_seqs, num_prefill, runner_seconds + overhead_seconds)
+            num_seqs, step_seconds = len(plan.decode) + len(plan.prefill), runner_seconds + overhead_seconds
+            self._intake.forecast.observe_step(num_seqs, num_prefill, step_seconds)
+            self._intake.forecast.pace.observe(num_prefill, runner_seconds)
 
     def stats(self) -> EngineStats:
         pool, queue, forecast = self._kv.pool, self._intake.queue, self._intake.forecast
@@ -223,7 +224,8 @@ class InflightExecutor:
         running = list(self._running.values())
         if self._drafter is not None:
             self._draft(running)
-        limits = StepLimits(self._config.max_num_seqs, self._config.max_num_batched_tokens, self._kv.pool.num_free)
+        max_seqs, max_tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
+        limits = StepLimits(max_seqs, max_tokens, self._kv.pool.num_free, self._intake.forecast.pace.max_prefill_tokens)
         waiting = self._kv.candidates(self._intake.queue, running)
         return plan_step(running, waiting, limits, self._policy, self._kv.num_private_blocks)
 
@@ -297,8 +299,7 @@ class InflightExecutor:
     def _run_batch(self, built: BuiltBatch) -> FloatArray:
         started = self._clock()
         logits = self._runner.run(built.step)
-        seconds = self._clock() - started
-        self._counters.runner_seconds += seconds
+        self._counters.runner_seconds += self._clock() - started
         self._counters.steps += 1
         return logits
 

@@ -70,6 +70,8 @@ class StepLimits:
     max_num_batched_tokens: int
     num_free_blocks: int
     """Blocks without references, including those in the prefix index."""
+    max_prefill_tokens: int | None = None
+    """Most tokens of prompts in a step in which others decode; None for no limit of their own."""
 
 
 @dataclass(frozen=True, slots=True)

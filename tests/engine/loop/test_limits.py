@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from engine.forecast.learning import TARGET_STEP_S
 from engine.frames import Cancel
 from engine.runners.base import FloatArray, StepBatch
 from engine.types import FinishReason
@@ -148,3 +149,30 @@ def test_a_burst_of_requests_does_not_hold_up_those_who_decode() -> None:
     assert len(bench.tokens[0]) == 2
     bench.finish()
     assert all(bench.tokens[i] == echo([i], 1) for i in range(1, 201))
+
+
+class SlowRunner(EchoRunner):
+    """A runner that takes 2 ms for a step and 1 ms for each of its tokens, by the clock of its bench."""
+
+    bench: ScriptedExecutor
+    longest_s = 0.0
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        seconds = 0.002 + 0.001 * len(batch.token_ids)
+        self.longest_s = max(self.longest_s, seconds)
+        self.bench.now += seconds
+        return super().run(batch)
+
+
+def test_a_long_prompt_beside_a_stream_leaves_its_steps_short() -> None:
+    runner = SlowRunner(num_blocks=64, block_size=4, max_model_len=256)
+    runner.bench = bench = ScriptedExecutor(runner, max_num_batched_tokens=128)
+    bench.submit(0, [1] * 16, max_tokens=40)
+    for _ in range(10):
+        bench.step()
+    runner.longest_s = 0.0
+    bench.submit(1, [2] * 200, max_tokens=1)
+    while not bench.reasons[1]:
+        bench.step()
+    assert runner.longest_s <= TARGET_STEP_S + 0.003, "the target and a token"
+    assert len(bench.tokens[0]) in range(15, 40), "the stream went on meanwhile"

@@ -116,6 +116,14 @@ def test_drafts_get_what_decode_leaves_and_prompts_what_drafts_leave() -> None:
     assert plan(running[1:2], [], StepLimits(4, 8, 100)).num_drafts == ()
 
 
+def test_prompts_have_a_limit_of_their_own_only_beside_decode() -> None:
+    limits = StepLimits(4, 64, 100, max_prefill_tokens=10)
+    beside = plan([View(0, 1, 9), View(1, 40, 9), View(2, 40, 9)], [], limits)
+    assert [(c.sequence.number, c.num_tokens) for c in beside.prefill] == [(1, 10)]
+    alone = plan([View(1, 40, 9), View(2, 40, 9)], [], limits)
+    assert [(c.sequence.number, c.num_tokens) for c in alone.prefill] == [(1, 40), (2, 24)]
+
+
 def test_a_sequence_may_want_its_context_in_small_pieces() -> None:
     step = plan([View(0, 40, 9, most=1), View(1, 40, 9)], [], StepLimits(4, 64, 100))
     assert [(c.sequence.number, c.num_tokens) for c in step.prefill] == [(0, 1), (1, 40)]
