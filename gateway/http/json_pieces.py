@@ -182,7 +182,7 @@ class Document:
             raise self._error(error.msg) from None
         self._text_chars += len(text[-1])
         if self._limits.string_chars is not None and self._text_chars > self._limits.string_chars:
-            raise DocumentError(f"has a string of more than {self._limits.string_chars} characters")
+            raise LongDocumentError(f"has a string of more than {self._limits.string_chars} characters")
         if not has_end:
             self._pending = piece[end:]
             return None

@@ -3,7 +3,7 @@
 from math import prod
 
 from gateway.http.request import MAX_TIMEOUT_S
-from gateway.http.v2.infer_request import PROTOCOL, already_exists, parse_custom_parameter
+from gateway.http.v2.infer_request import PROTOCOL, already_exists, max_string_chars, parse_custom_parameter
 from gateway.http.v2.json_document import find, find_repeated, has, members, mistyped, string, text, unreadable
 from gateway.http.v2.long_document import parse_document
 from gateway.http.v2.tensor_json import check_strings, count_elements, parse_tensor
@@ -29,7 +29,7 @@ _SCHEDULING = {
 
 def parse_generate_request(body: bytes | bytearray, model: Model, is_streaming: bool) -> InferRequest:
     """Parse the request to `model` in `body`. Raises SluiceError in Triton's words."""
-    document = parse_document(body)
+    document = parse_document(body, max_string_chars(model))
     request = InferRequest(inputs={}, protocol=PROTOCOL, streams_by_default=is_streaming)
     for name in find_repeated(document, body):
         if name in model.spec.inputs:

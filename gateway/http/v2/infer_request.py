@@ -18,10 +18,11 @@ from gateway.http.v2.json_document import (
     text,
     unsigned,
 )
-from gateway.http.v2.long_document import INLINE_BYTES, ArrayText, parse_document
+from gateway.http.v2.long_document import INLINE_BYTES, MAX_TEXT_CHARS, ArrayText, parse_document
 from gateway.http.v2.tensor_json import parse_tensor
 from gateway.long_work import LONG_ELEMENTS, run_aside
 from gateway.v2.shared_memory import SharedMemoryRegistry
+from pipelines.text.model import text_model_of
 from serving.model import Model
 from serving.request import InferRequest, Parameter, SequenceFlag
 from serving.request_check import prepare_strings
@@ -83,12 +84,19 @@ async def prepare_inputs(request: InferRequest, model: Model) -> None:
         await run_aside(lambda: prepare_strings(request, model.spec))
 
 
+def max_string_chars(model: Model) -> int | None:
+    """Return the most characters of a string in a request to `model`; None for no limit."""
+    return None if text_model_of(model) is None else MAX_TEXT_CHARS
+
+
 def _parse_infer(
     body: bytes | bytearray, json_length: int, model: Model, shared_memory: SharedMemoryRegistry
 ) -> HttpInferRequest:
     if json_length == 0:
         return _parse_raw(body, model.spec)
-    document = parse_document(body if json_length == len(body) else memoryview(body)[:json_length])
+    document = parse_document(
+        body if json_length == len(body) else memoryview(body)[:json_length], max_string_chars(model)
+    )
     parsed = HttpInferRequest(InferRequest(inputs={}, protocol=PROTOCOL))
     if has(document, "id"):
         parsed.request.id = text(string(find(document, "id"), "Unable to parse 'id': "), "id")

@@ -24,6 +24,7 @@ _FEW_NAMES = 64
 _LONG_BYTES = 256 << 10
 """Longer bodies are not parsed a second time, which would keep the interpreter's lock."""
 _MAX_SPACE = 64
+_SEARCHED_BYTES = 1 << 20
 _PARSE_ERROR = re.compile(r"Parse error at offset (\d+): (.*)", re.DOTALL)
 _BEYOND_ASCII_AS_QUESTION_MARKS = bytes(range(128)) + b"?" * 128
 _WORDS_OF_TRITONS_RELEASE = {"Invalid encoding in string.": "Invalid escape character in string."}
@@ -104,11 +105,16 @@ def find_repeated(document: object, body: bytes | bytearray) -> set[str]:
 
 def _stands_twice(body: bytes | bytearray, spelled: bytes) -> bool:
     """Whether two keys of `body` are `spelled` so. Strings that are values may be, too."""
-    num_found, at = 0, body.find(spelled)
-    while at >= 0 and num_found < 2:
-        at += len(spelled)
-        num_found += body[at : at + _MAX_SPACE].lstrip(b" \t\r\n")[:1] == b":"
-        at = body.find(spelled, at - 1)
+    num_found, start = 0, 0
+    while start < len(body) and num_found < 2:
+        end = start + _SEARCHED_BYTES  # a search holds the interpreter's lock
+        at = body.find(spelled, start, end + len(spelled))
+        if at < 0:
+            start = end
+            continue
+        start = at + len(spelled)
+        num_found += body[start : start + _MAX_SPACE].lstrip(b" \t\r\n")[:1] == b":"
+        start -= 1
     return num_found > 1
 
 

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ INLINE_BYTES = 64 << 10
 """Longest document that is parsed at once, in a few milliseconds."""
 MIN_ARRAY_BYTES = 1024
 """Shortest array that stays text in a long document."""
+MAX_TEXT_CHARS = 1 << 24
+"""Most characters of a string for a model whose input is text: no context takes more. What joins the pieces of a
+string, or encodes it, holds the interpreter's lock for all of it."""
 LIMITS = DocumentLimits(values=1 << 17, members=1 << 15)
 """Most values of a document outside of long arrays: thousands of tensors have fewer."""
 _WINDOW_BYTES = 64 << 10
@@ -42,12 +45,13 @@ _MARK = secrets.token_hex(16)
 class ArrayText:
     """An array of values, or of arrays of values, as its client wrote it. `cuts` are commas, each with its depth.
 
-    The first cut is before the array and the last one after it.
+    The first cut is before the array and the last one after it. No string may have more than `string_chars`.
     """
 
     body: memoryview
     cuts: list[tuple[int, int]]
     is_nested: bool
+    string_chars: int | None
 
     def pieces(self) -> Iterator[list[Any]]:
         """Yield the values in order, a short time's work each, nested like in the array. Raises like `parse`."""
@@ -56,34 +60,35 @@ class ArrayText:
             bare = text.strip()
             if (depth and bare[:1] in (b"", b"]")) or (end_depth and bare[-1:] in (b"", b"[")):
                 raise unreadable(f"failed to parse the request JSON buffer: Invalid value. at {before + 1}")
-            yield _parse_array(b"[" * depth + text + b"]" * end_depth, before + 1 - depth)
+            yield _parse_array(b"[" * depth + text + b"]" * end_depth, before + 1 - depth, self.string_chars)
 
 
-def _parse_array(text: bytes, offset: int) -> list[Any]:
-    value = parse(text, offset) if len(text) <= 4 * _WINDOW_BYTES else _parse_pieces(text)
+def _parse_array(text: bytes, offset: int, string_chars: int | None) -> list[Any]:
+    value = parse(text, offset) if len(text) <= 4 * _WINDOW_BYTES else _parse_pieces(text, string_chars)
     assert isinstance(value, list)
     return value
 
 
-def parse_document(body: bytes | bytearray | memoryview) -> object:
+def parse_document(body: bytes | bytearray | memoryview, string_chars: int | None = None) -> object:
     """Return the document like `parse`, with long arrays of plain values as ArrayText where it is long.
 
-    Raises like `parse`, and INVALID for a document with more values than LIMITS allows.
+    Raises like `parse`, and INVALID for a long document with more values than LIMITS allows, or with a string of more
+    than `string_chars`.
     """
     if len(body) <= INLINE_BYTES:
         return parse(body)
     view = memoryview(body)
     with _as_parse_errors():
-        arrays = _find_arrays(view)
-    document = _parse_pieces(_without(view, arrays) if arrays else view)
+        arrays = _find_arrays(view, string_chars)
+    document = _parse_pieces(_without(view, arrays) if arrays else view, string_chars)
     return _put_back(document, arrays) if arrays else document
 
 
-def _parse_pieces(text: bytes | memoryview) -> Any:
+def _parse_pieces(text: bytes | memoryview, string_chars: int | None) -> Any:
     if len(text) <= INLINE_BYTES:
         return parse(text)
     with _as_parse_errors():
-        return parse_pieces(text, LIMITS)
+        return parse_pieces(text, replace(LIMITS, string_chars=string_chars))
 
 
 @contextmanager
@@ -91,7 +96,7 @@ def _as_parse_errors() -> Iterator[None]:
     try:
         yield
     except LongDocumentError as error:
-        message = f"failed to parse the request JSON buffer: it {error} besides long arrays"
+        message = f"failed to parse the request JSON buffer: it {error}"
         raise SluiceError(ErrorCode.INVALID, message) from None
     except TooDeepError:
         raise too_deep() from None
@@ -122,8 +127,8 @@ def _put_back(document: object, arrays: list[ArrayText]) -> object:
     return whole[0]
 
 
-def _find_arrays(body: memoryview) -> list[ArrayText]:
-    finder = _ArrayFinder(body)
+def _find_arrays(body: memoryview, string_chars: int | None) -> list[ArrayText]:
+    finder = _ArrayFinder(body, string_chars)
     start = 0
     while start < len(body):
         window = bytes(body[start : start + _WINDOW_BYTES])
@@ -138,9 +143,10 @@ def _find_arrays(body: memoryview) -> list[ArrayText]:
 class _ArrayFinder:
     """Finds arrays without objects in a document that is read window by window."""
 
-    def __init__(self, body: memoryview) -> None:
+    def __init__(self, body: memoryview, string_chars: int | None) -> None:
         self.found: list[ArrayText] = []
         self._body = body
+        self._string_chars = string_chars
         self._is_in_string = False
         self._num_objects = 0
         self._cuts: list[tuple[int, int]] = []
@@ -194,7 +200,8 @@ class _ArrayFinder:
             if not self._depth:
                 cuts, self._cuts = self._cuts, []
                 if at - cuts[0][0] >= MIN_ARRAY_BYTES:
-                    self.found.append(ArrayText(self._body, [*cuts, (at + 1, 0)], self._is_nested))
+                    cuts.append((at + 1, 0))
+                    self.found.append(ArrayText(self._body, cuts, self._is_nested, self._string_chars))
 
     def _cut(self, parts: list[bytes], first: int, end: int) -> None:
         """Cut the open array at the window's last comma outside of strings, where it has one behind the last cut."""

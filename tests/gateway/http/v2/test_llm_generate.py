@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.http.v2.long_document import MAX_TEXT_CHARS
 from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server
 from tests.gateway.http.sse import events_of
 
@@ -298,3 +299,12 @@ def test_while_the_model_loads(loading_live: LiveServer) -> None:
     response = loading_live.post(WHOLE, {"text_input": "a"})
     assert response.status_code == 503
     assert int(response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("path", [WHOLE, f"{MODEL}/infer"])
+def test_a_text_that_no_context_takes_is_refused_before_it_is_joined(live: LiveServer, path: str) -> None:
+    text = "x" * (MAX_TEXT_CHARS + 1)
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
+    response = live.post(path, {"text_input": text} if path == WHOLE else {"inputs": [tensor]})
+    assert response.status_code == 400
+    assert f"a string of more than {MAX_TEXT_CHARS} characters" in response.json()["error"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.v2 import long_document
+from gateway.http.v2 import json_document, long_document
 from gateway.http.v2.json_document import parse
 from gateway.http.v2.long_document import LIMITS, ArrayText, parse_document
 from serving.tensors import byte_strings
@@ -142,3 +142,13 @@ def test_more_strings_than_a_tensor_may_have_are_refused() -> None:
     with small_server(SmallService(identity("identity", "TYPE_STRING", "-1"))) as server:
         answer = server.post("/v2/models/identity/infer", infer_body("BYTES", [""] * (byte_strings.MAX_ELEMENTS + 1)))
         assert answer.status_code == 400 and f"at most {byte_strings.MAX_ELEMENTS} are taken" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("num_before", range(10))
+def test_a_key_of_a_long_body_is_found_twice_wherever_it_is_cut(
+    num_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_document, "_SEARCHED_BYTES", 7)
+    monkeypatch.setattr(json_document, "_LONG_BYTES", 0)
+    body = b'{%s"key":1,"key" :2,"other":"key"}' % (b" " * num_before)
+    assert json_document.find_repeated(parse(body), body) == {"key"}
