@@ -8,6 +8,8 @@ import openvino as ov
 
 from engine.config import EngineConfig
 from engine.runners.openvino.architectures import ARCHITECTURES, read_decoder_config, read_model_type
+from engine.runners.openvino.config.decoder_config import DecoderConfig
+from engine.runners.openvino.config.rope import LongRope
 from engine.runners.openvino.convert import can_convert, convert
 from engine.runners.openvino.graph.model import Decoder, build_model, choose_max_model_len
 from engine.runners.openvino.graph.paged_attention import check_cache_dtype
@@ -73,6 +75,7 @@ def _build(config: EngineConfig, directory: Path) -> Decoder:
     max_model_len = choose_max_model_len(
         config.max_model_len, model_config.max_position_embeddings, model_config.longest_context
     )
+    _log_longrope(model_config, max_model_len)
     weights = open_weights(directory, config.quantization, cache_folder(config))
     return Decoder(
         model=build_model(model_config, weights, max_model_len),
@@ -84,6 +87,18 @@ def _build(config: EngineConfig, directory: Path) -> Decoder:
         quantization=weights.quantization,
         pads_sequences=model_config.attention_softcap is not None,
     )
+
+
+def _log_longrope(config: DecoderConfig, max_model_len: int) -> None:
+    """Log which factors all sequences get, because short prompts change by the choice."""
+    rope = config.layers[0].rope
+    if isinstance(rope, LongRope):
+        logger.info(
+            "longrope: %s for every sequence, because max_model_len is %d and original_max_position_embeddings %d",
+            "long_factor" if rope.is_long(max_model_len) else "short_factor",
+            max_model_len,
+            rope.original_max_position_embeddings,
+        )
 
 
 def _open_ir(config: EngineConfig, directory: Path, core: ov.Core) -> Decoder:

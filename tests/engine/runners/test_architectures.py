@@ -1,5 +1,6 @@
 """Each family has, in float32, the tokens of transformers, and its logits up to rounding."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,17 @@ def test_softcapped_attention_needs_a_cache_of_floats(tmp_path: Path) -> None:
     with pytest.raises(SluiceError, match="kv_cache_dtype must be auto for this model, got u8") as caught:
         load_runner(EngineConfig(model_path=str(tmp_path), dtype="f32", kv_cache_dtype="u8", num_blocks=40))
     assert caught.value.param == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize(("name", "factors"), [("phi3_short", "short_factor"), ("phi3_long", "long_factor")])
+def test_the_log_says_which_longrope_factors_max_model_len_chose(
+    name: str, factors: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        runner = load(read_family(name), tmp_path)
+    expected = f"longrope: {factors} for every sequence, because max_model_len is {runner.info.max_model_len} and "
+    assert expected in caplog.text
+    runner.close()
 
 
 @pytest.mark.parametrize(("name", "outer"), [("gemma3", "gemma3"), ("ministral3", "mistral3")])

@@ -151,8 +151,36 @@ def test_config_that_is_not_json(checkpoint: EditableCheckpoint) -> None:
             {"intermediate_size": 100},
             "tensor 'model.layers.0.mlp.gate_proj.weight' has shape (128, 64); by config.json it must be (100, 64)",
         ),
-        ({"num_hidden_layers": 4}, "the checkpoint has no tensor 'model.layers.3.input_layernorm.weight'"),
-        ({"tie_word_embeddings": False}, "the checkpoint has no tensor 'lm_head.weight'"),
+        (
+            {"vocab_size": 300},
+            "tensor 'model.embed_tokens.weight' has shape (256, 64); by config.json it must be (300, 64)",
+        ),
+        (
+            {"hidden_size": 128},
+            "tensor 'model.embed_tokens.weight' has shape (256, 64); by config.json it must be (256, 128)",
+        ),
+        (
+            {"num_attention_heads": 8, "head_dim": 16},
+            "tensor 'model.layers.0.self_attn.q_proj.weight' has shape (64, 64); by config.json it must be (128, 64)",
+        ),
+        (
+            {"num_key_value_heads": 4},
+            "tensor 'model.layers.0.self_attn.k_proj.weight' has shape (32, 64); by config.json it must be (64, 64)",
+        ),
+        (
+            {"num_hidden_layers": 4},
+            "config.json: num_hidden_layers is 4, but the checkpoint has tensors of 3 layers; correct it, or complete "
+            "the download",
+        ),
+        (
+            {"num_hidden_layers": 1},
+            "config.json: num_hidden_layers is 1, but the checkpoint has tensors of 3 layers, and 18 tensors "
+            "(model.layers.1.input_layernorm.weight, model.layers.1.mlp.down_proj.weight, …) would not be used",
+        ),
+        (
+            {"tie_word_embeddings": False},
+            "the checkpoint has no tensor 'lm_head.weight'; by config.json it must be (256, 64)",
+        ),
         ({"attention_bias": True}, "the checkpoint has no tensor 'model.layers.0.self_attn.q_proj.bias'"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 4}}, "missing required field `low_freq_factor`"),
     ],
@@ -162,6 +190,54 @@ def test_invalid_config(checkpoint: EditableCheckpoint, fields: dict[str, Any], 
     error = refusal(checkpoint.path)
     assert error.code is ErrorCode.INVALID
     assert expected in error.message
+
+
+def add_tensors(directory: Path, *names: str) -> None:
+    path = directory / "model.safetensors"
+    save_file({**load_file(path), **dict.fromkeys(names, np.ones(3, np.float32))}, path)
+
+
+def test_tensors_of_layers_that_the_graph_does_not_use_are_refused(float_checkpoint: EditableCheckpoint) -> None:
+    add_tensors(float_checkpoint.path, "model.layers.1.self_attn.q_proj.bias")
+    error = refusal(float_checkpoint.path)
+    assert error.code is ErrorCode.INVALID
+    assert error.message == (
+        "a model of type qwen3 by this config.json has no use for 1 tensor (model.layers.1.self_attn.q_proj.bias) of "
+        "its layers; model_type, or a field such as attention_bias, is of another model"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.0.self_attn.k_proj.k_scale",
+        "mtp.layers.0.input_layernorm.weight",
+        "vision_tower.encoder.layers.0.weight",
+    ],
+)
+def test_leftover_tensors_known_to_be_harmless_are_ignored(
+    float_checkpoint: EditableCheckpoint, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    add_tensors(float_checkpoint.path, name)
+    assert generates_its_golden(float_checkpoint.path)
+    assert "does not use" not in caplog.text
+
+
+def test_layers_that_draft_are_ignored_if_config_json_counts_them(float_checkpoint: EditableCheckpoint) -> None:
+    num_layers = msgspec.json.decode((float_checkpoint.path / "config.json").read_bytes())["num_hidden_layers"]
+    add_tensors(float_checkpoint.path, f"model.layers.{num_layers}.eh_proj.weight")
+    assert f"num_hidden_layers is {num_layers}, but" in refusal(float_checkpoint.path).message
+    float_checkpoint.edit(num_nextn_predict_layers=1)
+    assert generates_its_golden(float_checkpoint.path)
+
+
+def test_other_leftover_tensors_are_named_in_a_warning(
+    float_checkpoint: EditableCheckpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_tensors(float_checkpoint.path, "score.weight", "v_head.bias", "v_head.weight")
+    assert generates_its_golden(float_checkpoint.path)
+    assert "has 3 tensors (score.weight, v_head.bias, …) that the model does not use" in caplog.text
 
 
 @pytest.mark.parametrize(

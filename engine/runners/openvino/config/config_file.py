@@ -29,6 +29,7 @@ class _CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
     num_hidden_layers: PositiveInt
+    num_nextn_predict_layers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     num_attention_heads: PositiveInt
     max_position_embeddings: PositiveInt
     rms_norm_eps: float = 1e-6
@@ -103,6 +104,7 @@ def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: floa
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         layers=(Layer(rope=rope),) * common.num_hidden_layers,
+        num_draft_layers=common.num_nextn_predict_layers or 0,
         max_position_embeddings=common.max_position_embeddings,
         norm_eps=common.rms_norm_eps,
         activation=common.hidden_act,

@@ -32,6 +32,8 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_heads: int
     head_dim: int
     layers: tuple[Layer, ...]
+    num_draft_layers: int = 0
+    """Layers stored after the others that draft tokens (MTP); they are not built."""
     max_position_embeddings: int
     norm_eps: float
     activation: str

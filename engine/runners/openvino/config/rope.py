@@ -138,9 +138,12 @@ class LongRope(DefaultRope, frozen=True, kw_only=True, tag="longrope"):
     factor: float | None = None
     attention_factor: float | None = None
 
+    def is_long(self, max_model_len: int) -> bool:
+        """Return whether the divisors are those for contexts beyond the trained one."""
+        return max_model_len > self.original_max_position_embeddings
+
     def frequencies(self, head_dim: int, max_model_len: int) -> Frequencies:
-        is_long = max_model_len > self.original_max_position_embeddings
-        divisors = self.long_factor if is_long else self.short_factor
+        divisors = self.long_factor if self.is_long(max_model_len) else self.short_factor
         kept = geometric_frequencies(self.rope_theta, self.rotary_dim(head_dim))
         if len(divisors) != len(kept):
             raise invalid("model_path", f"config.json: longrope needs {len(kept)} factors, got {len(divisors)}")

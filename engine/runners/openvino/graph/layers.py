@@ -14,7 +14,7 @@ from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import Rope, inverse_frequencies
 from engine.runners.openvino.graph.nodes import ACTIVATIONS, floating, ints32, ints64, num_features, part, scaled
 from engine.runners.openvino.graph.paged_attention import PagedInputs
-from engine.runners.openvino.weights.checkpoint import TextModelTensors
+from engine.runners.openvino.weights.text_model import TextModelTensors
 
 _TO_THE_END = np.iinfo(np.int64).max
 _HEAD_AXIS = 3

@@ -12,7 +12,8 @@ from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.layers import Context, rotation
 from engine.runners.openvino.graph.nodes import scaled, softcapped
 from engine.runners.openvino.graph.paged_attention import PagedInputs
-from engine.runners.openvino.weights.checkpoint import EMBEDDING, HEAD, CheckpointWeights, TextModelTensors
+from engine.runners.openvino.weights.checkpoint import CheckpointWeights
+from engine.runners.openvino.weights.text_model import EMBEDDING, HEAD, TextModelTensors
 from sluice.errors import invalid
 
 STEP_INPUTS = (
@@ -78,6 +79,7 @@ def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len
     ropes = {layer.rope for layer in config.layers if layer.rope is not None}
     rotations = {rope: rotation(rope, config.head_dim, longest, step["position_ids"]) for rope in ropes}
     tensors = TextModelTensors(weights)
+    tensors.check_num_layers(config)
     context = Context(config, tensors, paged, step["position_ids"], rotations, caches)
     embedding = tensors.constant(EMBEDDING, (config.vocab_size, config.hidden_size))
     zero = ops.constant(np.int32(0))
@@ -85,6 +87,7 @@ def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len
     hidden = decoder(context, embedded)
     sampled = ops.gather(hidden, step["sampled_rows"], zero)
     logits = ops.matmul(sampled, _head(config, tensors, embedding), False, True)
+    tensors.check_leftovers(config)
     parameters = [*step.values(), max_context_len, *(cache for pair in caches for cache in pair)]
     logits = softcapped(scaled(logits, config.logit_scale), config.logit_softcap)
     return ov.Model([ops.result(logits)], parameters, config.model_type)

@@ -1,6 +1,6 @@
 """A checkpoint's weights as OpenVINO constants, without a copy and without torch."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 import msgspec
@@ -8,7 +8,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
 
-from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, CompressedTensor, pair_up
+from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, SCALES, ZEROS, CompressedTensor, pair_up
 from engine.runners.openvino.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -16,12 +16,6 @@ INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
 _NOT_OURS = ("consolidated", "adapter_")
 """Prefixes of other files beside some checkpoints: the same weights in their maker's layout, and adapters."""
-
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
-_PLAIN = ("model.", "lm_head.")
-_WITH_IMAGE_MODEL = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
-"""Prefixes of the text model's names in a checkpoint that has an image model beside it."""
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -56,11 +50,16 @@ class CheckpointWeights:
         """Return tensor `name` as an f32 node. Raises SluiceError if it is missing or has another shape or dtype."""
         stored, compressed = self.tensors.get(name), self._compressed.get(name)
         if stored is None:
-            raise invalid("model_path", f"the checkpoint has no tensor {name!r}")
+            raise invalid("model_path", f"the checkpoint has no tensor {name!r}; by config.json it must be {shape}")
         found = stored.shape if compressed is None else compressed.shape
         if found != shape:
             raise invalid("model_path", f"tensor {name!r} has shape {found}; by config.json it must be {shape}")
         return _plain(name, stored) if compressed is None else compressed.node(name)
+
+    def leftovers(self, used: Container[str]) -> list[str]:
+        """Return the names of the tensors that are neither `used` nor a part of one that is, sorted."""
+        parts = {f"{name}{suffix}" for name in self._compressed for suffix in (SCALES, ZEROS) if name in used}
+        return sorted(name for name in self.tensors if name not in used and name not in parts)
 
     def release_pages(self) -> None:
         """Release the resident pages of the maps. If they are accessed again, they are read from the files. Once
@@ -117,29 +116,3 @@ def _plain(name: str, stored: StoredTensor) -> ov.Node:
     # Without this mark the compiler folds the conversion and keeps each weight as f32, in twice the memory.
     converted.get_rt_info()["decompression_0"] = ""
     return converted
-
-
-class TextModelTensors:
-    """A checkpoint's tensors under the names of a plain text model, which is found by its embedding."""
-
-    def __init__(self, checkpoint: CheckpointWeights) -> None:
-        self._checkpoint = checkpoint
-        self._prefixes = _PLAIN
-        for prefixes in _WITH_IMAGE_MODEL:
-            if EMBEDDING.replace(_PLAIN[0], prefixes[0]) in checkpoint.tensors:
-                self._prefixes = prefixes
-
-    @property
-    def has_own_head(self) -> bool:
-        """Whether a checkpoint of several models has an LM head, on which their configurations are vague."""
-        return self._prefixes != _PLAIN and self._stored_name(HEAD) in self._checkpoint.tensors
-
-    def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
-        """See `CheckpointWeights.constant`."""
-        return self._checkpoint.constant(self._stored_name(name), shape)
-
-    def _stored_name(self, name: str) -> str:
-        for plain, prefix in zip(_PLAIN, self._prefixes, strict=True):
-            if name.startswith(plain):
-                return prefix + name.removeprefix(plain)
-        return name

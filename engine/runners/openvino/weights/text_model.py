@@ -1,0 +1,105 @@
+"""The tensors of a text model, and whether they and config.json are about the same model."""
+
+import logging
+import re
+from collections.abc import Sequence
+
+import openvino as ov
+
+from engine.runners.openvino.config.decoder_config import DecoderConfig
+from engine.runners.openvino.weights.checkpoint import CheckpointWeights
+from sluice.errors import invalid
+
+logger = logging.getLogger(__name__)
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+_PLAIN = ("model.", "lm_head.")
+_WITH_IMAGE_MODEL = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
+"""Prefixes of the text model's names in a checkpoint that has an image model beside it."""
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_SHOWN = 2
+
+_HARMLESS = re.compile(
+    r"rotary_emb\.inv_freq$"  # frequencies of the rope, which older transformers stored: config.json implies them
+    r"|\.[kv]_scale$"  # scales of an fp8 KV cache, which the cache here does not have
+    r"|^(model\.)?mtp[._]"  # layers that draft tokens (MTP), which no text depends on
+    r"|(^|\.)(vision_tower|vision_model|vision_encoder|visual|multi_modal_projector|patch_merger)\."  # image model
+)
+"""Matches tensors that the graph may leave out without a change of the text."""
+
+
+class TextModelTensors:
+    """A checkpoint's tensors under the names of a plain text model, which is found by its embedding. It remembers which
+    of them were asked for."""
+
+    def __init__(self, checkpoint: CheckpointWeights) -> None:
+        self._checkpoint = checkpoint
+        self._used: set[str] = set()
+        self._prefixes = _PLAIN
+        for prefixes in _WITH_IMAGE_MODEL:
+            if EMBEDDING.replace(_PLAIN[0], prefixes[0]) in checkpoint.tensors:
+                self._prefixes = prefixes
+
+    @property
+    def has_own_head(self) -> bool:
+        """Whether a checkpoint of several models has an LM head, on which their configurations are vague."""
+        return self._prefixes != _PLAIN and self._stored_name(HEAD) in self._checkpoint.tensors
+
+    def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
+        """See `CheckpointWeights.constant`."""
+        stored_name = self._stored_name(name)
+        self._used.add(stored_name)
+        return self._checkpoint.constant(stored_name, shape)
+
+    def check_num_layers(self, config: DecoderConfig) -> None:
+        """Raise INVALID if the checkpoint has tensors of more or fewer layers than config.json says. Layers that draft
+        tokens (MTP) follow the others, and may be missing."""
+        layers = {name: layer for name in self._checkpoint.tensors if (layer := self._layer(name)) is not None}
+        stored = max(layers.values(), default=-1) + 1
+        if config.num_layers <= stored <= config.num_layers + config.num_draft_layers:
+            return
+        message = f"config.json: num_hidden_layers is {config.num_layers}, but the checkpoint has tensors of {stored}"
+        if stored < config.num_layers:
+            raise invalid("model_path", f"{message} layers; correct it, or complete the download")
+        first = config.num_layers + config.num_draft_layers
+        left = sorted(name for name, layer in layers.items() if layer >= first)
+        raise invalid("model_path", f"{message} layers, and {_counted(left)} would not be used")
+
+    def check_leftovers(self, config: DecoderConfig) -> None:
+        """Check the tensors that no part of the graph asked for. Raises INVALID if some belong to layers, which then
+        compute something else than they were trained for; logs a warning about others that are not known to be
+        harmless."""
+        names = [name for name in self._checkpoint.leftovers(self._used) if not self._is_harmless(name, config)]
+        of_layers = [name for name in names if self._layer(name) is not None]
+        if of_layers:
+            raise invalid(
+                "model_path",
+                f"a model of type {config.model_type} by this config.json has no use for {_counted(of_layers)} of its "
+                "layers; model_type, or a field such as attention_bias, is of another model",
+            )
+        if names:
+            logger.warning("the checkpoint has %s that the model does not use", _counted(names))
+
+    def _is_harmless(self, name: str, config: DecoderConfig) -> bool:
+        if name == self._stored_name(HEAD):  # stored again, though it is the embedding (tie_word_embeddings)
+            return True
+        layer = self._layer(name)
+        return bool(_HARMLESS.search(name)) or (layer is not None and layer >= config.num_layers)
+
+    def _layer(self, name: str) -> int | None:
+        """Return the number of the layer that a stored tensor belongs to; None for one outside of the layers."""
+        prefix = self._prefixes[0]
+        found = _LAYER.match(name, len(prefix)) if name.startswith(prefix) else None
+        return None if found is None else int(found[1])
+
+    def _stored_name(self, name: str) -> str:
+        for plain, prefix in zip(_PLAIN, self._prefixes, strict=True):
+            if name.startswith(plain):
+                return prefix + name.removeprefix(plain)
+        return name
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Return how many tensors there are, with the first of them as examples."""
+    return f"{len(names)} tensor{'s' * (len(names) > 1)} ({', '.join(names[:_SHOWN])}{', …' * (len(names) > _SHOWN)})"
