@@ -124,13 +124,20 @@ class RenamingEncoder:
         self._renamed.add_tokens([_rename(token, self._name(token.content)) for token in added.values()])
         self._ids = {self._renamed.token_to_id(self._name(token.content)): i for i, token in added.items()}
         """The tokenizer's own ids of added tokens, by those that they have under other names."""
-        unknown_ids = self._renamed.encode(_STRANGE, add_special_tokens=False).ids
+        unknown_ids = self._unknown_ids()
         self._dropped_ids = {i for i in added if i in special_ids and i not in self._ids and i not in unknown_ids}
 
     def __call__(self, text: str, counted: list[Spelled], restore: Callable[[str], str]) -> list[int]:
         named = restore(_replace(text, counted, lambda _, token: self._name(token)))
         [encoding] = self._renamed.encode_batch([named], add_special_tokens=False)
         return [self._ids.get(i, i) for i in encoding.ids if i not in self._dropped_ids]
+
+    def _unknown_ids(self) -> list[int]:
+        try:
+            ids: list[int] = self._renamed.encode(_STRANGE, add_special_tokens=False).ids
+        except Exception:  # the library's only type: the vocabulary has no token for unknown characters
+            return []
+        return ids
 
     def _name(self, token: str) -> str:
         return self._names.get(token, token)

@@ -138,3 +138,11 @@ async def test_many_control_tokens_in_a_message_cost_little(rill_path: Path, tmp
     content = "<unused5999><" * 1000
     ids = await encode(made, content)
     assert made.decode(ids[2:-2]) == content
+
+
+async def test_a_tokenizer_without_a_token_for_unknown_characters_loads_and_encodes_what_it_knows() -> None:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "<|end|>": 1}))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>")
+    made.chat_template = "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"
+    assert await encode(made, "a a") == [0, 0, 1]
