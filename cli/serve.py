@@ -16,6 +16,7 @@ from gateway.options.config import ServeConfig, find_unknown_variables, read_con
 from gateway.options.option import FAILED, USAGE_ERROR, OptionError
 from gateway.telemetry.logs import configure_logging
 from sluice.errors import SluiceError
+from sluice.log_lines import JSON
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,9 @@ def command(argv: list[str]) -> int:
     except OptionError as error:
         return _fail(str(error), USAGE_ERROR)
     try:
-        configure_logging(config.logging.lowest_level, config.logging.file)
+        logging_options = config.logging
+        is_json = logging_options.time_format == JSON
+        configure_logging(logging_options.lowest_level, logging_options.file, is_json=is_json)
     except OSError as error:
         return _fail(f"--log-file cannot be written: {error}", FAILED)
     _warn(advice)

@@ -346,8 +346,6 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
 
 def _import_heavy_modules() -> None:
     """Import heavy modules; to be called on a thread, so that the event loop goes on."""
-    # Without this gRPC logs a warning for every process that we start, though our workers never use gRPC.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - a library's switch, not an option of ours
     for name in ("gateway.assembly", "pipelines.llm.backend"):
         import_module(name)
 
@@ -372,6 +370,11 @@ def describe_served(service: "InferenceService") -> str:
 
 
 def _print_line(line: str) -> None:
-    """Print a line for the operator. Scripts read the addresses from it."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
+    """Print a line for the operator. Scripts read the addresses from it. A full disk or a closed pipe stops nothing."""
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except OSError as error:
+        log.warning("standard output takes no lines (%s): %s", error, line)
+        # What could not be written is still buffered, and the interpreter would fail to flush it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

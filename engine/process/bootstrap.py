@@ -11,15 +11,20 @@ import msgspec
 from engine.config import EngineConfig
 from engine.process.process_group import end_with
 from engine.process.transport import Transport
+from sluice.log_lines import JSON, JsonFormatter
 
 
 @contextmanager
 def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
     """Yield the configuration and the transport for ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE, with a client connected.
-    The configuration is in a file, which is removed, because every user of the machine can read a command line. The
-    process never outlives the gateway, because an orphaned engine would keep its memory and cores for no use."""
+    `/json` after the level asks for lines of JSON. The configuration is in a file, which is removed, because every user
+    of the machine can read a command line. The process never outlives the gateway, because an orphaned engine would
+    keep its memory and cores for no use."""
     endpoint, parent, log_level, config_file = argv
-    logging.basicConfig(level=log_level, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
+    level, _, log_format = log_level.partition("/")
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
+    if log_format == JSON:
+        logging.root.handlers[0].setFormatter(JsonFormatter("engine"))
     # Only the gateway ends the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

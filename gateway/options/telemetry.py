@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from gateway.options.option import OptionError, choice, integer, option, printable_text, truth
 from sluice.errors import SluiceError, invalid
+from sluice.log_lines import JSON
 
 _BOOL = "BOOL"
 METRICS_FLAG = "--metrics-config"
@@ -75,7 +76,11 @@ class LoggingOptions:
     has_warning: bool | None = option("--log-warning", None, truth, _BOOL, "whether lines of that level are logged")
     has_error: bool | None = option("--log-error", None, truth, _BOOL, "whether lines of that level are logged")
     time_format: str = option(
-        "--log-format", "default", choice("default", "ISO8601"), "FORMAT", "how times are written: default or ISO8601"
+        "--log-format",
+        "default",
+        choice("default", "ISO8601", JSON),
+        "FORMAT",
+        "how lines are written: default, ISO8601 (its times) or json (an object a line)",
     )
     file: str = option(
         "--log-file",
@@ -96,7 +101,7 @@ class LoggingOptions:
         settings: dict[str, bool | int | str] = {name: value for name, value in levels.items() if value is not None}
         if self.verbose:
             settings["log_verbose_level"] = self.verbose
-        if self.time_format != "default":
+        if self.time_format not in ("default", JSON):
             settings["log_format"] = self.time_format
         return settings
 

@@ -6,6 +6,8 @@ import sys
 from contextvars import ContextVar
 from typing import TextIO
 
+from sluice.log_lines import JsonFormatter
+
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
 """Id of the request that this task serves."""
 
@@ -21,7 +23,7 @@ class RequestIdFilter(logging.Filter):
         return True
 
 
-def configure_logging(level: str, file: str = "") -> None:
+def configure_logging(level: str, file: str = "", *, is_json: bool = False) -> None:
     """Log from `level` up to standard error, or to `file`. The web server's own lines show at debug only.
 
     With `file`, lines that engines, workers and libraries write to standard error go there too; the command's own, to
@@ -29,7 +31,8 @@ def configure_logging(level: str, file: str = "") -> None:
     """
     handler = logging.StreamHandler(_redirect_stderr(file) if file else None)
     handler.addFilter(RequestIdFilter())
-    logging.basicConfig(level=level.upper(), format=_FORMAT, handlers=[handler])
+    handler.setFormatter(JsonFormatter("-") if is_json else logging.Formatter(_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
         for name in ("uvicorn", "aiobotocore", "botocore", "httpx", "httpx2"):
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))

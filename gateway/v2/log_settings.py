@@ -5,11 +5,13 @@ import time
 from collections.abc import Mapping
 
 from sluice.errors import ErrorCode, SluiceError
+from sluice.log_lines import JSON, is_logging_json
 
 LogValue = bool | int | str
 LOG_SETTINGS = ("log_file", "log_info", "log_warning", "log_error", "log_verbose_level", "log_format")
 """Names of the settings, in the order in which Triton checks them."""
 _FORMATS = {"default": None, "ISO8601": "%Y-%m-%dT%H:%M:%SZ"}
+"""How times are written, by Triton's `log_format`."""
 _SWITCHES = {"log_info": logging.INFO, "log_warning": logging.WARNING, "log_error": logging.ERROR}
 
 
@@ -26,7 +28,9 @@ class LogSettings:
         level = self._logger.getEffectiveLevel()
         self._is_on = {name: level <= switched for name, switched in _SWITCHES.items()}
         self._verbose_level = int(level <= logging.DEBUG)
-        self._format = "default"
+        self._formats = (JSON,) if is_logging_json() else tuple(_FORMATS)
+        """The formats that clients may ask for. Lines of JSON stay so: whoever collects them relies on it."""
+        self._format = self._formats[0]
         self._filter = _LevelFilter(self._is_on)
         self._level_before = self._logger.level
 
@@ -55,7 +59,7 @@ class LogSettings:
             text = "log file location can not be updated through network protocol"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, text)
         log_format = str(changes.get("log_format", self._format))
-        if log_format not in _FORMATS:
+        if log_format not in self._formats:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"invalid argument for --log_format, got: {log_format}")
         self._is_on |= {name: bool(changes[name]) for name in _SWITCHES if name in changes}
         self._verbose_level = int(str(changes.get("log_verbose_level", self._verbose_level)))
@@ -70,7 +74,7 @@ class LogSettings:
         for handler in self._logger.handlers:
             if self._filter not in handler.filters:
                 handler.addFilter(self._filter)
-            if handler.formatter is not None:
+            if handler.formatter is not None and self._format in _FORMATS:
                 handler.formatter.datefmt = _FORMATS[self._format]
                 handler.formatter.converter = time.gmtime if _FORMATS[self._format] else time.localtime
 

@@ -1,6 +1,7 @@
 """`sluice serve` as a process: how it starts, what its ports answer, and how it ends."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -71,6 +72,26 @@ def test_says_where_it_listens_and_when_it_is_ready(server: ServerProcess) -> No
 def test_the_engine_logs_at_the_level_asked_for(server: ServerProcess, start_server: StartServer) -> None:
     assert "[engine] loaded" in server.log
     assert start_server("--log-level=warning").log == ""
+
+
+def test_every_line_of_the_log_may_be_json(start_server: StartServer) -> None:
+    log = start_server("--log-format=json").log
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert all({"time", "level", "logger", "request_id", "message"} <= line.keys() for line in lines), log
+    assert any(line["request_id"] == "engine" and line["message"].startswith("loaded ") for line in lines), log
+
+
+def test_a_full_disk_behind_standard_output_does_not_stop_the_server(checkpoint: Path) -> None:
+    command = serve_command("--http-port=0", "--metrics-port=0", str(checkpoint))
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        found = next(filter(None, (re.search(r"Listening on (\S+) ", line) for line in process.stderr)))
+        assert httpx.get(f"{found[1]}/v2/health/live", timeout=PATIENCE_S).status_code == 200
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_health_and_models(server: ServerProcess) -> None:

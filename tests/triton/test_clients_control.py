@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.triton.clients import Library
+from tests.server_process import ServerProcess
+from tests.triton.clients import GRPC, Library
 
 ONE = np.array([1], np.int32)
 NINE_TIMES = b"""
@@ -153,3 +154,18 @@ def test_log_settings(client: Any, library: Library) -> None:
     assert verbosity("update_log_settings", {"log_verbose_level": 2}) == 2
     assert verbosity("get_log_settings") == 2
     assert verbosity("update_log_settings", {"log_verbose_level": 0}) == 0
+
+
+def test_python_models_load_over_grpc_again_and_again(triton: ServerProcess) -> None:
+    """gRPC's fork handlers once killed most of the workers that started while a call was served."""
+    tensor = {"data_type": "TYPE_INT32", "dims": ["-1"]}
+    config = {
+        "backend": "python",
+        "input": [{"name": "INPUT0", **tensor}],
+        "output": [{"name": "OUTPUT0", **tensor}],
+        "instance_group": [{"count": 3, "kind": "KIND_CPU"}],
+    }
+    with GRPC.client(triton) as client:
+        for _ in range(5):
+            client.load_model("on_demand", config=json.dumps(config))
+            client.unload_model("on_demand")
