@@ -140,9 +140,10 @@ def _add(before: Any, more: Any) -> None:
 
 
 def summed(responses: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join v2's responses: texts and token ids concatenated, lengths added, the last value of all else."""
+    """Join v2's responses, sequence by sequence: texts, token ids and their log probabilities concatenated, lengths
+    added, the last value of all else. Which sequence is ahead depends on timing."""
     whole: dict[str, Any] = {}
-    for response in responses:
+    for response in sorted(responses, key=lambda response: _as_list(response.get("sequence_index", 0))):
         for name, value in response.items():
             whole[name] = _sum(whole[name], value, name) if name in whole else value
     return whole
@@ -151,7 +152,7 @@ def summed(responses: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _sum(before: Any, more: Any, name: str) -> Any:
     if name == "text_output":
         return before + more if isinstance(before, str) else ["".join((*before, *more))]
-    if name == "output_ids":
+    if name in ("output_ids", "output_log_probs"):
         return [*_as_list(before), *_as_list(more)]
     if name == "sequence_length":
         return before + more if isinstance(before, int) else [sum((*before, *more))]

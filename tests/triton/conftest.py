@@ -40,7 +40,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def triton(repository: Path) -> Iterator[ServerProcess]:
     loads = [f"--load-model={name}" for name in (*SERVED, "held", "held_stream", "scale")]
     flags = ("--model-control-mode=explicit", "--allow-model-file-override=true", "--allow-client-shm=true", *loads)
-    flags = ("--http-max-input-size=256M", *flags)
+    flags = ("--http-max-input-size=256M", "--grpc-max-input-size=256M", *flags)
     with serving(repository, repository.with_name("log"), *flags) as server:
         yield server
 

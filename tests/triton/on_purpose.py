@@ -31,6 +31,8 @@ _REASONS = {
     "an empty list of content codings names none, so there is nothing to refuse": "http/request_coding/empty",
     "an error is UTF-8 text whatever bytes it quotes": "http/json/not_utf8",
     "what no parser reads, because it is nested too deeply, is an invalid request": "http/large/unclosed_arrays",
+    "what is outside /v2 is refused in OpenAI's shape": """
+        http/route//v2 http/route/V2 http/route/metrics http/route/v1""",
     "the root says what this server is, and where things are": "http/route/",
 }
 
