@@ -56,6 +56,23 @@ class QueuedSequence(Sized, Protocol):
     """The prediction at its submit."""
 
 
+@dataclass(slots=True)
+class _Example:
+    """The size of a request as it came: others like it are assumed to follow."""
+
+    tenant: str
+    max_tokens: int
+    num_output: int
+    can_stop: bool
+    num_tokens: int
+    worst_case_blocks: int
+
+    @classmethod
+    def of(cls, sequence: QueuedSequence) -> "_Example":
+        size, blocks = sequence.num_tokens, sequence.worst_case_blocks
+        return cls(sequence.tenant, sequence.max_tokens, sequence.num_output, sequence.can_stop, size, blocks)
+
+
 class RunningSequence(Sized, Protocol):
     """The properties of a running sequence that the forecast reads."""
 
@@ -176,9 +193,10 @@ class WaitForecast:
         """Share of prompts' tokens that is computed and not found in the prefix cache."""
         self._leave_rate = 0.0
         self._simulations: OrderedDict[tuple[int, str], _Simulation] = OrderedDict()
-        self._mean_running = 0.0
-        self._example: QueuedSequence | None = None
-        """The sequence that came last: others like it are assumed to follow."""
+        self._mean_running = self._mean_prefill = 0.0
+        """Sequences, and tokens of prompts, in a step of the last simulation."""
+        self._examples: OrderedDict[tuple[float, str], _Example] = OrderedDict()
+        """The latest request of each priority and tenant, the latest of all last."""
         self.waits_total = 0
         self.wait_seconds_total = 0.0
         self.wait_error_seconds_total = 0.0
@@ -236,7 +254,10 @@ class WaitForecast:
 
     def predict(self, sequence: QueuedSequence, state: EngineState) -> WaitPrediction:
         """Predict the wait of a new sequence, and how long it runs at least."""
-        self._example = sequence
+        self._examples[sequence.priority, sequence.tenant] = _Example.of(sequence)
+        self._examples.move_to_end((sequence.priority, sequence.tenant))
+        if len(self._examples) > MAX_SIMULATIONS:
+            self._examples.popitem(last=False)
         prediction = self.predict_wait(sequence.priority, sequence.tenant, sequence.worst_case_blocks, state)
         step_s = self._steps.seconds(max(self._mean_running, 1.0))
         service_s = step_s * self._lengths.shortest(sequence, 0.01) / self._steps.tokens_per_step
@@ -246,7 +267,7 @@ class WaitForecast:
         """Predict the wait of a sequence of `num_blocks`: 0 if it starts at once, and before any was submitted."""
         can_join = self._policy.is_in_flight or not state.running
         has_room = not len(state.queue) and len(state.running) < self._limits.max_num_seqs and can_join
-        if self._example is None or (has_room and num_blocks <= self._num_free(state)):
+        if not self._examples or (has_room and num_blocks <= self._num_free(state)):
             return WaitPrediction(0.0, is_warm=self.is_warm)
         num_ahead = state.queue.num_waiting(priority, tenant)
         simulation = self._find_simulation(priority, tenant, num_ahead, state)
@@ -279,7 +300,7 @@ class WaitForecast:
     def _simulate(self, groups: list[WaitingGroup], state: EngineState) -> Curve:
         limits, steps, running = self._limits, self._steps, list(state.running)
         share = self._block_share(running, state.free_blocks)
-        step_s = max(steps.seconds(max(self._mean_running, len(running), 1.0)), 1e-6)
+        step_s = max(steps.seconds(max(self._mean_running, len(running), 1.0), self._mean_prefill), 1e-6)
         num_courses = max(min(NUM_COURSES, MAX_COURSE_GROUPS // len(groups)), 2)
         draw = _Draw(np.random.default_rng(steps.num_observed), num_courses, state.now, step_s, share)
         self._lengths.note_running(running)
@@ -302,6 +323,9 @@ class WaitForecast:
             courses.append(simulate(ends[course], simulated, free))
         num_running = self._mean_running = max(float(np.mean([mean for _, mean in courses])), 1.0)
         num_prompt = float(sum(s.num_tokens_left - 1 for s in running))
+        lasts = [starts[-1] for starts, _ in courses]
+        num_steps = sum(last.at for last in lasts)
+        self._mean_prefill = sum(last.num_prompt for last in lasts) / num_steps if num_steps else 0.0
         return Curve(
             [starts for starts, _ in courses],
             lambda at, admitted: steps.elapsed(at, num_running, admitted + num_prompt),
@@ -330,8 +354,10 @@ class WaitForecast:
         not 0, there are so many in all, as if they waited already."""
         known = len(group.waiting)
         num_expected = length - known if length else min(int(group.arrival_rate * group.arrival_s), MAX_SIMULATED)
-        assert self._example is not None
-        sequences = [*group.waiting, *islice(cycle(group.waiting or [self._example]), max(num_expected, 0))]
+        latest = next(reversed(self._examples.values()))
+        example = self._examples.get((group.priority, group.tenant), latest)
+        expected: Sequence[QueuedSequence | _Example] = group.waiting or [example]
+        sequences = [*group.waiting, *islice(cycle(expected), max(num_expected, 0))]
         left = self._lengths.sample_left(sequences, draw.num_courses, draw.rng) / self._steps.tokens_per_step
         arrives, leaves = np.zeros(left.shape), np.full(left.shape, np.inf)
         due = np.array([min(s.start_deadline, s.deadline) - draw.now for s in group.waiting])

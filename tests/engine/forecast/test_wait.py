@@ -20,6 +20,8 @@ NAMES = (
     "early ends, bursts",
     "shared prefixes",
     "tenants, bursts",
+    "tenants, steady",
+    "priorities",
     "clients that leave",
     "noisy machine, mixed lengths",
 )
@@ -36,7 +38,7 @@ def test_under_overload_predictions_are_near_to_what_comes(name: str) -> None:
     found = [error for seed in (1, 2) for error in errors(scenario(name, seed).waits())]
     assert len(found) > 50, "it was no overload"
     # Who comes later and goes first can only be guessed from who came.
-    median, p90 = (45.0, 75.0) if BY_NAME[name].is_overtaken else (MEDIAN_TARGET, P90_TARGET)
+    median, p90 = (30.0, 50.0) if BY_NAME[name].is_overtaken else (MEDIAN_TARGET, P90_TARGET)
     assert np.percentile(found, 50) <= median
     assert np.percentile(found, 90) <= p90
 
