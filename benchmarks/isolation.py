@@ -8,6 +8,7 @@ import asyncio
 import json
 import multiprocessing
 import statistics
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import grpc
 import httpx
 import psutil
+from tritonclient.grpc import service_pb2
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.server import Server, running_server
@@ -35,18 +38,22 @@ LEAST_BODY_MB = 8.0
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 DOCUMENTS = "/v1/rag/isolation/documents"
+RPC = "/inference.GRPCInferenceService/ModelInfer"
 GENERATE, INFER = "/v2/models/{model}/generate", "/v2/models/{model}/infer"
 
 
 @dataclass(frozen=True, slots=True)
 class HostileRequest:
-    """A POST that costs a server much. `{model}` in the path stands for the model's name, which `body` is given too."""
+    """A POST, or for the path RPC a call, that costs a server much. `{model}` in the path stands for the model's name,
+    which `body` is given too."""
 
     name: str
     path: str
     body: Callable[[str], bytes]
     copies: int = 1
     """How many connections send it at once."""
+    patience_s: float = ANSWER_TIMEOUT_S
+    """How long its client waits for the answer."""
 
 
 def _json(**fields: Any) -> Callable[[str], bytes]:
@@ -81,6 +88,22 @@ def _tensor(datatype: bytes, values: bytes, num_values: int) -> Callable[[str], 
 def _documents(num_documents: int, text: str) -> Callable[[str], bytes]:
     documents = [{"id": str(number), "text": text} for number in range(num_documents)]
     return lambda model: json.dumps({"documents": documents}).encode()
+
+
+def _rpc(raw: bytes = b"", **contents: Any) -> Callable[[str], bytes]:
+    """Return a maker of a ModelInferRequest with one input, whose values are raw or typed `contents`."""
+    name, datatype = ("max_tokens", "INT32") if "int_contents" in contents else ("text_input", "BYTES")
+
+    def make(model: str) -> bytes:
+        request = service_pb2.ModelInferRequest(model_name=model)
+        num_elements = max((len(values) for values in contents.values()), default=1)
+        request.inputs.add(name=name, datatype=datatype, shape=[num_elements], contents=contents)
+        if raw:
+            request.inputs[0].ClearField("contents")
+            request.raw_input_contents.append(raw)
+        return bytes(request.SerializeToString())
+
+    return make
 
 
 _MESSAGE = {"role": "user", "content": "hi"}
@@ -136,7 +159,12 @@ HOSTILE = (
     HostileRequest("infer, 20,000,000 objects", INFER, lambda model: b'{"inputs":[' + b"{}," * 20_000_000 + b"1]}"),
     HostileRequest("infer, 5,000 inputs", INFER, lambda model: b'{"inputs":[%s{}]}' % (b'{"name":"a"},' * 5000)),
     HostileRequest("settings of 60 MB", "/v2/logging", _with(b'"u":[' + b"{}," * 20_000_000 + b"1]")),
-    HostileRequest("rag, document of 8 MB", DOCUMENTS, _documents(1, "some words " * 750_000)),
+    HostileRequest("grpc, text of 8 MB", RPC, _rpc(bytes_contents=[b"a b " * (1 << 21)])),
+    HostileRequest("grpc, raw text of 60 MB", RPC, _rpc(struct.pack("<I", 60 << 20) + b"a" * (60 << 20))),
+    HostileRequest("grpc, 1,000,000 raw strings", RPC, _rpc((struct.pack("<I", 1) + b"a") * 1_000_000)),
+    HostileRequest("grpc, 10,000,000 numbers", RPC, _rpc(int_contents=[1] * 10_000_000)),
+    HostileRequest("grpc, 1,000,000 strings", RPC, _rpc(bytes_contents=[b"ab"] * 1_000_000)),
+    HostileRequest("rag, document of 8 MB", DOCUMENTS, _documents(1, "some words " * 750_000), patience_s=20),
     HostileRequest("rag, 10,000 documents", DOCUMENTS, _documents(10_000, "some words")),
 )
 
@@ -158,7 +186,7 @@ def measure(num_repeats: int, folder: Path, bundled: Path | None, only: str, rep
     model = model_name(bundled or find_checkpoint(None))
     effects: dict[str, list[Effect]] = {}
     report(f"{'request':28} {'body':>6} {'/health':>8} {'stream':>8} {'peak':>7} {'left':>7}  answer")
-    with running_server(bundled, folder / "isolation.log") as server, _sender(server.url, model) as send:
+    with running_server(bundled, folder / "isolation.log") as server, _sender(server, model) as send:
         for row in HOSTILE:
             if only in row.name:
                 measured = [asyncio.run(_measure_row(server, model, row, send)) for _ in range(num_repeats)]
@@ -266,9 +294,10 @@ class Sender:
 
 
 @contextmanager
-def _sender(url: str, model: str) -> Iterator[Sender]:
+def _sender(server: Server, model: str) -> Iterator[Sender]:
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=_send_rows, args=(theirs, url, model), daemon=True)
+    arguments = (theirs, server.url, server.grpc_address, model)
+    process = multiprocessing.get_context("spawn").Process(target=_send_rows, args=arguments, daemon=True)
     process.start()
     try:
         yield Sender(ours)
@@ -277,7 +306,7 @@ def _sender(url: str, model: str) -> Iterator[Sender]:
         process.join()
 
 
-def _send_rows(orders: Any, url: str, model: str) -> None:
+def _send_rows(orders: Any, url: str, grpc_address: str, model: str) -> None:
     """Run the sending process: a name prepares the row, None sends it."""
     rows = {row.name: row for row in HOSTILE}
     while True:
@@ -285,21 +314,33 @@ def _send_rows(orders: Any, url: str, model: str) -> None:
         body = row.body(model)
         orders.send(None)
         orders.recv()
-        orders.send((_send_copies(url, row, row.path.format(model=model), body), len(body) * row.copies / 1e6))
+        is_rpc = row.path == RPC
+        answer = _call(grpc_address, body) if is_rpc else _send_copies(url, row, row.path.format(model=model), body)
+        orders.send((answer, len(body) * row.copies / 1e6))
 
 
 def _send_copies(url: str, row: HostileRequest, path: str, body: bytes) -> str:
     if row.copies == 1:
-        return _post(url, path, body)
+        return _post(url, path, body, row.patience_s)
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(row.copies) as threads:
-        return " | ".join(sorted(set(threads.map(lambda _: _post(url, path, body), range(row.copies)))))
+        return " | ".join(sorted(set(threads.map(lambda _: _post(url, path, body, row.patience_s), range(row.copies)))))
 
 
-def _post(url: str, path: str, body: bytes) -> str:
+def _call(address: str, message: bytes) -> str:
+    """Return the status of a ModelInfer call, and the beginning of what it says."""
+    with grpc.insecure_channel(address, [("grpc.max_send_message_length", -1)]) as channel:
+        try:
+            channel.unary_unary(RPC)(message, timeout=ANSWER_TIMEOUT_S)
+        except grpc.RpcError as error:
+            return f"{error.code().name} {error.details()[:80]}"
+    return "OK"
+
+
+def _post(url: str, path: str, body: bytes, patience_s: float) -> str:
     """Return the status and the beginning of the answer."""
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=ANSWER_TIMEOUT_S)
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=patience_s)
     try:
         connection.request("POST", path, body, {"content-type": "application/json"})
         response = connection.getresponse()

@@ -30,6 +30,7 @@ class Server:
     """A ready server. `launched_s` is when it was started, by `time.perf_counter`."""
 
     url: str
+    grpc_address: str
     launched_s: float
     gateway: psutil.Process
 
@@ -60,22 +61,25 @@ def running_server(checkpoint: Path | None, log: Path, *options: str) -> Iterato
         launched_s = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
-        yield Server(_await_ready(process, log), launched_s, psutil.Process(process.pid))
+        yield Server(*_await_ready(process, log), launched_s, psutil.Process(process.pid))
     finally:
         _stop(process)
 
 
-def _await_ready(process: "subprocess.Popen[str]", log: Path) -> str:
-    """Return the server's URL from the line it prints when it listens. The next line means that it is ready."""
+def _await_ready(process: "subprocess.Popen[str]", log: Path) -> tuple[str, str]:
+    """Return the server's URL and its gRPC address, from the line it prints when it listens.
+
+    The next line means that it is ready.
+    """
     assert process.stdout is not None
-    listening = re.match(r"Listening on (\S+)", process.stdout.readline())
+    listening = re.match(r"Listening on (\S+) .*gRPC ([^\s)]+)", process.stdout.readline())
     is_ready = bool(process.stdout.readline())
     if listening is None or not is_ready:
         raise BenchmarkError(f"the server did not start; see {log}")
     url = listening[1]
     with urlopen(f"{url}/v2/health/ready") as response:
         assert response.status == 200, "readiness and the ready line disagree"
-    return url
+    return url, listening[2]
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:

@@ -5,6 +5,7 @@ must not hold the lock for long in a single call either: functions in C do, howe
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -17,6 +18,9 @@ LONG_ELEMENTS = 8192
 """Number of elements from which Python takes a few milliseconds over a tensor."""
 PIECE_ELEMENTS = 16 << 10
 """Elements of a tensor that are converted in a single call."""
+_PAUSE_S = 0.001
+"""A third to a half of what a piece takes. Without it the event loop would wait the 5 ms for each turn after which
+Python takes the lock from a thread, and the engine would have one core less."""
 _worker = ThreadPoolExecutor(1, thread_name_prefix="long-work")
 
 
@@ -34,6 +38,11 @@ async def run_aside(work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(_worker, work)
     finally:
         trim_later()
+
+
+def breathe() -> None:
+    """Leave the interpreter's lock and the processor to the others for a moment: call it between two pieces of work."""
+    time.sleep(_PAUSE_S)
 
 
 def trim_later() -> None:

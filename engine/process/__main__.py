@@ -14,6 +14,7 @@ from engine.process.bootstrap import bootstrap
 from engine.process.transport import Transport
 from engine.runners.base import Runner
 from sluice.errors import ErrorCode, SluiceError
+from sluice.priority import lower_process
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConf
 
 def main(argv: list[str], load: Callable[[EngineConfig], Runner] = load_runner) -> int:
     """Serve the runner that `load` returns until a Shutdown command or the gateway's end. Returns the exit code."""
+    lower_process()
     with bootstrap(argv) as (config, transport):
         return serve(config, transport, load)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import orjson
 
-from gateway.long_work import run_aside
+from gateway.long_work import breathe, run_aside
 
 T = TypeVar("T")
 Container = list[Any] | dict[str, Any]
@@ -107,6 +107,8 @@ class Document:
         """Parse the next part of the document, piece by piece. Raises as `parse_pieces`."""
         view = memoryview(body)
         for start in range(0, len(view), self._piece_bytes):
+            if start:
+                breathe()
             self._feed_piece(bytes(view[start : start + self._piece_bytes]))
 
     def _feed_piece(self, window: bytes) -> None:

@@ -69,8 +69,8 @@ def refuse_long_prompts(request: InferRequest, tokenizer: Tokenizer, max_tokens:
         tensor, parameter = request.inputs.get(name), request.parameters.get(name)
         if isinstance(parameter, str):
             tokenizer.refuse_long(parameter, name, max_tokens)
-        if tensor is not None and tensor.array.dtype == np.object_:
-            for element in tensor.array.flat:
+        if tensor is not None and tensor.datatype == "BYTES":
+            for element in tensor.strings():
                 tokenizer.refuse_long(element, name, max_tokens)
 
 

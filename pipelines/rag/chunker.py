@@ -1,10 +1,12 @@
 """Cuts a document into chunks where its structure allows, to a number of tokens."""
 
 import re
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from heapq import merge
+from itertools import chain, groupby, pairwise
 
 from pipelines.rag.types import DocumentChunk, ParsedDocument
 
@@ -122,14 +124,17 @@ class _Cutter:
 
 
 class _Borders:
-    """Offsets at which a document may be cut, ascending: `breaks`, `sentences` (which include them) and `lines`."""
+    """Offsets at which a document may be cut, ascending: `breaks`, `sentences` (which include them) and `lines`.
+
+    A long document has millions. Arrays are made step by step and freed at once, where lists and sorting would keep the
+    interpreter's lock."""
 
     def __init__(self, document: ParsedDocument) -> None:
         self._text = document.text
-        self.breaks = list(document.breaks)
-        ends = [match.end() for match in _SENTENCE_END.finditer(self._text)]
-        self.sentences = sorted({*ends, *self.breaks})
-        self.lines = [match.end() for match in _LINE_END.finditer(self._text)]
+        self.breaks = array("Q", document.breaks)
+        ends = (match.end() for match in _SENTENCE_END.finditer(self._text))
+        self.sentences = array("Q", (place for place, _ in groupby(merge(ends, self.breaks))))
+        self.lines = array("Q", (match.end() for match in _LINE_END.finditer(self._text)))
 
     def last_word(self, earliest: int, latest: int) -> int | None:
         """Return the last offset from `earliest` to `latest` that follows white space."""
@@ -293,11 +298,12 @@ class _TokenMeasure:
         return first == len(self._starts) or self._starts[first] != start
 
 
-def _fill_gaps(starts: Sequence[int], num_chars: int) -> list[int]:
+def _fill_gaps(starts: Sequence[int], num_chars: int) -> "array[int]":
     """Add a start at 0, and starts within tokens of more than MAX_TOKEN_CHARS."""
-    filled = [0]
-    for start in (*starts, num_chars):
-        filled += range(filled[-1] + MAX_TOKEN_CHARS, start, MAX_TOKEN_CHARS)
+    filled = array("Q", [0])
+    for start in chain(starts, [num_chars]):
+        if start - filled[-1] > MAX_TOKEN_CHARS:
+            filled.extend(range(filled[-1] + MAX_TOKEN_CHARS, start, MAX_TOKEN_CHARS))
         if 0 < start < num_chars:
             filled.append(start)
     return filled

@@ -96,7 +96,7 @@ class TextEncoder:
         vector: Vector = vectors[0]
         return vector
 
-    async def token_starts(self, text: str) -> list[int]:
+    async def token_starts(self, text: str) -> Sequence[int]:
         """Return the character offset at which each of the model's tokens begins in `text`, ascending.
 
         The offsets are estimated if the server has no tokenizer for the model.

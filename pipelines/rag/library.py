@@ -325,6 +325,8 @@ def _suppress_code(code: ErrorCode) -> Iterator[None]:
 
 async def _find_known(encoder: TextEncoder, texts: list[str], known: KnownVectors) -> dict[int, Vector]:
     """Return the known vectors by the places of their texts; none if the first is not what the encoder makes of it."""
+    if not known:
+        return {}
     found = {row: known[digest] for row, text in enumerate(texts) if (digest := hash_text(text)) in known}
     if not found:
         return {}

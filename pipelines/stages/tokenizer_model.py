@@ -1,6 +1,7 @@
 """The backend `tokenizer`: a tokenizer.json as a model of the v2 protocol, texts in, token ids out, for encoders."""
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
@@ -203,12 +204,12 @@ class TextTokenizer:
                 return beginning.ids
         return self._unlocked(self._tokenizer, text, adds_special=self._adds_special).ids
 
-    def starts(self, text: str) -> list[int]:
+    def starts(self, text: str) -> "array[int]":
         """Return the offset of each token of the whole text, in characters, in rising order. Call it on a thread.
 
         Special tokens are left out.
         """
-        found: list[int] = []
+        found = array("Q")  # to free a list of a million integers keeps the interpreter's lock for 20 ms
         for start, end in split_text(text, _PIECE_CHARS):
             offsets = self._unlocked(self._untruncated, text[start:end], adds_special=False).offsets
             latest = start

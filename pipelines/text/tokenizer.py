@@ -186,7 +186,7 @@ class Tokenizer:
             work = partial(_trim_after, work)
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
-    def refuse_long(self, text: bytes | str, param: str, max_tokens: int) -> None:
+    def refuse_long(self, text: bytes | memoryview | str, param: str, max_tokens: int) -> None:
         """Raise INVALID for a text, or its UTF-8, that is too long by its length alone: it need not be read."""
         if len(text) > _MAX_CHAR_BYTES * self._max_chars(max_tokens):
             raise _too_long(param, f"{len(text)} {'characters' if isinstance(text, str) else 'bytes'}", max_tokens)

@@ -1,6 +1,6 @@
 """A named tensor, kept as it came: as wire bytes or as an array. The other form is made when first needed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 from typing import Any
 
@@ -91,6 +91,13 @@ class Tensor:
                 self._array = np.frombuffer(self._raw, self.data_type.dtype).reshape(self.shape)
         return self._array
 
+    def strings(self) -> Iterator[bytes | memoryview | str]:
+        """Yield the elements of a BYTES tensor in order, without copying them. Raises ValueError like `array`."""
+        if self._array is not None:
+            return iter(self._array.flat)
+        assert self._raw is not None
+        return byte_strings.views(self._raw, self.num_elements)
+
     def renamed(self, name: str) -> "Tensor":
         """Return the same value under another name, without a copy."""
         return Tensor(name, self.datatype, self.shape, self._raw, self._array)
@@ -110,7 +117,7 @@ class Tensor:
             if actual != expected:
                 raise ValueError(f"expected {expected} bytes, got {actual}")
             return
-        found = len(byte_strings.unpack(self._raw, self.num_elements))
+        found = byte_strings.count(self._raw, self.num_elements)
         if found != self.num_elements:
             raise ValueError(f"expected {self.num_elements} string elements, got {found}")
 

@@ -22,6 +22,7 @@ from gateway.http.json_pieces import (
     parse_pieces,
 )
 from gateway.http.v2.json_document import parse, too_deep, unreadable
+from gateway.long_work import breathe
 from sluice.errors import ErrorCode, SluiceError
 
 INLINE_BYTES = 64 << 10
@@ -61,6 +62,7 @@ class ArrayText:
             if (depth and bare[:1] in (b"", b"]")) or (end_depth and bare[-1:] in (b"", b"[")):
                 raise unreadable(f"failed to parse the request JSON buffer: Invalid value. at {before + 1}")
             yield _parse_array(b"[" * depth + text + b"]" * end_depth, before + 1 - depth, self.string_chars)
+            breathe()
 
 
 def _parse_array(text: bytes, offset: int, string_chars: int | None) -> list[Any]:
@@ -137,6 +139,7 @@ def _find_arrays(body: memoryview, string_chars: int | None) -> list[ArrayText]:
             window = window[:-1]  # a backslash and what it escapes stay together
         finder.scan(window, start)
         start += len(window)
+        breathe()
     return finder.found
 
 

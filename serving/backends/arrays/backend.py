@@ -18,7 +18,7 @@ from serving.backends.arrays.config import (
     default_max_batch_size,
     needs_completion,
 )
-from serving.backends.arrays.instance import ArrayInstance
+from serving.backends.arrays.instance import ArrayInstance, prepare_thread
 from serving.backends.arrays.session import ArraySession, Signature
 from serving.batching.scheduled_model import InstanceStarter, ScheduledModel
 from serving.config.validation import check_tensors
@@ -121,10 +121,8 @@ class ArrayBackend(Backend):
     def _open_session(
         self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
     ) -> ArraySession:
-        if policy is None:
-            return self.open_session(source, placements, None)
         with ThreadPoolExecutor(1) as thread:
-            thread.submit(policy.bind).result()
+            thread.submit(prepare_thread, placements[0], policy).result()
             return thread.submit(self.open_session, source, placements, policy).result()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter_ns
 
 from serving.backends.arrays.batch import BatchAssembler
@@ -11,6 +12,16 @@ from serving.instance import HostPolicy, Instance, Placement
 from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.priority import lower_thread
+
+
+def prepare_thread(placement: Placement, policy: HostPolicy | None) -> None:
+    """Bind the calling thread by `policy`. One that computes gives way to the gateway. So will threads that a library
+    starts on it. Raises OSError where the host forbids binding."""
+    if placement.gpu is None:
+        lower_thread()
+    if policy is not None:
+        policy.bind()
 
 
 class _RunningBatch:
@@ -44,7 +55,7 @@ class ArrayInstance(Instance):
         self._assembler = assembler
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix=self.name, initializer=None if policy is None else policy.bind
+            1, thread_name_prefix=self.name, initializer=partial(prepare_thread, placement, policy)
         )
         self._batch: _RunningBatch | None = None
 

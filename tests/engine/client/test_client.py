@@ -17,6 +17,7 @@ from engine.client.stream import GenerationStream
 from engine.config import EngineConfig
 from engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
+from sluice.priority import NICENESS
 from tests import paths
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.in_process_client import InProcessEngineClient
@@ -59,6 +60,15 @@ async def until_idle(client: EngineClient) -> None:
     async with asyncio.timeout(10):
         while client.stats.num_running or client.stats.num_waiting or client.stats.num_blocks_used:
             await asyncio.sleep(0.01)
+
+
+async def test_the_engine_gives_way_to_the_gateway() -> None:
+    """The gateway needs little of the processor but at once, and an engine's threads keep every core busy."""
+    async with started(client := in_own_process()):
+        assert client.pid is not None
+        threads = [thread.id for thread in psutil.Process(client.pid).threads()]
+        niceness = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+    assert niceness == {min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)}
 
 
 async def test_tokens_arrive_as_the_runner_gave_them() -> None:

@@ -1,6 +1,7 @@
 """Inputs that are too long to be read on the event loop are refused by their length."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from pipelines.llm import values
 from pipelines.llm.model import LlmModel
 from pipelines.text import tokenizer
 from pipelines.text.text_tensors import MAX_MESSAGES
+from serving.request import InferRequest
+from serving.tensors import byte_strings
+from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.calls import ask
 
@@ -32,6 +36,18 @@ async def test_a_text_of_megabytes_is_refused_before_it_is_read(model: LlmModel,
     assert f"the prompt has {TOO_LONG} bytes" in error.message
     error = await refusal(model, {}, parameters={name: "x" * TOO_LONG})
     assert f"the prompt has {TOO_LONG} characters" in error.message
+
+
+async def test_a_text_of_megabytes_in_raw_form_is_refused_without_a_copy(model: LlmModel) -> None:
+    text = Tensor("text_input", "BYTES", (1,), memoryview(byte_strings.pack([b"x" * (20 << 20)])))
+    tracemalloc.start()
+    try:
+        text.check_size()
+        with pytest.raises(SluiceError, match="the prompt has 20971520 bytes"):
+            values.refuse_long_prompts(InferRequest({"text_input": text}), model.text.tokenizer, 512)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_text_that_may_fit_is_tokenized_to_see(model: LlmModel) -> None:

@@ -146,7 +146,7 @@ async def test_what_cannot_be_loaded_says_why(tmp_path: Path, config: str, conte
 
 @pytest.mark.parametrize("text", ["", "one two  three\nfour", "naïve 漢字 🙂 test", "x" * 130_000, "ab cd\n" * 30_000])
 def test_starts_are_those_of_the_whole_text(text: str) -> None:
-    starts = TextTokenizer.load(TOKENIZER, max_tokens=8).starts(text)
+    starts = list(TextTokenizer.load(TOKENIZER, max_tokens=8).starts(text))
     assert starts == sorted(starts)
     assert all(0 <= start < len(text) and not text[start].isspace() for start in starts)
     if len(text) < 50_000:

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from serving.tensors import byte_strings
 from serving.tensors.datatypes import DATA_TYPES, of_config, of_numpy
 from serving.tensors.tensor import Tensor
 
@@ -78,3 +79,13 @@ def test_types_have_names_in_three_languages() -> None:
     assert of_numpy(np.dtype(">i4")) is DATA_TYPES["INT32"]
     with pytest.raises(ValueError, match="complex64"):
         Tensor.of("x", np.zeros(1, np.complex64))
+
+
+@pytest.mark.parametrize("size", [0, 3, byte_strings._LONG_BYTES])
+@pytest.mark.parametrize("form", [bytes, bytearray, memoryview])
+def test_long_and_short_strings_are_read_alike(size: int, form: type[memoryview]) -> None:
+    elements = [b"a" * size, b"", b"bc"]
+    tensor = Tensor("x", "BYTES", (3,), form(byte_strings.pack(elements)))
+    tensor.check_size()
+    assert list(tensor.strings()) == elements
+    assert tensor.array.tolist() == elements

@@ -21,6 +21,7 @@ from serving.spec import ModelSource
 from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Array
 from sluice.errors import SluiceError
+from sluice.priority import NICENESS
 from tests.serving.backends.builders import TIMEOUT_S, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts
@@ -46,6 +47,21 @@ TWO = "instance_group { count: 2 kind: KIND_CPU }"
 
 @pytest.mark.usefixtures("without_garbage_collection")
 @pytest.mark.parametrize("load", [load_onnx, load_openvino])
+async def test_threads_that_compute_give_way_to_the_gateway(
+    tmp_path: Path, load: Callable[[Path], Awaitable[Model]]
+) -> None:
+    """Else a model that encodes documents would keep `/health` and streams waiting."""
+    before = native_threads()
+    model = await load(tmp_path)
+    await infer_one(model, request(x=np.ones((1, 2), np.float32)))
+    instances = {each.native_id for each in threading.enumerate() if each.name.startswith("m_")}
+    made = {os.getpriority(os.PRIO_PROCESS, thread or 0) for thread in instances | native_threads() - before}
+    assert made == {min(os.getpriority(os.PRIO_PROCESS, os.getpid()) + NICENESS, 19)}
+    await model.close()
+
+
+@pytest.mark.usefixtures("without_garbage_collection")
+@pytest.mark.parametrize("load", [load_onnx, load_openvino])
 async def test_an_unloaded_model_leaves_no_thread_behind(
     tmp_path: Path, load: Callable[[Path], Awaitable[Model]]
 ) -> None:
@@ -65,6 +81,11 @@ async def test_an_unloaded_model_leaves_no_thread_behind(
 def num_native_threads() -> int:
     """Return the number of threads that Python did not start."""
     return psutil.Process().num_threads() - threading.active_count()
+
+
+def native_threads() -> set[int]:
+    """Return the ids of the threads that Python did not start."""
+    return {each.id for each in psutil.Process().threads()} - {each.native_id for each in threading.enumerate()}
 
 
 def instance_threads() -> list[str]:
