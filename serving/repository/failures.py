@@ -30,6 +30,10 @@ class StoreFailure(SluiceError):
         super().__init__(ErrorCode.UNAVAILABLE, message)
 
 
+class UnexpectedFailure(SluiceError):
+    """A backend has raised something else than SluiceError: `__cause__`, which belongs into the log with its trace."""
+
+
 def failure_reason(error: SluiceError) -> str:
     """Return the repository index's reason for a version that failed."""
     return f"{_KINDS.get(error.code, 'Internal')}: {error.message}"
@@ -49,15 +53,24 @@ def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:
 
 
 def versions_failed(name: str, problems: Mapping[int, SluiceError]) -> SluiceError:
-    """Return the error for a model some of whose versions cannot be loaded."""
+    """Return the error for a model some of whose versions cannot be loaded. An unexpected one of these is its cause."""
     each = (
         f"version {version} is at UNAVAILABLE state: {failure_reason(problems[version])};\n"
         for version in sorted(problems)
     )
-    return invalid_argument(f"load failed for model '{name}': {''.join(each)}")
+    failure = invalid_argument(f"load failed for model '{name}': {''.join(each)}")
+    failure.__cause__ = next(filter(unexpected_cause, problems.values()), None)
+    return failure
 
 
 def as_sluice_error(error: BaseException) -> SluiceError:
     if isinstance(error, SluiceError):
         return error
-    return SluiceError(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+    return UnexpectedFailure(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+
+def unexpected_cause(error: BaseException | None) -> BaseException | None:
+    """Return the exception behind an UnexpectedFailure that has led to this error."""
+    while error is not None and not isinstance(error, UnexpectedFailure):
+        error = error.__cause__
+    return error and error.__cause__

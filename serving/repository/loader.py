@@ -88,9 +88,9 @@ class VersionLoader:
         return await self._attempt(candidate, version)
 
     async def _attempt(self, candidate: ModelCandidate, version: int) -> Model:
-        return await self._guarded(candidate.name, version, self._load(candidate, version))
+        return await self._guarded(self._load(candidate, version))
 
-    async def _guarded(self, name: str, version: int, work: Coroutine[Any, Any, T]) -> T:
+    async def _guarded(self, work: Coroutine[Any, Any, T]) -> T:
         async with nullcontext() if requested_by_model.get() else self._slots:
             limit = asyncio.timeout(self._timeout_s)
             try:
@@ -101,7 +101,6 @@ class VersionLoader:
             except Exception as error:
                 if limit.expired():
                     raise SluiceError(ErrorCode.DEADLINE, f"loading took longer than {self._timeout_s:g} s") from None
-                _log.exception("model '%s' version %d cannot be loaded", name, version)
                 raise as_sluice_error(error) from error
 
     async def _load(self, candidate: ModelCandidate, version: int) -> Model:
@@ -141,7 +140,7 @@ class VersionLoader:
         config.instance_group.extend(written.instance_group)
         _check_active_instances(config)
         source = ModelSource(folder.path, model.version, config)
-        return await self._guarded(model.name, model.version, model.update_instances(source))
+        return await self._guarded(model.update_instances(source))
 
     async def _make_ready(self, model: Model, source: ModelSource, candidate: ModelCandidate) -> None:
         self._hooks.check(model)

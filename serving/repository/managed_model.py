@@ -242,7 +242,7 @@ class ManagedModel:
             if not await loader.update(serving.model, serving.folder, candidate.config):
                 return False
         except SluiceError as error:
-            raise versions_failed(self.name, {version: error}) from None
+            raise versions_failed(self.name, {version: error}) from error
         serving.signature = signature
         return True
 
@@ -270,9 +270,9 @@ class ManagedModel:
             raise
         if problems:
             self._undo(loaded, problems, candidate)
-            failed = problems.values()
             if candidate.is_ensemble:
-                raise ModelFailure(self.name, next(iter(failed)).message)
+                cause = next(iter(problems.values()))
+                raise ModelFailure(self.name, cause.message) from cause
             raise versions_failed(self.name, problems)
         return loaded
 

@@ -83,7 +83,7 @@ class ModelRepository:
             strict_config,
             settings.config_name,
             on_note or _log.warning,
-            on_note or _log.error,
+            (lambda message, _: on_note(message)) if on_note else _log_failure,
             drain_timeout_s,
             self._drains,
         )
@@ -305,6 +305,10 @@ class ModelRepository:
             # Triton's sentence in either mode, which its tests look for.
             message = "explicit model load / unload is not allowed if polling is enabled"
             raise SluiceError(ErrorCode.UNAVAILABLE, message)
+
+
+def _log_failure(message: str, cause: BaseException | None) -> None:
+    _log.error(message, exc_info=cause)
 
 
 class RoutedModels:

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from serving.backend import LoadOverrides
 from serving.repository.candidate import ModelCandidate, ModelReading, read_model
-from serving.repository.failures import ModelFailure, failure_reason, index_reason
+from serving.repository.failures import ModelFailure, failure_reason, index_reason, unexpected_cause
 from serving.repository.folders import FolderState
 from serving.repository.loader import BackgroundTasks, VersionLoader, load_order
 from serving.repository.managed_model import ManagedModel
@@ -36,7 +36,8 @@ class ModelUpdates:
     is_strict: bool
     config_name: str
     on_note: Callable[[str], None]
-    on_failure: Callable[[str], None]
+    on_failure: Callable[[str, BaseException | None], None]
+    """Gets a failure's message, and the exception whose trace explains it where it was unexpected."""
     drain_timeout_s: float
     drains: BackgroundTasks
     failed_loads: Counter[str] = field(default_factory=Counter)
@@ -162,7 +163,7 @@ class ModelUpdates:
             self._report(reading.error, why)
 
     def _report(self, error: SluiceError, why: str = "") -> None:
-        self.on_failure(error.message.strip() + why)
+        self.on_failure(error.message.strip() + why, unexpected_cause(error))
         error.is_logged = True
 
     async def _load_candidates(self, candidates: Candidates) -> Failures:

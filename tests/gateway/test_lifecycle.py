@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from gateway.listeners import listen
-from tests.server_process import PATIENCE_S, ServerProcess, StartServer, serve_command
+from tests.server_process import PATIENCE_S, ServerProcess, StartServer, running_command, serve_command
+from tests.serving.backends.python.parts import TEXT, write_model
 
 SOON_S = 8.0
 """Much less than the shutdown's timeouts, so that an end within it shows that nothing waited for them."""
@@ -79,6 +80,31 @@ def test_every_line_of_the_log_may_be_json(start_server: StartServer) -> None:
     lines = [json.loads(line) for line in log.splitlines()]
     assert all({"time", "level", "logger", "request_id", "message"} <= line.keys() for line in lines), log
     assert any(line["request_id"] == "engine" and line["message"].startswith("loaded ") for line in lines), log
+
+
+def test_what_models_print_is_json_in_a_json_log_and_about_no_request(tmp_path: Path) -> None:
+    code = """
+        class TritonPythonModel:
+            def execute(self, requests):
+                print("before the fault")
+                import ctypes
+                ctypes.string_at(0)
+    """
+    write_model(tmp_path / "models" / "printer", code)
+    (tmp_path / "models" / "printer" / "config.pbtxt").write_text(f'backend: "python"{TEXT}')
+    options = (f"--model-repository={tmp_path / 'models'}", "--model-control-mode=explicit", "--log-format=json")
+    body = {"inputs": [{"name": "TEXT", "datatype": "BYTES", "shape": [1], "data": ["x"]}]}
+    with running_command(tmp_path / "log", *options) as server, server.client() as client:
+        server.wait_ready()
+        load = client.post("/v2/repository/models/printer/load", headers={"x-request-id": "load-1"})
+        assert load.status_code == 200, load.text
+        assert client.post("/v2/models/printer/infer", json=body).status_code == 500
+        until(lambda: "starting another" in server.log)
+        lines = [json.loads(line) for line in server.log.splitlines()]
+    printed = [line for line in lines if line["message"].startswith("[printer_0] ")]
+    assert printed[0]["message"] == "[printer_0] before the fault"
+    assert "Fatal Python error: Segmentation fault" in printed[1]["message"]
+    assert {line["request_id"] for line in printed} == {"-"}
 
 
 def test_a_full_disk_behind_standard_output_does_not_stop_the_server(checkpoint: Path) -> None:

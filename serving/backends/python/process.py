@@ -1,6 +1,7 @@
 """A worker process, from its start to its end."""
 
 import asyncio
+import contextvars
 import logging
 import os
 import signal
@@ -11,20 +12,20 @@ from pathlib import Path
 from serving.backends.python import frames
 from serving.backends.python.connection import Connection
 from serving.backends.python.environments import WorkerLaunch
+from serving.backends.python.output import PrintedOutput
 from serving.backends.python.shared_memory import BatchProgress, create_progress_file
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
 _START_SCRIPT = Path(__file__).parent / "worker" / "start.py"
-_STDERR = 2
 
 WorkerMessage = frames.Report | frames.ServiceRequest
 """Messages from a worker that has started."""
 
 
 class WorkerProcess:
-    """Runs one worker process, once. The model's output goes to the server's stderr. Event loop's thread only."""
+    """Runs one worker process, once. What the model prints goes to the log. Event loop's thread only."""
 
     def __init__(self, name: str, launch: WorkerLaunch, on_message: Callable[[WorkerMessage], None]) -> None:
         self._name = name
@@ -66,13 +67,15 @@ class WorkerProcess:
 
     async def _start(self) -> None:
         progress_fd = create_progress_file()
+        output = PrintedOutput(self._name)
         try:
             self._progress = BatchProgress(progress_fd)
             fds = (self.connection.far_fd, progress_fd)
             self._process = await asyncio.create_subprocess_exec(
                 *self._launch.arguments(_START_SCRIPT, *fds),
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=_STDERR,
+                stdout=output.far_fd,
+                stderr=asyncio.subprocess.STDOUT,
                 pass_fds=fds,
                 # Ctrl-C in a terminal is for the server; and processes that the model starts end with their session.
                 start_new_session=True,
@@ -82,8 +85,14 @@ class WorkerProcess:
             raise SluiceError(ErrorCode.INTERNAL, message) from None
         finally:
             os.close(progress_fd)
-        self.connection.start()
-        self._watcher = self._loop.create_task(self._watch(self._process))
+            os.close(output.far_fd)
+            if self._process is None:
+                output.close()
+        # What the process says is not about the request that has loaded the model, whose id is in this context.
+        context = contextvars.Context()
+        context.run(self.connection.start)
+        context.run(output.start)
+        self._watcher = self._loop.create_task(self._watch(self._process, output), context=context)
 
     async def _wait_started(self) -> None:
         """Wait until the process has come up, but not for the loading of the model, which may take any time."""
@@ -94,12 +103,13 @@ class WorkerProcess:
                 ErrorCode.INTERNAL, f"Timed out after {limit_s:g} s: the process '{self._name}' is not up"
             )
 
-    async def _watch(self, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, process: asyncio.subprocess.Process, output: PrintedOutput) -> None:
         code = await process.wait()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         self.connection.read_rest()
         self.connection.close()
+        output.close(is_failure=code != 0)
         self.exited.set_result(code)
 
     def _receive(self, message: frames.Message) -> None:

@@ -506,6 +506,19 @@ async def test_failures_are_errors_in_the_log(root: Path, caplog: pytest.LogCapt
     assert f"({root}/a/config.pbtxt:" in record.getMessage()
 
 
+@pytest.mark.parametrize(("stamp", "kind"), [("raise", KeyError), ("fail", None)])
+async def test_a_failed_load_is_logged_once_with_the_trace_of_what_no_backend_should_raise(
+    root: Path, caplog: pytest.LogCaptureFixture, stamp: str, kind: type[Exception] | None
+) -> None:
+    write_model(root, "a", stamp)
+    repository = ModelRepository([root], ControlMode.NONE, context_for, registry=Bench(root).registry)
+    await repository.start()
+    await repository.close()
+    [record] = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert record.getMessage().startswith("load failed for model 'a': version 1 is at UNAVAILABLE state: Internal: ")
+    assert (record.exc_info and record.exc_info[0]) == kind
+
+
 async def test_weights_of_a_version_that_is_not_there_are_told(
     bench: Bench, repository: ModelRepository, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,11 +4,13 @@ The interpreter may be that of an environment without Sluice. The server's insta
 the worker needs and the environment lacks, and nothing else can be imported from there.
 """
 
+import faulthandler
 import json
 import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
+from io import TextIOWrapper
 from types import ModuleType
 
 OWN_PACKAGE = "serving"
@@ -28,6 +30,10 @@ class _PackageFinder:
 
 
 def main(argv: list[str]) -> int:
+    faulthandler.enable()
+    # The server must have a line before a crash, which would take what is in a buffer with it.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)
     launch = json.loads(argv[1])
     sys.argv = argv[:1]
     # Remove this script's folder: its modules must not be importable by their bare names.

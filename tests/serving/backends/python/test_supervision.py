@@ -406,22 +406,6 @@ async def test_a_worker_whose_gateway_is_killed_ends_itself(tmp_path: Path) -> N
     await eventually(lambda: not is_alive(worker))
 
 
-async def test_what_the_model_prints_goes_to_the_servers_stderr(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    code = """
-        class TritonPythonModel:
-            def execute(self, requests):
-                print("printed", flush=True)
-                return [text("x") for _ in requests]
-    """
-    async with loaded(write_model(tmp_path / "loud", code)) as model:
-        await ask(model, "")
-    printed = capfd.readouterr()
-    assert "printed" in printed.err
-    assert printed.out == ""
-
-
 def lookahead(execution_ns: float) -> Callable[[SupervisedWorker], int]:
     def depth(worker: SupervisedWorker) -> int:
         worker._execution_ns = execution_ns
