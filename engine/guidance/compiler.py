@@ -11,7 +11,7 @@ from typing import TypeVar
 from engine.guidance.matching import CompiledGrammar, MaskThreads
 from engine.guidance.tokenizer import Vocabulary, load_vocabulary
 from engine.guidance.translate import translate
-from engine.types import Grammar
+from engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_CACHED_GRAMMARS = 32
@@ -29,6 +29,7 @@ STACK_BYTES = 256 << 20
 """Stack size of the compiling thread: address space, not memory. The compiler recurses along chains of references and
 rules, with up to 4 kB for a link of 6 bytes, and an overflow would end the process."""
 
+_JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
 _NUM_COMPILING = 2
 _NUM_MASK_THREADS = 2
 
@@ -124,21 +125,21 @@ class GrammarCompiler:
         translation = translate(grammar)
 
         def build(text: str) -> CompiledGrammar:
-            return self._build(vocabulary, text, translation.fuel)
+            return self._build(vocabulary, text, translation.fuel, grammar.kind in _JSON_KINDS)
 
         compiled = build(translation.text)
         if isinstance(compiled.first, str):
             raise translation.explain(compiled.first, lambda text: _error(build(text)))
         return compiled
 
-    def _build(self, vocabulary: Vocabulary, text: str, fuel: int) -> CompiledGrammar:
+    def _build(self, vocabulary: Vocabulary, text: str, fuel: int, is_json: bool) -> CompiledGrammar:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
             initial_lexer_fuel=fuel, max_grammar_size=_MAX_SYMBOLS, max_lexer_states=_MAX_STATES, verbose_errors=False
         )
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
-        return CompiledGrammar(matcher, vocabulary, self._mask_threads)
+        return CompiledGrammar(matcher, vocabulary, self._mask_threads, is_json)
 
     def _load_vocabulary(self) -> Vocabulary:
         with self._vocabulary_lock:

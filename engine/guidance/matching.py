@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.guidance.tokenizer import Vocabulary
+from engine.guidance.tokenizer import DIGITS, Vocabulary
 from engine.guidance.translate import reword_error
 from engine.runners.base import FloatArray
 from engine.sampling.state import Constraint
@@ -22,6 +22,13 @@ NO_EXTENSION = "NoExtension"
 
 WORD_BITS = 32
 
+MAX_DIGITS = 20
+"""Most digits of a number in JSON, before the point and after it, where the grammar allows it to end: those of the
+largest unsigned integer of 64 bits, and more than a double needs."""
+MAX_EXPONENT_DIGITS = 3
+
+_QUOTE, _BACKSLASH, _SIGNS, _EXPONENTS = b'"'[0], b"\\"[0], b"+-", b"eE"
+
 _FEW = 8
 """A set of at most 1/8 of the vocabulary is kept as a list of token ids."""
 
@@ -30,9 +37,12 @@ class CompiledGrammar:
     """A grammar that any number of sequences can follow. They share an automaton that grows as they explore it: a state
     that one has reached costs the next nothing."""
 
-    def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary, threads: "MaskThreads") -> None:
-        """`matcher` must be in its initial state."""
+    def __init__(
+        self, matcher: "LLMatcher", vocabulary: Vocabulary, threads: "MaskThreads", is_json: bool = False
+    ) -> None:
+        """`matcher` must be in its initial state. `is_json`: the text is JSON as a whole, so its numbers get an end."""
         self.vocabulary = vocabulary
+        self.is_json = is_json
         self.threads = threads
         self.is_broken = False
         """Whether a sequence met an error that may be the shared automaton's, so that it should not be reused."""
@@ -55,6 +65,7 @@ class GrammarConstraint:
         self._lock = threading.Lock()  # the matcher allows one call at a time
         self._mask: Mask | str | None = grammar.first
         """The mask of the current state, or the reason why no token fits; None until it is computed."""
+        self._digits = DigitCounter() if grammar.is_json else None
 
     def prepare(self) -> None:
         if self._mask is None:
@@ -72,6 +83,8 @@ class GrammarConstraint:
         """Advance by a token. Raises SluiceError INTERNAL if the mask forbids it, INVALID as `apply` does."""
         with self._lock:
             is_consumed = self._matcher.consume_token(token_id)
+            if self._digits is not None:
+                self._digits.read(self._grammar.vocabulary.tokenizer.decode_bytes([token_id]))
             self._mask = None if is_consumed else self._matcher.get_error()
         if isinstance(self._mask, str):
             raise self._failure(self._mask)
@@ -82,7 +95,8 @@ class GrammarConstraint:
             if self._mask is not None:
                 return
             try:
-                self._mask = next_mask(self._matcher, self._grammar.vocabulary)
+                num_digits = MAX_DIGITS if self._digits is None else self._digits.num_left
+                self._mask = next_mask(self._matcher, self._grammar.vocabulary, num_digits)
             except BaseException as error:  # a Rust panic is no Exception, and would end the thread
                 self._mask = f"{type(error).__name__}: {error}"
 
@@ -93,6 +107,32 @@ class GrammarConstraint:
         self._grammar.is_broken = True
         reason = "no token of this model fits" if NO_EXTENSION in error else reword_error(error)
         return invalid("grammar", f"the grammar cannot be followed any further: {reason}")
+
+
+class DigitCounter:
+    """Counts the digits of the number that a JSON text is in, and how many more it may have. A small model writes
+    digits on for as long as it may, and no rule of a grammar could tell every kind of number to end."""
+
+    def __init__(self) -> None:
+        self._is_in_string = self._is_escaped = self._is_exponent = False
+        self._num_digits = 0
+
+    @property
+    def num_left(self) -> int:
+        return max((MAX_EXPONENT_DIGITS if self._is_exponent else MAX_DIGITS) - self._num_digits, 0)
+
+    def read(self, text: bytes) -> None:
+        """Read on in the text."""
+        for byte in text:
+            if self._is_in_string:
+                self._is_in_string = self._is_escaped or byte != _QUOTE
+                self._is_escaped = not self._is_escaped and byte == _BACKSLASH
+            elif byte in DIGITS:
+                self._num_digits += 1
+            elif byte not in _SIGNS:
+                self._num_digits = 0
+                self._is_exponent = byte in _EXPONENTS
+                self._is_in_string = byte == _QUOTE
 
 
 class MaskThreads:
@@ -169,12 +209,16 @@ class Mixed:
         np.add(row, self.bias, out=row)
 
 
-def next_mask(matcher: "LLMatcher", vocabulary: Vocabulary) -> Mask | str:
-    """Return the mask of the next token, or the reason why none fits. It mostly runs without Python's lock."""
+def next_mask(matcher: "LLMatcher", vocabulary: Vocabulary, num_digits: int = MAX_DIGITS) -> Mask | str:
+    """Return the mask of the next token, or the reason why none fits. It mostly runs without Python's lock. No token
+    begins with more than `num_digits` digits, unless all that fit do."""
     bitmask = new_bitmask(vocabulary.tokenizer.vocab_size)
     matcher.unsafe_compute_mask_ptr(bitmask.ctypes.data, bitmask.nbytes)
     # The mask of a failed matcher allows end of sequence, so errors must be checked first.
-    return matcher.get_error() or to_mask(bitmask, vocabulary.num_usable, vocabulary.vocab_size) or NO_EXTENSION
+    if error := matcher.get_error():
+        return error
+    too_long = vocabulary.leading_digits > num_digits if num_digits < MAX_DIGITS else None
+    return to_mask(bitmask, vocabulary.num_usable, vocabulary.vocab_size, too_long) or NO_EXTENSION
 
 
 def new_bitmask(num_tokens: int) -> NDArray[np.int32]:
@@ -182,10 +226,15 @@ def new_bitmask(num_tokens: int) -> NDArray[np.int32]:
     return np.zeros(-(-num_tokens // WORD_BITS), dtype=np.int32)
 
 
-def to_mask(bitmask: NDArray[np.int32], num_usable: int, vocab_size: int) -> Mask | None:
-    """Return the mask of the set bits among the first `num_usable`, for rows of `vocab_size`; None without any."""
+def to_mask(
+    bitmask: NDArray[np.int32], num_usable: int, vocab_size: int, unwanted: NDArray[np.bool_] | None = None
+) -> Mask | None:
+    """Return the mask of the set bits among the first `num_usable`, for rows of `vocab_size`; None without any. Those
+    of `unwanted` [vocab_size] count only where no others are set."""
     bits = np.unpackbits(bitmask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
     bits[num_usable:] = False
+    if unwanted is not None and (bits & ~unwanted).any():
+        bits &= ~unwanted
     num_allowed = np.count_nonzero(bits)
     if not num_allowed:
         return None

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sluice.errors import SluiceError, invalid
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
+DIGITS = b"0123456789"
 _METASPACE = "▁"
 
 _CONVERT_TIMEOUT_S = 120
@@ -31,6 +35,8 @@ class Vocabulary:
     tokenizer: "LLTokenizer"
     vocab_size: int
     num_usable: int
+    leading_digits: NDArray[np.uint8]
+    """Number of digits at the beginning of each token [vocab_size]."""
 
 
 def load_vocabulary(model_path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Vocabulary:
@@ -49,11 +55,20 @@ def load_vocabulary(model_path: Path, vocab_size: int, eos_token_ids: tuple[int,
         if not eos:
             raise _unusable("it has no end-of-sequence token, without which the output could not end")
         size = max(vocab_size, num_tokens)
-        return Vocabulary(LLTokenizer(text, n_vocab=size, eos_token=eos), vocab_size, num_usable)
+        tokenizer = LLTokenizer(text, n_vocab=size, eos_token=eos)
+        return Vocabulary(tokenizer, vocab_size, num_usable, _count_leading_digits(tokenizer, vocab_size, num_usable))
     except SluiceError:
         raise
     except BaseException as error:  # a Rust panic is no Exception
         raise _unusable(f"its tokenizer cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _count_leading_digits(tokenizer: "LLTokenizer", vocab_size: int, num_usable: int) -> NDArray[np.uint8]:
+    counts = np.zeros(vocab_size, np.uint8)
+    for token_id in range(num_usable):
+        text = tokenizer.decode_bytes([token_id])
+        counts[token_id] = min(len(text) - len(text.lstrip(DIGITS)), 255)
+    return counts
 
 
 def _unusable(reason: str) -> SluiceError:

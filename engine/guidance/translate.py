@@ -50,10 +50,10 @@ value: object | array | STRING | NUMBER | "true" | "false" | "null"
 COMMA: /, ?/
 COLON: /: ?/
 STRING: /"(?:[^"\\\x00-\x1F\x7F]|\\(?:["\\bfnrt]|u(?:00[01][0-9a-fA-F]|007[fF])))*"/
-NUMBER: /-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,3})?/
+NUMBER: /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/
 """
-"""Any JSON object. Its numbers have ends, because a small model writes digits on where it may. (To bound white space in
-strings too would take several milliseconds a mask in a large vocabulary.)"""
+"""Any JSON object. Its strings have no bound but `max_tokens`: one below it would cut what a client wants, and the
+answer would look complete."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -334,15 +335,59 @@ def accepts(compiler: GrammarCompiler, wanted: Grammar, text: str) -> bool:
     return True
 
 
+ANY_OBJECT = grammar(GrammarKind.JSON_OBJECT)
+
+
 @pytest.mark.parametrize(
     ("number", "is_allowed"),
     [
-        ("9" * 18, True), ("9" * 19, False), ("-0." + "3" * 17, True), ("0." + "3" * 18, False), ("1e+308", True),
-        ("1e1000", False), ("01", False), ("-", True), ("+1", False),
+        ("9" * 20, True), ("9" * 21, False), ("-0." + "3" * 20, True), ("0." + "3" * 21, False), ("1e+308", True),
+        ("1e1000", False), ("-" + "1" * 20 + "." + "2" * 20 + "E-100", True), ("01", False), ("-", True), ("+1", False),
+        (f'"{"9" * 30}"', True), (f'"\\"{"9" * 30}\\\\",1', False),
     ],
 )  # fmt: skip
-def test_numbers_of_a_json_object_have_ends(compiler: GrammarCompiler, number: str, is_allowed: bool) -> None:
-    assert accepts(compiler, grammar(GrammarKind.JSON_OBJECT), '{"a":' + number) == is_allowed
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        ANY_OBJECT,
+        grammar(GrammarKind.JSON_SCHEMA, {"type": "object"}),
+        grammar(GrammarKind.JSON_SCHEMA, {"additionalProperties": {"type": ["number", "string"]}, "type": "object"}),
+    ],
+)
+def test_numbers_of_json_have_ends(compiler: GrammarCompiler, wanted: Grammar, number: str, is_allowed: bool) -> None:
+    assert accepts(compiler, wanted, '{"a":' + number) == is_allowed
+
+
+def test_tokens_of_several_digits_do_not_go_beyond_the_last_digit(tiny: GrammarCompiler) -> None:
+    constraint = start(tiny, grammar(GrammarKind.JSON_SCHEMA, {"type": "integer"}))
+    for token in ("12", *["22"] * 8, "1"):
+        constraint.accept(TOKENS.index(token))
+    assert {TOKENS[token] for token in allowed(constraint, len(TOKENS))} == {"1", "2", "<|end|>"}
+    constraint.accept(TOKENS.index("2"))
+    assert allowed(constraint, len(TOKENS)) == [TINY_EOS]
+
+
+@pytest.mark.parametrize(
+    ("schema", "number"),
+    [
+        ({"type": "integer"}, "9" * 20),
+        ({"type": "integer", "minimum": 0}, "9" * 20),
+        ({"const": 10**24}, "1" + "0" * 24),
+        ({"type": "number", "exclusiveMinimum": 0.5, "maximum": 1}, "0." + "9" * 20),
+        ({"type": "number"}, "-" + "1" * 20 + "." + "2" * 20 + "e-300"),
+    ],
+)
+def test_a_model_that_always_writes_digits_comes_to_an_end(
+    compiler: GrammarCompiler, schema: dict[str, Any], number: str
+) -> None:
+    """What the schema requires goes beyond the bound."""
+    constraint = start(compiler, grammar(GrammarKind.JSON_SCHEMA, schema))
+    for token in TOKENIZER.encode(number).ids:
+        assert token in allowed(constraint), number
+        constraint.accept(token)
+    assert allowed(constraint) if "const" in schema else EOS in allowed(constraint)
+    digits = set(TOKENIZER.encode("0123456789").ids)
+    assert not digits & set(allowed(constraint))
 
 
 @pytest.mark.parametrize(
