@@ -10,7 +10,7 @@ from cli.build.source import SourceCheckpoint
 from cli.build.steps import BuildStep, CompressStep, ConvertStep, CopyStep
 from engine.model_folder import ModelFormat
 from engine.runners.openvino.runtime import OPENVINO
-from engine.runners.openvino.source import FolderKind, identify_folder
+from engine.runners.openvino.source import FolderKind, check_folder, identify_folder
 from engine.runners.openvino.weights.checkpoint import compressed_file
 from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS
 from sluice.errors import SluiceError
@@ -24,7 +24,7 @@ def _check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None
     if source is None:
         return
     try:
-        kind, _ = identify_folder(source.path)
+        kind = check_folder(source.path)
     except SluiceError as error:
         raise UsageError(f"OpenVINO cannot run {source.path}: {error.message}") from None
     if kind is FolderKind.IR and options.quantization != NONE:

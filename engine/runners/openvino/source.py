@@ -69,6 +69,15 @@ def identify_folder(directory: Path) -> tuple[FolderKind, str]:
     return FolderKind.CHECKPOINT, f"is a HuggingFace checkpoint of type {model_type}"
 
 
+def check_folder(directory: Path) -> FolderKind:
+    """Return the kind of a folder. Raises as `identify_folder`, and as `open_decoder` for a checkpoint whose tensors do
+    not fit its config.json."""
+    kind, _ = identify_folder(directory)
+    if kind is FolderKind.CHECKPOINT:
+        build_model(read_decoder_config(directory), CheckpointWeights.open(directory))
+    return kind
+
+
 def _build(config: EngineConfig, directory: Path) -> Decoder:
     model_config = read_decoder_config(directory)
     check_cache_dtype(model_config, config.kv_cache_dtype)

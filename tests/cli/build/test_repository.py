@@ -63,6 +63,25 @@ def test_the_manifest(build: Build, tiny: Path, tmp_path: Path) -> None:
     assert set(content["models"]) == MODELS
 
 
+@pytest.mark.parametrize("arguments", [("--quantization", "int8"), ("--dry-run",)])
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"num_hidden_layers": 1}, "but the checkpoint has tensors of 2 layers, and 9 tensors (model.layers.1."),
+        ({"intermediate_size": 100}, "by config.json it must be (100, "),
+    ],
+)
+def test_a_checkpoint_that_serve_would_refuse_is_not_built(
+    build: Build, tiny: Path, tmp_path: Path, arguments: tuple[str, ...], fields: dict[str, Any], expected: str
+) -> None:
+    source = shutil.copytree(tiny, tmp_path / "tiny")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, **fields}))
+    refused = build(source, "--output", tmp_path / "models", *arguments)
+    assert (refused.code, expected in refused.err) == (2, True), refused.err
+    assert not (tmp_path / "models").exists()
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_quantised_weights_take_the_place_of_the_checkpoints(build: Build, tmp_path: Path, quantization: str) -> None:
     """The files are the same that the engine makes of the checkpoint."""
@@ -293,7 +312,7 @@ def test_missing_weights(build: Build, tiny: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny, tmp_path / "light")
     (folder / "model.safetensors").unlink()
     done = build(folder, "--output", tmp_path / "models")
-    assert (done.code, "holds no *.safetensors file" in done.err) == (1, True)
+    assert (done.code, "holds no *.safetensors file" in done.err) == (2, True)
     assert not (tmp_path / "models").exists()
 
 

@@ -76,6 +76,10 @@ def split(directory: Path) -> tuple[Path, Path]:
     return parts
 
 
+def answer(directory: Path, **limits: Any) -> list[list[int]]:
+    return Driver(load(directory, **limits)).generate([Prompt(read_goldens("qwen3_tiny")[1].prompt_token_ids, 8)])
+
+
 def generates_its_golden(directory: Path) -> bool:
     golden = read_goldens("qwen3_tiny")[1]
     prompt = Prompt(golden.prompt_token_ids, golden.max_tokens, golden.repetition_penalty)
@@ -87,6 +91,41 @@ def test_weights_in_several_files(float_checkpoint: EditableCheckpoint) -> None:
     assert generates_its_golden(float_checkpoint.path)
     (float_checkpoint.path / "model.safetensors.index.json").unlink()
     assert generates_its_golden(float_checkpoint.path)
+
+
+def test_a_tensor_in_two_files_is_refused_with_the_names_of_both(float_checkpoint: EditableCheckpoint) -> None:
+    directory = float_checkpoint.path
+    split(directory)
+    (directory / "model.safetensors.index.json").unlink()
+    save_file({"model.norm.weight": np.ones(64, np.float32)}, directory / "pytorch_model.safetensors")
+    error = refusal(directory)
+    assert error.code is ErrorCode.INVALID
+    assert error.message == (
+        "tensor 'model.norm.weight' is in model-00002-of-00002.safetensors and in pytorch_model.safetensors; remove "
+        "the file that is not the model's"
+    )
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_an_lm_head_that_differs_from_the_embedding_is_used_though_config_json_ties_them(
+    float_checkpoint: EditableCheckpoint, caplog: pytest.LogCaptureFixture, tmp_path: Path, quantization: str
+) -> None:
+    """As transformers does. An equal one is the embedding, stored again."""
+    limits = {"quantization": quantization, "cache_path": str(tmp_path / "cache")}
+    float_checkpoint.edit(tie_word_embeddings=False)
+    expected = answer(float_checkpoint.path, **limits)
+    float_checkpoint.edit(tie_word_embeddings=True)
+    assert answer(float_checkpoint.path, **limits) == expected
+    assert "has an LM head of its own" in caplog.text
+    caplog.clear()
+    path = float_checkpoint.path / "model.safetensors"
+    tensors = load_file(path)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}, path)
+    tied = answer(float_checkpoint.path, **limits)
+    assert tied != expected
+    save_file({name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}, path)
+    assert answer(float_checkpoint.path, **limits) == tied
+    assert caplog.text == ""
 
 
 @pytest.mark.parametrize("is_split", [False, True])

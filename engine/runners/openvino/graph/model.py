@@ -1,5 +1,6 @@
 """Builds the OpenVINO model of a checkpoint: the inputs of one step in, logits of the sampled rows out."""
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from engine.runners.openvino.graph.paged_attention import PagedInputs
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights
 from engine.runners.openvino.weights.text_model import EMBEDDING, HEAD, TextModelTensors
 from sluice.errors import invalid
+
+logger = logging.getLogger(__name__)
 
 STEP_INPUTS = (
     "token_ids",
@@ -111,8 +114,10 @@ def is_cache(name: str) -> bool:
 
 
 def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) -> ov.Node:
-    if config.tie_word_embeddings and not tensors.has_own_head:
-        return embedding
+    if config.tie_word_embeddings:
+        if not tensors.has_own_head:
+            return embedding
+        logger.warning("the model has an LM head of its own, though by config.json it is tied to the embedding")
     return tensors.constant(HEAD, (config.vocab_size, config.hidden_size))
 
 

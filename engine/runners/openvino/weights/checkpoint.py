@@ -1,6 +1,6 @@
 """A checkpoint's weights as OpenVINO constants, without a copy and without torch."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,11 +38,15 @@ class CheckpointWeights:
 
     @classmethod
     def open(cls, directory: Path) -> "CheckpointWeights":
-        """Map the weights in `directory`. Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one."""
+        """Map the weights in `directory`. Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one, or a
+        tensor in two."""
         tensors: dict[str, StoredTensor] = {}
         files = weight_files(directory)
         for path in files:
-            tensors.update(map_tensors(path))
+            found = map_tensors(path)
+            if twice := found.keys() & tensors.keys():
+                raise _stored_twice(min(twice), files)
+            tensors.update(found)
         stored = next((kind for kind in QUANTIZATIONS for path in files if path.name == compressed_file(kind)), None)
         return cls(tensors) if stored is None else cls(tensors, pair_up(tensors), stored)
 
@@ -99,6 +103,12 @@ def _indexed(index: Path) -> list[Path]:
         message = f"{index.parent} lacks {', '.join(missing)}, which {INDEX} names; is the download complete?"
         raise SluiceError(ErrorCode.NOT_FOUND, message, param="model_path")
     return paths
+
+
+def _stored_twice(name: str, files: Sequence[Path]) -> SluiceError:
+    first, second, *_ = (path.name for path in files if name in map_tensors(path))
+    message = f"tensor {name!r} is in {first} and in {second}; remove the file that is not the model's"
+    return invalid("model_path", message)
 
 
 def _plain(name: str, stored: StoredTensor) -> ov.Node:

@@ -4,10 +4,13 @@ import logging
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import openvino as ov
 
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights
+from engine.runners.openvino.weights.compression import SCALES, ZEROS
+from engine.runners.openvino.weights.mapped import StoredTensor
 from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)
@@ -43,8 +46,13 @@ class TextModelTensors:
 
     @property
     def has_own_head(self) -> bool:
-        """Whether a checkpoint of several models has an LM head, on which their configurations are vague."""
-        return self._prefixes != _PLAIN and self._stored_name(HEAD) in self._checkpoint.tensors
+        """Whether the checkpoint has an LM head that is not its embedding, whatever config.json says: transformers uses
+        it then, and the configurations of several models in one are vague."""
+        head, embedding = self._stored_name(HEAD), self._stored_name(EMBEDDING)
+        tensors = self._checkpoint.tensors
+        return head in tensors and not all(
+            _are_equal(tensors.get(head + suffix), tensors.get(embedding + suffix)) for suffix in ("", SCALES, ZEROS)
+        )
 
     def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
         """See `CheckpointWeights.constant`."""
@@ -82,7 +90,7 @@ class TextModelTensors:
             logger.warning("the checkpoint has %s that the model does not use", _counted(names))
 
     def _is_harmless(self, name: str, config: DecoderConfig) -> bool:
-        if name == self._stored_name(HEAD):  # stored again, though it is the embedding (tie_word_embeddings)
+        if name == self._stored_name(HEAD):  # the embedding, stored again
             return True
         layer = self._layer(name)
         return bool(_HARMLESS.search(name)) or (layer is not None and layer >= config.num_layers)
@@ -98,6 +106,15 @@ class TextModelTensors:
             if name.startswith(plain):
                 return prefix + name.removeprefix(plain)
         return name
+
+
+def _are_equal(one: StoredTensor | None, other: StoredTensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    pairs = zip(one.array(), other.array(), strict=True)  # by rows, because the first of them tell most others apart
+    return all(np.array_equal(row, same) for row, same in pairs)
 
 
 def _counted(names: Sequence[str]) -> str:
