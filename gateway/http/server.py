@@ -6,7 +6,7 @@ import logging
 import socket
 from collections.abc import Callable, Generator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import uvicorn
@@ -28,7 +28,7 @@ HEAD_TIMEOUT_S = 30.0
 _BYTES_PER_BODY_BYTE = 17
 """Bytes that one byte of a body may take on the wire: chunks of one byte and a short extension. The rest is framing."""
 NAMES_AS_SENT = "sluice.header_names"
-"""Key of the ASGI scope's extension that has the headers' names as the client wrote them, in order."""
+"""Key of the ASGI scope's extension whose `names` are the headers' names as the client wrote them, in order."""
 
 MAX_CHUNKS = 1 << 16
 """Most pieces of a body in chunks. Each costs more than its bytes."""
@@ -106,16 +106,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _num_chunks = 0
     _head_timer: asyncio.TimerHandle
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.transport = CorkedTransport(transport, self.loop, self._linger)  # type: ignore[assignment]
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        super().connection_made(stream)
+        self.transport = cast(asyncio.Transport, CorkedTransport(stream, self.loop, self._linger))
         self._begin_head()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head_age)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._names: list[bytes] = []
-        self.scope["extensions"] = {NAMES_AS_SENT: self._names}  # type: ignore[dict-item]
+        self.scope["extensions"] = {NAMES_AS_SENT: {"names": self._names}}
         self._begin_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:

@@ -178,7 +178,7 @@ class HeaderReader:
         if not self._forwarded:
             return
         sent = exchange.scope.get("extensions", {}).get(NAMES_AS_SENT)
-        names = sent or [name for name, _ in exchange.scope["headers"]]
+        names = sent["names"] if sent else [name for name, _ in exchange.scope["headers"]]
         pairs = zip(names, exchange.scope["headers"], strict=True)
         headers = ((name.decode("latin-1"), value.decode("utf-8", "replace")) for name, (_, value) in pairs)
         request.parameters.update(self._forwarded.choose(headers))

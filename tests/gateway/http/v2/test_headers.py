@@ -23,7 +23,7 @@ def exchange(*headers: tuple[bytes, bytes]) -> Exchange:
         "method": "POST",
         "path": "/v2",
         "headers": [(name.lower(), value) for name, value in headers],
-        "extensions": {NAMES_AS_SENT: [name for name, _ in headers]},
+        "extensions": {NAMES_AS_SENT: {"names": [name for name, _ in headers]}},
     }
     return Exchange(scope, receive, send)
 
