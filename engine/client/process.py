@@ -1,6 +1,7 @@
 """The client of an engine in a process of its own, which it replaces if it crashes or hangs."""
 
 import asyncio
+import contextvars
 import logging
 import os
 import shutil
@@ -75,7 +76,10 @@ class ProcessEngineClient(EngineClient):
             raise
         self._ready_at = self._last_report = perf_counter()
         self._load_timeout_s = max(MIN_LOAD_TIMEOUT_S, LOAD_TIMEOUT_FACTOR * (self._ready_at - started))
-        self._supervisor = asyncio.create_task(self._supervise(), name="engine-supervisor")
+        # What it logs is not about the request that has loaded the model, whose id is in this context.
+        self._supervisor = asyncio.create_task(
+            self._supervise(), name="engine-supervisor", context=contextvars.Context()
+        )
 
     async def stop(self) -> None:
         self._die("the engine was stopped")

@@ -26,7 +26,7 @@ class RequestIdFilter(logging.Filter):
 def configure_logging(level: str, file: str = "", *, is_json: bool = False) -> None:
     """Log from `level` up to standard error, or to `file`. The web server's own lines show at debug only.
 
-    With `file`, lines that engines, workers and libraries write to standard error go there too; the command's own, to
+    With `file`, lines that engines and libraries write to standard error go there too; the command's own, to
     `sys.stderr`, still reach the terminal. Raises OSError for a file that cannot be written.
     """
     handler = logging.StreamHandler(_redirect_stderr(file) if file else None)

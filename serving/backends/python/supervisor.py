@@ -1,6 +1,7 @@
 """Supervises the worker of one instance: its batches, its process, and the next process when that is lost."""
 
 import asyncio
+import contextvars
 import itertools
 import logging
 from collections import deque
@@ -97,7 +98,8 @@ class SupervisedWorker:
     async def start(self) -> None:
         """Load the model in a first process. Raises SluiceError with the model's reason."""
         await self._start_process()
-        self._supervisor = asyncio.create_task(self._supervise())
+        # What it logs is not about the request that has loaded the model, whose id is in this context.
+        self._supervisor = asyncio.create_task(self._supervise(), context=contextvars.Context())
 
     async def _start_process(self) -> None:
         process = WorkerProcess(self.name, self._launch, self._receive)
