@@ -9,7 +9,8 @@ from operator import attrgetter
 from typing import Generic
 
 from engine.forecast.wait import WaitingGroup
-from engine.scheduling.fair_share import DEFAULT_WEIGHT, ArrivalRates, FairShare, Q, QueuedWork, QueueEntry
+from engine.scheduling.arrivals import ArrivalRates
+from engine.scheduling.fair_share import DEFAULT_WEIGHT, FairShare, Q, QueuedWork, QueueEntry
 
 MAX_STALE_DEADLINES = 16
 """Entries of removed streams that the heap may hold beyond as many as it has live ones."""
@@ -103,7 +104,7 @@ class WaitingQueue(Generic[Q]):
         entry = QueueEntry(sequence, self._num_arrived, members.new.tenant(sequence.tenant), QueuedWork.of(sequence))
         self._num_arrived += 1
         members.new.add(entry)
-        self._enqueue(entry, members, min(sequence.start_deadline, sequence.deadline))
+        self._enqueue(entry, min(sequence.start_deadline, sequence.deadline))
 
     def requeue(self, sequence: Q) -> None:
         """Queue a preempted sequence before all new ones of its priority, the oldest preempted one first. Its tenant is
@@ -112,7 +113,7 @@ class WaitingQueue(Generic[Q]):
         members = self._classes[sequence.priority]
         entry.is_preempted, entry.work = True, QueuedWork.of(sequence)
         insort(members.preempted, entry, key=attrgetter("arrival"))
-        self._enqueue(entry, members, sequence.deadline)
+        self._enqueue(entry, sequence.deadline)
 
     def admit(self, sequence: Q) -> None:
         """Move a waiting sequence to the running ones. Its prompt is charged, unless it was preempted."""
@@ -158,16 +159,14 @@ class WaitingQueue(Generic[Q]):
 
     # -- bookkeeping of new and preempted sequences alike
 
-    def _enqueue(self, entry: QueueEntry[Q], members: "_PriorityClass[Q]", due: float) -> None:
+    def _enqueue(self, entry: QueueEntry[Q], due: float) -> None:
         self._waiting[entry.sequence.stream_id] = entry
         self.work = self.work.plus(entry.work)
-        members.work = members.work.plus(entry.work)
         self._deadlines.add(entry.sequence.stream_id, due)
 
     def _dequeue(self, entry: QueueEntry[Q], members: "_PriorityClass[Q]") -> None:
         del self._waiting[entry.sequence.stream_id]
         self.work = self.work.plus(entry.work, -1)
-        members.work = members.work.plus(entry.work, -1)
         self._deadlines.discard(entry.sequence.stream_id)
         if entry.is_preempted:
             members.preempted.remove(entry)
@@ -181,7 +180,6 @@ class _PriorityClass(Generic[Q]):
     def __init__(self, weights: Mapping[str, float]) -> None:
         self.new: FairShare[Q] = FairShare(weights)
         self.preempted: list[QueueEntry[Q]] = []
-        self.work = QueuedWork()
 
     def in_order(self) -> Iterator[Q]:
         return chain((entry.sequence for entry in self.preempted), self.new.in_order())
