@@ -1,5 +1,5 @@
-"""The predicted wait beside the actual one, and what is refused by it, under bursts, ramps, mixed lengths, shared
-prefixes, tenants, clients that leave and a noisy machine: in an engine in simulated time, and with a model.
+"""Compares predicted waits with actual ones, and counts what is refused by them, under bursts, ramps, mixed lengths,
+shared prefixes, tenants, clients that leave and a noisy machine: in an engine in simulated time, and with a model.
 
 A wait is the time from a request's submit in the engine to its admission. Errors are relative to the actual wait. They
 count for waits of MIN_WAIT_S and more: a shorter one lasts a few steps, and nobody is refused for it. Each trial begins
@@ -22,9 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.figures import Figure, ReportProgress, Target
-from benchmarks.predicted_wait.real import RealEngine
+from benchmarks.predicted_wait.engines import RealEngine, VirtualEngine
 from benchmarks.predicted_wait.trial import Outcome
-from benchmarks.predicted_wait.virtual import VirtualEngine
 from benchmarks.predicted_wait.workloads import WORKLOADS, Arrival, Workload
 from gateway.checkpoint import find_checkpoint
 
@@ -42,11 +41,11 @@ class Refusals(NamedTuple):
     num_requests: int = 0
     num_refused: int = 0
     num_tried: int = 0
-    """Those that were served all the same."""
+    """The refused ones that were served all the same."""
     num_wrong: int = 0
-    """How many of those were in time."""
+    """The served ones of them that were in time."""
     num_wrong_unrefused: int = 0
-    """How many of the refused were in time where nobody was refused."""
+    """The refused ones that were in time where nobody was refused."""
     num_late: int = 0
     """Requests that were accepted and late."""
 

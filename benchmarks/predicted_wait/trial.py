@@ -2,18 +2,20 @@
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from benchmarks.figures import BenchmarkError
 from benchmarks.predicted_wait.workloads import VOCABULARY, Arrival
 from engine.config import EngineConfig
+from engine.forecast.wait import QueuedSequence, RunningSequence, WaitForecast
 from engine.frames import Cancel, Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
+from engine.loop.intake import Intake
 from engine.runners.base import Runner
 from engine.sequence import Sequence as EngineSequence
-from engine.types import FinishReason, GenerateRequest, SamplingParams
+from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -53,23 +55,24 @@ class Trial:
     def __init__(self, runner: Runner, config: EngineConfig, clock: Clock) -> None:
         self._clock = clock
         self._executor = InflightExecutor(runner, config, self, self._take, clock.now)
-        self._outcomes: list[Outcome] = []
+        # The executor keeps only sums of predictions and waits.
+        self._executor._intake = _RecordingIntake(self, self._executor.info, config, clock.now)
+        self.outcomes: list[Outcome] = []
         self._due: list[tuple[float, int, Command]] = []
         self._num_open = 0
-        self._record()
 
     def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         """Replay the arrivals from now on. Returns their outcomes in the same order."""
-        started, first = self._clock.now(), len(self._outcomes)
+        started, first = self._clock.now(), len(self.outcomes)
         for number, arrival in enumerate(arrivals, first):
-            self._outcomes.append(Outcome(arrival))
+            self.outcomes.append(Outcome(arrival))
             heapq.heappush(self._due, (started + arrival.at_s, number, Submit(number, _request(number, arrival))))
         self._num_open = len(arrivals)
         while self._num_open:
             self._executor.step()
         self._due.clear()
         self._executor.check_invariants()
-        return self._outcomes[first:]
+        return self.outcomes[first:]
 
     def receive(self, timeout_s: float) -> list[Command]:
         """Return the commands that are due, for the executor."""
@@ -88,7 +91,7 @@ class Trial:
                 raise BenchmarkError(f"a request failed: {failure.message}")
             self._num_open -= 1
         for event in frame.events:
-            outcome = self._outcomes[event.stream_id]
+            outcome = self.outcomes[event.stream_id]
             outcome.num_output += len(event.token_ids)
             is_complete = outcome.num_output >= min(outcome.arrival.length, outcome.arrival.max_tokens)
             has_ended = event.finish_reason in {FinishReason.STOP, FinishReason.LENGTH}
@@ -98,36 +101,56 @@ class Trial:
                 self._cancel_at(now, event.stream_id)  # as the gateway does at a stop string
             self._num_open -= event.finish_reason is not None
 
+    def begin(self, stream_id: int) -> Outcome:
+        """Return the outcome of a request that is submitted now."""
+        outcome = self.outcomes[stream_id]
+        outcome.submitted_at = self._clock.now()
+        if outcome.arrival.patience_s != math.inf:
+            self._cancel_at(outcome.submitted_at + outcome.arrival.patience_s, stream_id)
+        return outcome
+
     def _cancel_at(self, at: float, stream_id: int) -> None:
         heapq.heappush(self._due, (at, stream_id, Cancel(stream_id)))
 
-    def _record(self) -> None:
-        """Record predictions at submit, and admissions. The executor keeps only sums of them."""
-        intake, start = self._executor._intake, self._executor._start
-        check = intake.admit_to_queue
 
-        def admit_to_queue(sequence: EngineSequence, *state: Any, was_accepted: bool) -> None:
-            outcome = self._outcomes[sequence.stream_id]
-            outcome.submitted_at = self._clock.now()
-            if outcome.arrival.patience_s != math.inf:
-                self._cancel_at(outcome.submitted_at + outcome.arrival.patience_s, sequence.stream_id)
-            try:
-                check(sequence, *state, was_accepted=was_accepted)
-            except SluiceError:
-                outcome.is_refused = True
-                if not outcome.arrival.is_exempt:
-                    raise
-                check(sequence, *state, was_accepted=True)
-            outcome.predicted_s = sequence.predicted_wait_s
+class _RecordingIntake(Intake):
+    """Records what is predicted at each submit, and takes exempt requests even if they would be refused."""
 
-        def start_sequence(sequence: EngineSequence) -> None:
-            start(sequence)
-            outcome = self._outcomes[sequence.stream_id]
-            if outcome.waited_s is None:
-                outcome.waited_s = self._clock.now() - outcome.submitted_at
+    def __init__(self, trial: Trial, info: EngineInfo, config: EngineConfig, clock: Callable[[], float]) -> None:
+        super().__init__(info, config, clock)
+        self.forecast = _RecordingForecast(trial, info, clock)
+        self._trial = trial
 
-        setattr(intake, "admit_to_queue", admit_to_queue)  # noqa: B010
-        setattr(self._executor, "_start", start_sequence)  # noqa: B010
+    def admit_to_queue(
+        self,
+        sequence: EngineSequence,
+        running: Collection[RunningSequence],
+        free_blocks: int,
+        now: float,
+        *,
+        was_accepted: bool,
+    ) -> None:
+        outcome = self._trial.begin(sequence.stream_id)
+        try:
+            super().admit_to_queue(sequence, running, free_blocks, now, was_accepted=was_accepted)
+        except SluiceError:
+            outcome.is_refused = True
+            if not outcome.arrival.is_exempt:
+                raise
+            super().admit_to_queue(sequence, running, free_blocks, now, was_accepted=True)
+        outcome.predicted_s = sequence.predicted_wait_s
+
+
+class _RecordingForecast(WaitForecast):
+    """Records the wait of each sequence when it is admitted."""
+
+    def __init__(self, trial: Trial, info: EngineInfo, clock: Callable[[], float]) -> None:
+        super().__init__(info, clock)
+        self._trial = trial
+
+    def record_wait(self, sequence: QueuedSequence, actual_s: float) -> None:
+        super().record_wait(sequence, actual_s)
+        self._trial.outcomes[sequence.stream_id].waited_s = actual_s
 
 
 def _request(number: int, arrival: Arrival) -> GenerateRequest:

@@ -63,14 +63,14 @@ class Workload:
 
 
 def bursts(rng: random.Random, count: int, rate: float) -> Iterator[float]:
-    """Four crowds, each within a moment. The next one comes when the last one is nearly served."""
+    """Yield four crowds, each within a moment. The next one comes when the last one is nearly served."""
     for number in range(count):
         crowd = number * 4 // count
         yield crowd * 0.9 * count / 4 / rate + rng.uniform(0.0, 0.02)
 
 
 def ramp(rng: random.Random, count: int, rate: float) -> Iterator[float]:
-    """From half of what the engine can serve to twice as much, and back."""
+    """Yield a load that grows from half of what the engine can serve to twice as much, and shrinks back."""
     at_s = 0.0
     for number in range(count):
         load = 0.5 + 1.5 * (1.0 - abs(2.0 * number / count - 1.0))
@@ -79,7 +79,7 @@ def ramp(rng: random.Random, count: int, rate: float) -> Iterator[float]:
 
 
 def steady(rng: random.Random, count: int, rate: float) -> Iterator[float]:
-    """Half as much again as the engine can serve."""
+    """Yield half as much again as the engine can serve."""
     at_s = 0.0
     for _ in range(count):
         at_s += rng.expovariate(1.5 * rate)
@@ -98,19 +98,19 @@ def _lognormal(rng: random.Random, median: float, sigma: float, low: int, high: 
 
 
 def chat(rng: random.Random) -> Arrival:
-    """Answers of a natural length, some cut by max_tokens."""
+    """Draw a request whose answer has a natural length, which max_tokens may cut."""
     return Arrival(_tokens(rng, rng.randint(16, 128)), 128, _lognormal(rng, 60, 0.7, 2, 1000))
 
 
 def mixed(rng: random.Random) -> Arrival:
-    """Clients that ask for as much as they need, from a few tokens to hundreds, after short prompts and long ones."""
+    """Draw a request for about as much as it needs, from a few tokens to hundreds, after a short or a long prompt."""
     max_tokens = rng.choice([16, 32, 64, 128, 256])
     prompt = _lognormal(rng, 90, 1.0, 2, 600)
     return Arrival(_tokens(rng, prompt), max_tokens, rng.randint(max_tokens // 2, max_tokens))
 
 
 def early_end(rng: random.Random) -> Arrival:
-    """Answers that end long before max_tokens."""
+    """Draw a request whose answer ends long before max_tokens."""
     return Arrival(_tokens(rng, rng.randint(16, 64)), 384, 1 + int(rng.expovariate(1 / 60)))
 
 
@@ -118,24 +118,24 @@ _PREFIXES = [_tokens(random.Random(number), 320) for number in range(8)]
 
 
 def shared_prefixes(rng: random.Random) -> Arrival:
-    """Short questions after one of eight long system prompts."""
+    """Draw a short question after one of eight long system prompts."""
     return replace(chat(rng), prompt=rng.choice(_PREFIXES) + _tokens(rng, rng.randint(8, 40)))
 
 
 def tenants(rng: random.Random) -> Arrival:
-    """A tenant with most of the load and long answers, a smaller one and a small one."""
+    """Draw from a tenant with most of the load and long answers, a smaller one and a small one."""
     tenant = rng.choices(["bulk", "team", "small"], [6, 3, 1])[0]
     arrival = chat(rng)
     return replace(arrival, tenant=tenant, length=arrival.length * (2 if tenant == "bulk" else 1))
 
 
 def priorities(rng: random.Random) -> Arrival:
-    """A third of the requests go before the others."""
+    """Draw a request; a third go before the others."""
     return replace(chat(rng), priority=rng.choices([0, 1], [1, 2])[0])
 
 
 def impatient(rng: random.Random) -> Arrival:
-    """A third of the clients leave, most of them while they wait."""
+    """Draw a request; a third of the clients leave, most of them while they wait."""
     return replace(chat(rng), patience_s=rng.expovariate(2.0) if rng.random() < 0.33 else math.inf)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.predicted_wait import MEDIAN_TARGET, P90_TARGET, Refusals, Scenario, errors
+from benchmarks.predicted_wait.engines import Costs, VirtualClock, VirtualEngine, VirtualRunner
 from benchmarks.predicted_wait.trial import Trial
-from benchmarks.predicted_wait.virtual import Costs, VirtualClock, VirtualEngine, VirtualRunner
 from benchmarks.predicted_wait.workloads import WORKLOADS, Arrival
 from engine.config import EngineConfig, SchedulerPolicy
 from engine.forecast.learning import Calibration

@@ -1,23 +1,31 @@
-"""An engine in simulated time: the real executor, and a runner whose steps take what a model of costs says."""
+"""The engines of the benchmark, both with the real executor: one in simulated time, whose steps take what a model of
+costs says, and one with a checkpoint's model, beside a program that takes the processor from it for a while."""
 
 import math
 import random
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.predicted_wait.trial import Trial
 from benchmarks.predicted_wait.workloads import MAX_NUM_SEQS, VOCABULARY, Workload
 from engine.config import EngineConfig
+from engine.loop.load import load_runner
 from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
+
+BURN = "import sys, time; time.sleep({sleep}); end = time.time() + {burn}\nwhile time.time() < end: pass"
+"""A program that computes without a pause, after a sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a step costs, in seconds."""
+    """The costs of a step, in seconds."""
 
     step: float = 0.003
     sequence: float = 0.00006
@@ -94,3 +102,43 @@ class VirtualEngine:
         runner = VirtualRunner(clock, seed, Costs(), num_blocks=workload.num_blocks, is_noisy=workload.is_noisy)
         config = EngineConfig(model_path="", max_num_seqs=MAX_NUM_SEQS, max_queued_requests=sys.maxsize)
         yield Trial(runner, config, clock)
+
+
+class _WallClock:
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class RealEngine:
+    """The executor with the checkpoint's model on this machine."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+
+    @contextmanager
+    def trial(self, workload: Workload, seed: int) -> Iterator[Trial]:
+        """Load the model for one trial."""
+        config = EngineConfig(
+            model_path=str(self._checkpoint),
+            num_blocks=workload.num_blocks,
+            max_num_seqs=MAX_NUM_SEQS,
+            max_queued_requests=sys.maxsize,
+        )
+        runner = load_runner(config)
+        try:
+            yield Trial(runner, config, _WallClock())
+        finally:
+            runner.close()
+
+    @contextmanager
+    def noise(self, seconds: float) -> Iterator[None]:
+        """Let another process compute during the second third of that time."""
+        process = subprocess.Popen([sys.executable, "-c", BURN.format(sleep=seconds / 3, burn=seconds / 3)])
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
