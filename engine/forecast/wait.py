@@ -150,18 +150,22 @@ class _Simulation:
     curve: Curve
     at: float
     next_at: float
-    """When there may be another one, by the forecast's clock."""
+    """When the engine has moved on so far that another one may differ, by the forecast's clock."""
     num_groups: int
     num_waiting: int
     """Sequences that waited then, of all groups."""
     num_gone: int = 0
     """Sequences of the group that have left the queue since."""
 
-    def covers(self, num_ahead: int, num_waiting: int) -> bool:
-        """Return whether the queue is still much as it was: of the group's own it may have got longer."""
-        has_grown = self.num_groups > 1 and num_waiting > 1.2 * self.num_waiting + 1
+    def reaches(self, num_ahead: int) -> bool:
+        """Return whether it has the place behind so many of the group."""
         length = len(self.curve)
-        return not has_grown and (num_ahead + self.num_gone < length or length >= MAX_SIMULATED)
+        return num_ahead + self.num_gone < length or length >= MAX_SIMULATED
+
+    def is_current(self, now: float, num_waiting: int) -> bool:
+        """Return whether things are still much as they were: a group's own sequences alone may have become more."""
+        has_grown = self.num_groups > 1 and num_waiting > 1.2 * self.num_waiting + 1
+        return now < self.next_at and not has_grown
 
 
 class _Draw(NamedTuple):
@@ -193,6 +197,8 @@ class WaitForecast:
         """Share of prompts' tokens that is computed and not found in the prefix cache."""
         self._leave_rate = 0.0
         self._simulations: OrderedDict[tuple[int, str], _Simulation] = OrderedDict()
+        self._next_simulation_at = -math.inf
+        """Until then MAX_SHARE is spent, and old simulations are used again."""
         self._mean_running = self._mean_prefill = 0.0
         """Sequences, and tokens of prompts, in a step of the last simulation."""
         self._examples: OrderedDict[tuple[float, str], _Example] = OrderedDict()
@@ -276,26 +282,30 @@ class WaitForecast:
         if not self.is_warm:
             return WaitPrediction(wait_s, math.inf)
         earliest_s = self._calibration.earliest(wait_s, deviation_s)
-        return WaitPrediction(wait_s, deviation_s, earliest_s, is_warm=self.is_warm)
+        return WaitPrediction(wait_s, deviation_s, earliest_s, is_warm=True)
 
     def _find_simulation(self, priority: int, tenant: str, num_ahead: int, state: EngineState) -> _Simulation:
-        key = (priority, tenant)
-        simulation = self._simulations.get(key)
-        is_recent = simulation is not None and self._clock() < simulation.next_at
-        if simulation is not None and is_recent and simulation.covers(num_ahead, len(state.queue)):
-            return simulation
-        began = self._clock()
+        key, began = (priority, tenant), self._clock()
+        is_spent = began < self._next_simulation_at
+        kept = self._simulations.get(key) or (self._find_similar(priority) if is_spent else None)
+        if kept is not None and kept.reaches(num_ahead) and (is_spent or kept.is_current(began, len(state.queue))):
+            return kept
         groups = state.queue.groups(priority, tenant, MAX_SIMULATED, state.now)
         curve = self._simulate(groups, state)
         ended = self._clock()
-        pause_s = max((ended - began) / MAX_SHARE, MIN_PAUSE_STEPS * self._steps.seconds(1.0))
-        simulation = self._simulations[key] = _Simulation(
-            curve, state.now, ended + pause_s, len(groups), len(state.queue)
-        )
+        self._next_simulation_at = ended + (ended - began) / MAX_SHARE
+        next_at = ended + MIN_PAUSE_STEPS * self._steps.seconds(1.0)
+        simulation = self._simulations[key] = _Simulation(curve, state.now, next_at, len(groups), len(state.queue))
         self._simulations.move_to_end(key)
         if len(self._simulations) > MAX_SIMULATIONS:
             self._simulations.popitem(last=False)
         return simulation
+
+    def _find_similar(self, priority: int) -> _Simulation | None:
+        """Return the latest simulation of a group that goes no later than the priority: a new tenant's first sequence
+        starts about when the next one of a tenant does that has waited."""
+        latest = reversed(self._simulations.items())
+        return next((simulation for (level, _), simulation in latest if level <= priority), None)
 
     def _simulate(self, groups: list[WaitingGroup], state: EngineState) -> Curve:
         limits, steps, running = self._limits, self._steps, list(state.running)

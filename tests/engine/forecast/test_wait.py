@@ -1,16 +1,22 @@
 """The accuracy of the forecast, in the real executor under load, in simulated time."""
 
 from functools import cache
+from itertools import count
 
 import numpy as np
 import pytest
 
 from benchmarks.predicted_wait import MEDIAN_TARGET, P90_TARGET, Refusals, Scenario, errors
 from benchmarks.predicted_wait.engines import Costs, VirtualClock, VirtualEngine, VirtualRunner
-from benchmarks.predicted_wait.trial import Trial
+from benchmarks.predicted_wait.trial import Outcome, Trial
 from benchmarks.predicted_wait.workloads import WORKLOADS, Arrival
 from engine.config import EngineConfig, SchedulerPolicy
 from engine.forecast.learning import Calibration
+from engine.forecast.schedule import Curve
+from engine.forecast.wait import MAX_SHARE, EngineState, WaitForecast, WaitingGroup
+from tests.engine.scheduling.queued import View, queue_of
+
+pytestmark = pytest.mark.slow
 
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
 NAMES = (
@@ -33,9 +39,14 @@ def scenario(name: str, seed: int) -> Scenario:
     return Scenario(VirtualEngine(), BY_NAME[name], seed)
 
 
+@cache
+def waits(name: str, seed: int) -> list[Outcome]:
+    return scenario(name, seed).waits()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_under_overload_predictions_are_near_to_what_comes(name: str) -> None:
-    found = [error for seed in (1, 2) for error in errors(scenario(name, seed).waits())]
+    found = [error for seed in (1, 2) for error in errors(waits(name, seed))]
     assert len(found) > 50, "it was no overload"
     # Who comes later and goes first can only be guessed from who came.
     median, p90 = (30.0, 50.0) if BY_NAME[name].is_overtaken else (MEDIAN_TARGET, P90_TARGET)
@@ -45,8 +56,8 @@ def test_under_overload_predictions_are_near_to_what_comes(name: str) -> None:
 
 def test_hardly_any_request_is_refused_that_would_have_been_in_time() -> None:
     total = Refusals()
-    for name in ("bursts", "few blocks", "noisy machine"):
-        total = total.plus(scenario(name, 1).refusals(scenario(name, 1).waits()))
+    for name in ("bursts", "shared prefixes", "noisy machine, mixed lengths"):
+        total = total.plus(scenario(name, 1).refusals(waits(name, 1)))
     assert total.num_refused > 0.05 * total.num_requests
     assert total.num_wrong <= 0.01 * max(total.num_tried, 100)
     assert total.num_wrong_unrefused <= 0.01 * total.num_requests
@@ -85,6 +96,28 @@ def test_a_tenant_with_much_in_the_queue_waits_and_a_new_one_does_not() -> None:
     assert lone.predicted_s < 0.3 * last.waited_s
     assert last.predicted_s == pytest.approx(last.waited_s, rel=0.25)
     assert bulk[40].predicted_s < last.predicted_s
+
+
+def test_simulations_take_their_share_of_the_time_however_many_tenants_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock takes 10 ms, and so does each simulation."""
+    ticks, num_simulated = count(), 0
+    forecast = WaitForecast(trial()._executor.info, lambda: 0.01 * next(ticks))
+    simulate = forecast._simulate
+
+    def counted(groups: list[WaitingGroup], state: EngineState) -> Curve:
+        nonlocal num_simulated
+        num_simulated += 1
+        return simulate(groups, state)
+
+    monkeypatch.setattr(forecast, "_simulate", counted)
+    for _ in range(40):
+        forecast.observe_step(8, 0, 0.01)
+    queue = queue_of(*(View(number, "bulk") for number in range(100)))
+    state = EngineState([], queue, 0, 0.0)
+    last = forecast.predict(View(100, "bulk"), state)
+    newcomers = [forecast.predict(View(200 + number, f"t{number}"), state) for number in range(300)]
+    assert num_simulated <= 2 + 300 * MAX_SHARE
+    assert max(each.wait_s for each in newcomers) < 0.3 * last.wait_s, "they go before most of the bulk"
 
 
 def test_a_cold_engine_refuses_nobody_for_a_deadline() -> None:
