@@ -1,21 +1,29 @@
 """From the JSON of a generate request to an InferRequest: keys that are inputs become tensors, others parameters."""
 
+import json
+from collections import Counter
+from contextlib import suppress
 from math import prod
 
 from gateway.http.request import MAX_TIMEOUT_S
 from gateway.http.v2.infer_request import PROTOCOL, already_exists, max_string_chars, parse_custom_parameter
-from gateway.http.v2.json_document import find, find_repeated, has, members, mistyped, string, text, unreadable
-from gateway.http.v2.long_document import parse_document
+from gateway.http.v2.json_document import find, has, members, mistyped, string, text, unreadable
+from gateway.http.v2.long_document import INLINE_BYTES, parse_document
 from gateway.http.v2.tensor_json import check_strings, count_elements, parse_tensor
 from pipelines.llm.model import LlmModel
 from serving.model import Model
 from serving.request import InferRequest
 from serving.spec import TensorSpec
 from serving.tensors.datatypes import BYTES
-from sluice.errors import SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _NESTED = "parameters"
 """Key of an object whose keys count as if they stood beside it."""
+
+_MAX_LONG_KEYS = 64
+"""Most keys of a long request: each is searched in all of it."""
+_MAX_SPACE = 64
+_SEARCHED_BYTES = 1 << 20
 
 _SCHEDULING = {
     "priority": (range(-(2**31), 2**31), "a 32-bit integer (lower runs earlier)"),
@@ -47,6 +55,49 @@ def parse_generate_request(body: bytes | bytearray, model: Model, is_streaming: 
             raise unreadable(f"Expected JSON object for keyword: '{name}': " + mistyped("object"))
         _parse_nested(value, request, model)
     return request
+
+
+def find_repeated(document: object, body: bytes | bytearray) -> set[str]:
+    """Return the keys that stand more than once in one object of `document`, which was parsed from `body`.
+
+    The objects of a long body count as one: it is searched, because a parser would hold the interpreter's lock for all
+    of it. Raises INVALID for a long body with many keys.
+    """
+    if len(body) <= INLINE_BYTES:
+        return _find_in_objects(body)
+    names = [name for each in (document, find(document, _NESTED)) if isinstance(each, dict) for name in each]
+    if len(names) > _MAX_LONG_KEYS:
+        text = f"a body of more than {INLINE_BYTES} bytes may have {_MAX_LONG_KEYS} keys, got {len(names)}"
+        raise SluiceError(ErrorCode.INVALID, text)
+    return {name for name in names if _stands_twice(body, f'"{name}"'.encode("utf-8", "surrogateescape"))}
+
+
+def _find_in_objects(body: bytes | bytearray) -> set[str]:
+    repeated: set[str] = set()
+
+    def note(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        counts = Counter(name for name, _ in pairs)
+        repeated.update(name for name, count in counts.items() if count > 1)
+        return dict(pairs)
+
+    with suppress(ValueError, RecursionError):  # what only Triton's tolerant reader takes
+        json.loads(body.decode("utf-8", "surrogateescape"), object_pairs_hook=note)
+    return repeated
+
+
+def _stands_twice(body: bytes | bytearray, spelled: bytes) -> bool:
+    """Whether two keys of `body` are `spelled` so. Strings that are values may be, too."""
+    num_found, start = 0, 0
+    while start < len(body) and num_found < 2:
+        end = start + _SEARCHED_BYTES  # a search holds the interpreter's lock
+        at = body.find(spelled, start, end + len(spelled))
+        if at < 0:
+            start = end
+            continue
+        start = at + len(spelled)
+        num_found += body[start : start + _MAX_SPACE].lstrip(b" \t\r\n")[:1] == b":"
+        start -= 1
+    return num_found > 1
 
 
 def _parse_nested(nested: dict[str, object], request: InferRequest, model: Model) -> None:

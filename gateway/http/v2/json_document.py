@@ -6,9 +6,8 @@ Triton answers 500 to JSON that cannot be parsed or has a wrong type, so these e
 import json
 import re
 from codecs import BOM_UTF8
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import orjson
 import rapidjson
@@ -19,12 +18,6 @@ MAX_DEPTH = 100
 """Arrays inside each other from which a tensor's `data` is refused. Elsewhere the parsers' own limits count."""
 _MAX_UINT64 = 2**64 - 1
 MAX_INT64 = 2**63 - 1
-_FEW_NAMES = 64
-"""Most keys that are searched one by one."""
-_LONG_BYTES = 256 << 10
-"""Longer bodies are not parsed a second time, which would keep the interpreter's lock."""
-_MAX_SPACE = 64
-_SEARCHED_BYTES = 1 << 20
 _PARSE_ERROR = re.compile(r"Parse error at offset (\d+): (.*)", re.DOTALL)
 _BEYOND_ASCII_AS_QUESTION_MARKS = bytes(range(128)) + b"?" * 128
 _WORDS_OF_TRITONS_RELEASE = {"Invalid encoding in string.": "Invalid escape character in string."}
@@ -77,45 +70,6 @@ def _complaint(body: bytes, offset: int) -> str:
 def too_deep() -> SluiceError:
     """Return the error for arrays or objects inside each other beyond what is read."""
     return SluiceError(ErrorCode.INVALID, f"JSON nesting depth exceeds maximum allowed limit ({MAX_DEPTH})")
-
-
-def find_repeated(document: object, body: bytes | bytearray) -> set[str]:
-    """Return the keys that stand more than once in one object of `document`, which was parsed from `body`. For a long
-    body, its objects count as one. Raises INVALID for a long body with many keys."""
-    names = [name for each in (document, find(document, "parameters")) if isinstance(each, dict) for name in each]
-    is_long = len(body) > _LONG_BYTES
-    if len(names) > _FEW_NAMES and is_long:
-        text = f"a body of more than {_LONG_BYTES} bytes may have {_FEW_NAMES} keys, got {len(names)}"
-        raise SluiceError(ErrorCode.INVALID, text)
-    if len(names) <= _FEW_NAMES and (is_long or b"\\u" not in body):  # keys are rarely spelled with escapes
-        found = {name for name in names if _stands_twice(body, f'"{name}"'.encode("utf-8", "surrogateescape"))}
-        if is_long or not found:
-            return found
-    repeated: set[str] = set()
-
-    def note(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        counts = Counter(name for name, _ in pairs)
-        repeated.update(name for name, count in counts.items() if count > 1)
-        return dict(pairs)
-
-    with suppress(ValueError, RecursionError):  # what only Triton's tolerant reader takes
-        json.loads(body.decode("utf-8", "surrogateescape"), object_pairs_hook=note)
-    return repeated
-
-
-def _stands_twice(body: bytes | bytearray, spelled: bytes) -> bool:
-    """Whether two keys of `body` are `spelled` so. Strings that are values may be, too."""
-    num_found, start = 0, 0
-    while start < len(body) and num_found < 2:
-        end = start + _SEARCHED_BYTES  # a search holds the interpreter's lock
-        at = body.find(spelled, start, end + len(spelled))
-        if at < 0:
-            start = end
-            continue
-        start = at + len(spelled)
-        num_found += body[start : start + _MAX_SPACE].lstrip(b" \t\r\n")[:1] == b":"
-        start -= 1
-    return num_found > 1
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.v2 import json_document, long_document
+from gateway.http.v2 import generate_request, long_document
 from gateway.http.v2.json_document import parse
 from gateway.http.v2.long_document import LIMITS, ArrayText, parse_document
 from serving.tensors import byte_strings
@@ -148,7 +148,14 @@ def test_more_strings_than_a_tensor_may_have_are_refused() -> None:
 def test_a_key_of_a_long_body_is_found_twice_wherever_it_is_cut(
     num_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_document, "_SEARCHED_BYTES", 7)
-    monkeypatch.setattr(json_document, "_LONG_BYTES", 0)
+    monkeypatch.setattr(generate_request, "_SEARCHED_BYTES", 7)
+    monkeypatch.setattr(generate_request, "INLINE_BYTES", 0)
     body = b'{%s"key":1,"key" :2,"other":"key"}' % (b" " * num_before)
-    assert json_document.find_repeated(parse(body), body) == {"key"}
+    assert generate_request.find_repeated(parse(body), body) == {"key"}
+
+
+def test_a_long_generate_request_of_many_keys_is_refused() -> None:
+    document = {"text": " " * long_document.INLINE_BYTES, "parameters": dict.fromkeys(map(str, range(63)), 1)}
+    with pytest.raises(SluiceError, match="may have 64 keys, got 65") as caught:
+        generate_request.find_repeated(document, orjson.dumps(document))
+    assert caught.value.code is ErrorCode.INVALID
