@@ -10,6 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from serving.model import Model
+from serving.request import InferRequest
+from serving.request_check import prepare_strings
+from serving.tensors.datatypes import BYTES
 from sluice.heap import trim_heap
 
 T = TypeVar("T")
@@ -21,13 +25,11 @@ PIECE_ELEMENTS = 16 << 10
 _PAUSE_S = 0.001
 """A third to a half of what a piece takes. Without it the event loop would wait the 5 ms for each turn after which
 Python takes the lock from a thread, and the engine would have one core less."""
-_worker = ThreadPoolExecutor(1, thread_name_prefix="long-work")
-
-
 LONG_BYTES = 1 << 20
 """Size from which a request is worth a trim of the heap."""
 _TRIM_DELAY_S = 1.0
 """Time after which what a work left is freed, and the heap can be given back."""
+_worker = ThreadPoolExecutor(1, thread_name_prefix="long-work")
 _trimming: set[asyncio.AbstractEventLoop] = set()
 """Loops on which a trim is due: one for all work until then."""
 
@@ -43,6 +45,12 @@ async def run_aside(work: Callable[[], T]) -> T:
 def breathe() -> None:
     """Leave the interpreter's lock and the processor to the others for a moment: call it between two pieces of work."""
     time.sleep(_PAUSE_S)
+
+
+async def prepare_inputs(request: InferRequest, model: Model) -> None:
+    """Prepare long BYTES inputs aside. Raises like `prepare_strings`."""
+    if any(each.datatype == BYTES.name and each.num_elements > LONG_ELEMENTS for each in request.inputs.values()):
+        await run_aside(lambda: prepare_strings(request, model.spec))
 
 
 def trim_later() -> None:

@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 
 from gateway.grpc.messages import InferMessage, split_message
 from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
-from gateway.long_work import LONG_BYTES, LONG_ELEMENTS, run_aside, trim_later
+from gateway.long_work import LONG_BYTES, LONG_ELEMENTS, prepare_inputs, run_aside, trim_later
 from gateway.path_masking import client_message
 from gateway.v2.classification import classify
 from gateway.v2.forwarded_headers import ForwardedHeaders
@@ -19,7 +19,6 @@ from gateway.v2.trace import Trace
 from pipelines.text.model import text_model_of
 from serving.model import Model, infer_one
 from serving.request import LATEST, InferResponse, Parameter
-from serving.request_check import prepare_strings
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -64,10 +63,7 @@ class InferReader:
             return parse_infer_request(infer, model, self._service.shared_memory, forwarded, is_unary=is_unary)
 
         parsed = await run_aside(parse) if infer.contents else parse()
-        if any(
-            each.datatype == "BYTES" and each.num_elements > LONG_ELEMENTS for each in parsed.request.inputs.values()
-        ):
-            await run_aside(lambda: prepare_strings(parsed.request, model.spec))
+        await prepare_inputs(parsed.request, model)
         return parsed
 
     def begin_trace(self, parsed: GrpcInferRequest, received_ns: int) -> Trace | None:

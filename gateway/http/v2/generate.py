@@ -11,11 +11,10 @@ from gateway.http.errors import as_sluice_error
 from gateway.http.request import run_while_connected
 from gateway.http.v2.exchange import EVENTS, Exchange, RequestTarget, error_json
 from gateway.http.v2.generate_request import parse_generate_request
-from gateway.http.v2.infer_request import prepare_inputs
 from gateway.http.v2.long_document import INLINE_BYTES
 from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
 from gateway.http.v2.tensor_json import encode_value
-from gateway.long_work import LONG_ELEMENTS, run_aside
+from gateway.long_work import LONG_ELEMENTS, prepare_inputs, run_aside
 from gateway.v2.server import V2Service
 from gateway.v2.trace import Trace
 from pipelines.llm.model import LlmModel

@@ -20,12 +20,11 @@ from gateway.http.v2.json_document import (
 )
 from gateway.http.v2.long_document import INLINE_BYTES, MAX_TEXT_CHARS, ArrayText, parse_document
 from gateway.http.v2.tensor_json import parse_tensor
-from gateway.long_work import LONG_ELEMENTS, run_aside
+from gateway.long_work import prepare_inputs, run_aside
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from pipelines.text.model import text_model_of
 from serving.model import Model
 from serving.request import InferRequest, Parameter, SequenceFlag
-from serving.request_check import prepare_strings
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors import byte_strings
 from serving.tensors.datatypes import BYTES, DATA_TYPES
@@ -76,12 +75,6 @@ async def parse_infer_request(
         parsed = _parse_infer(body, json_length, model, shared_memory)
     await prepare_inputs(parsed.request, model)
     return parsed
-
-
-async def prepare_inputs(request: InferRequest, model: Model) -> None:
-    """Prepare long BYTES inputs on a thread. Raises like `prepare_strings`."""
-    if any(each.datatype == "BYTES" and each.num_elements > LONG_ELEMENTS for each in request.inputs.values()):
-        await run_aside(lambda: prepare_strings(request, model.spec))
 
 
 def max_string_chars(model: Model) -> int | None:
