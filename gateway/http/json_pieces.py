@@ -3,15 +3,13 @@ take it up to two seconds, and every other request waits for the lock."""
 
 import re
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import orjson
 
-from gateway.long_work import breathe, run_aside
+from gateway.long_work import breathe
 
-T = TypeVar("T")
 Container = list[Any] | dict[str, Any]
 
 INLINE_BYTES = 32 << 10
@@ -58,11 +56,6 @@ class DocumentLimits:
     members: int | None = None
     strings: int | None = None
     string_chars: int | None = None
-
-
-async def parse_aside(work: Callable[[], T]) -> T:
-    """Return the result of `work`, which parses a long body, from the thread that does so one body at a time."""
-    return await run_aside(work)
 
 
 def parse_pieces(body: bytes | memoryview, limits: DocumentLimits | None = None, piece_bytes: int = PIECE_BYTES) -> Any:

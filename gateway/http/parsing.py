@@ -13,7 +13,8 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
-from gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits, parse_aside
+from gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits
+from gateway.long_work import run_aside
 from pipelines.rag import owner_keys
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -79,46 +80,33 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 """Unsupported fields, and for each the values that change nothing."""
 
 
-def parse_body(schema: type[RequestT], body: bytes, is_strict: bool) -> tuple[RequestT, list[str]]:
-    """Return the request in `body`, and the paths of its unknown fields.
-
-    Raises INVALID for the first thing that is wrong: bad JSON, a wrong type, a field that is not supported or, when
-    `is_strict`, an unknown field.
-    """
-    return _check_request(lambda: schema.model_validate_json(body), is_strict)
-
-
-async def parse_long_body(
+def parse_body(
     schema: type[RequestT], body: bytes, is_strict: bool, limits: DocumentLimits = REQUEST_LIMITS
 ) -> tuple[RequestT, list[str]]:
-    """Return and raise as `parse_body`, without holding up the event loop where the body is long."""
+    """Return the request in `body`, and the paths of its unknown fields. Call it on a thread where the body is long.
+
+    Raises INVALID for the first thing that is wrong: bad JSON, a wrong type, a field that is not supported or, when
+    `is_strict`, an unknown field; in a long body also for more values than `limits` allow, or too many fields.
+    """
     if len(body) <= INLINE_BYTES:
-        return parse_body(schema, body, is_strict)
-    return await parse_aside(lambda: parse_in_pieces(schema, body, is_strict, limits))
+        return _check_request(lambda: schema.model_validate_json(body), is_strict)
+    return _finish(Document(limits), body, schema, is_strict)
 
 
 async def parse_pieces_of_body(
-    schema: type[RequestT], pieces: AsyncIterable[bytes], is_strict: bool, limits: DocumentLimits = REQUEST_LIMITS
+    schema: type[RequestT], pieces: AsyncIterable[bytes], is_strict: bool
 ) -> tuple[RequestT, list[str]]:
-    """Return and raise as `parse_long_body` for a body that arrives in pieces: what has arrived is parsed, not kept."""
+    """Return and raise as `parse_body` for a body that arrives in pieces: what has arrived is parsed, not kept."""
     arrived, document = bytearray(), None
     async for piece in pieces:
         arrived += piece
         if len(arrived) > _BATCH_BYTES:
-            document = document or Document(limits)
+            document = document or Document(REQUEST_LIMITS)
             batch, arrived = arrived, bytearray()
-            await parse_aside(partial(_feed, document, batch))
-    if document is None:
-        return await parse_long_body(schema, bytes(arrived), is_strict, limits)
-    return await parse_aside(partial(_finish, document, arrived, schema, is_strict))
-
-
-def parse_in_pieces(
-    schema: type[RequestT], body: bytes, is_strict: bool, limits: DocumentLimits
-) -> tuple[RequestT, list[str]]:
-    """Return and raise as `parse_body`, on a thread that leaves the others time. INVALID also for a body with more
-    values than `limits` allow, or with too many fields."""
-    return _finish(Document(limits), body, schema, is_strict)
+            await run_aside(partial(_feed, document, batch))
+    if document is None and len(arrived) <= INLINE_BYTES:
+        return parse_body(schema, bytes(arrived), is_strict)
+    return await run_aside(partial(_finish, document or Document(REQUEST_LIMITS), arrived, schema, is_strict))
 
 
 def _feed(document: Document, body: bytes | bytearray) -> None:

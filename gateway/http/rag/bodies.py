@@ -1,14 +1,15 @@
 """JSON bodies of requests and responses, as all RAG routes read and write them."""
 
 from collections.abc import Mapping
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
 from pydantic import BaseModel
 
-from gateway.http.parsing import parse_long_body, warning_header
-from gateway.http.request import read_body
+from gateway.http.parsing import parse_pieces_of_body, warning_header
+from gateway.http.request import read_pieces
 from gateway.options.http import HttpOptions
 from pipelines.rag import owner_keys
 from pipelines.rag.types import CollectionInfo, DocumentInfo
@@ -26,8 +27,8 @@ async def read_fields(
     request: Request, schema: type[RequestT], options: HttpOptions
 ) -> tuple[RequestT, dict[str, str]]:
     """Read and parse the body. Returns its fields, and the headers that the response must carry."""
-    body = await read_body(request, options.max_input_bytes)
-    fields, ignored = await parse_long_body(schema, body, options.is_strict)
+    async with aclosing(read_pieces(request, options.max_input_bytes)) as pieces:
+        fields, ignored = await parse_pieces_of_body(schema, pieces, options.is_strict)
     return fields, warning_header(ignored)
 
 

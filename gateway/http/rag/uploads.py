@@ -14,7 +14,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from gateway.http.json_pieces import INLINE_BYTES, DocumentLimits, parse_pieces
-from gateway.http.parsing import parse_body, parse_in_pieces, quote_name, quote_value
+from gateway.http.parsing import parse_body, quote_name, quote_value
 from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsRequest, MetadataObject
 from gateway.http.request import read_body
 from gateway.long_work import run_aside
@@ -113,10 +113,7 @@ def _check_count(num_documents: int) -> None:
 
 def _read_json(body: bytes, is_strict: bool) -> tuple[list[Upload | UnreadableUpload], list[str]]:
     """Read documents from JSON. Also returns the paths of unknown fields. Raises INVALID for missing or bad fields."""
-    if len(body) <= INLINE_BYTES:
-        fields, ignored = parse_body(DocumentsRequest, body, is_strict)
-    else:
-        fields, ignored = parse_in_pieces(DocumentsRequest, body, is_strict, _LIMITS)
+    fields, ignored = parse_body(DocumentsRequest, body, is_strict, _LIMITS)
     return [_build_upload(item) for item in _items(fields)], ignored
 
 
