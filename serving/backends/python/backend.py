@@ -83,20 +83,16 @@ class PythonInstance(Instance):
 def create_instances(
     workers: Sequence[SupervisedWorker],
     placements: Sequence[Placement],
+    all_workers: Sequence[SupervisedWorker],
     can_queue_ahead: bool,
-    all_workers: Sequence[SupervisedWorker] | None = None,
 ) -> list[PythonInstance]:
-    """Return the places of `workers`, each worker's first one first. Without `can_queue_ahead` each has only one.
+    """Return the places of `workers`, of which the model has `all_workers`, each worker's first one first.
 
-    `all_workers` are those of the model, by default `workers`.
+    Without `can_queue_ahead` each has only one.
     """
     num_places = 1 + MAX_LOOKAHEAD if can_queue_ahead else 1
     placed = list(zip(workers, placements, strict=True))
-    return [
-        PythonInstance(worker, placement, workers if all_workers is None else all_workers)
-        for _ in range(num_places)
-        for worker, placement in placed
-    ]
+    return [PythonInstance(worker, placement, all_workers) for _ in range(num_places) for worker, placement in placed]
 
 
 class PythonModel(ScheduledModel):
@@ -169,7 +165,7 @@ class PythonBackend(Backend):
             started = create_workers(source, placements, launches, context, self._script(source), queue)
             await _start_all(started)
             workers[:] = [*(each for each in workers if not each.is_closing), *started]
-            return create_instances(started, placements, _can_queue_ahead(source.config), workers)
+            return create_instances(started, placements, workers, _can_queue_ahead(source.config))
 
         starter = InstanceStarter(num_gpus(), start)
         try:
@@ -232,24 +228,21 @@ def create_workers(
     placements: Sequence[Placement],
     launches: Sequence[WorkerLaunch],
     context: BackendContext,
-    script: tuple[str, str] = ("", ""),
-    shared: WorkerBatchQueue | None = None,
+    script: tuple[str, str],
+    shared: WorkerBatchQueue,
 ) -> list[SupervisedWorker]:
     """Create the workers without starting them. `script` is the file of the class, and the folder of other modules.
 
-    They share a queue, by default a new one, so that batches a lost worker had not begun go to any other. With
-    sequences each worker has its own, because the states are in its process.
+    They have the queue `shared`, so that batches a lost worker had not begun go to any other. With sequences each
+    worker has its own, because the states are in its process.
     """
-    if source.config.HasField("sequence_batching"):
-        shared = None
-    elif shared is None:
-        shared = WorkerBatchQueue(source.name)
+    has_sequences = source.config.HasField("sequence_batching")
     return [
         SupervisedWorker(
-            _initialize_command(source, place, *script),
+            initialize_command(source, place, *script),
             launch,
             context,
-            WorkerBatchQueue(place.name) if shared is None else shared,
+            WorkerBatchQueue(place.name) if has_sequences else shared,
         )
         for place, launch in zip(placements, launches, strict=True)
     ]
@@ -276,11 +269,11 @@ def _can_queue_ahead(config: ModelConfig) -> bool:
     return not config.HasField("dynamic_batching") and not config.HasField("sequence_batching")
 
 
-def _initialize_command(
-    source: ModelSource, placement: Placement, script: str = "", version_folder: str = ""
+def initialize_command(
+    source: ModelSource, placement: Placement, model_file: str, version_folder: str = ""
 ) -> Initialize:
     return Initialize(
-        script or str(source.model_file),
+        model_file,
         {
             "model_config": config_json(source.config).decode(),
             "model_instance_kind": placement.kind,

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from serving.backends.python.backend import PythonInstance, create_instances, create_workers
+from serving.backends.python.batch_queue import WorkerBatchQueue
 from serving.backends.python.environments import WorkerLaunch
 from serving.instance import place_instances
 from serving.job import InferJob
@@ -74,9 +75,10 @@ class AgainModel(Model):
 
 async def again_model(source: ModelSource) -> AgainModel:
     placements = place_instances(source.config, 0)
-    (worker,) = create_workers(source, placements, [WorkerLaunch()], context())
+    script, queue = (str(source.model_file), ""), WorkerBatchQueue(source.name)
+    (worker,) = create_workers(source, placements, [WorkerLaunch()], context(), script, queue)
     await worker.start()
-    return AgainModel(source, create_instances([worker], placements, can_queue_ahead=False)[0])
+    return AgainModel(source, create_instances([worker], placements, [worker], can_queue_ahead=False)[0])
 
 
 async def test_a_request_comes_again_until_it_is_answered(tmp_path: Path) -> None:

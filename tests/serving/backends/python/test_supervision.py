@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from serving.backends.python import supervisor
-from serving.backends.python.backend import _initialize_command, create_instances, create_workers
+from serving.backends.python.backend import create_instances, create_workers, initialize_command
 from serving.backends.python.batch_queue import MAX_WAIT_S, WorkerBatchQueue
 from serving.backends.python.environments import WorkerLaunch
 from serving.backends.python.supervisor import SupervisedWorker
@@ -71,11 +71,17 @@ async def supervised(source: ModelSource, **limits: float) -> AsyncIterator[tupl
     finalize_timeout_s = limits.get("finalize_timeout_s", supervisor.FINALIZE_TIMEOUT_S)
     held = WorkerBatchQueue(source.name, limits.get("max_wait_s", MAX_WAIT_S))
     workers = [
-        SupervisedWorker(_initialize_command(source, each), WorkerLaunch(), context(), held, finalize_timeout_s)
+        SupervisedWorker(
+            initialize_command(source, each, str(source.model_file)),
+            WorkerLaunch(),
+            context(),
+            held,
+            finalize_timeout_s,
+        )
         for each in placements
     ]
     await asyncio.gather(*(worker.start() for worker in workers))
-    model = ScheduledModel(source, create_instances(workers, placements, can_queue_ahead=True))
+    model = ScheduledModel(source, create_instances(workers, placements, workers, can_queue_ahead=True))
     try:
         yield model, workers
     finally:
@@ -194,12 +200,15 @@ async def test_a_sequences_worker_keeps_what_is_its_own(tmp_path: Path) -> None:
     sequences = "sequence_batching { }\ninstance_group { count: 2 }"
     source = write_model(tmp_path / "fatal", FATAL, sequences + TEXT)
     placements = place_instances(source.config, 0)
-    first, second = create_workers(source, placements, [WorkerLaunch(), WorkerLaunch()], context())
+    without = source_of(source.folder, 'backend: "python"' + TEXT)
+    shared, script = WorkerBatchQueue("fatal"), (str(source.model_file), "")
+    first, second, *others = [
+        worker
+        for each in (source, without)
+        for worker in create_workers(each, placements, [WorkerLaunch(), WorkerLaunch()], context(), script, shared)
+    ]
     assert first._queue is not second._queue
-    shared = create_workers(
-        source_of(source.folder, 'backend: "python"' + TEXT), placements, [WorkerLaunch(), WorkerLaunch()], context()
-    )
-    assert shared[0]._queue is shared[1]._queue
+    assert [each._queue for each in others] == [shared, shared]
 
 
 async def test_open_streams_of_a_dead_worker_end_in_an_error(tmp_path: Path) -> None:
