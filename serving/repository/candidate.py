@@ -31,7 +31,7 @@ ResolveMember = Callable[[str, str], str]
 """Returns the name of a step's model, from its `model_namespace` and `model_name`."""
 
 
-class Signature(NamedTuple):
+class VersionSignature(NamedTuple):
     """Compares equal while nothing of a version has changed.
 
     `common` is all but the instance groups, `instances` are those and the files that a configuration is read from.
@@ -52,7 +52,7 @@ class ModelCandidate:
     folder: ModelFolder
     config: ModelConfig
     versions: tuple[int, ...]
-    signatures: Mapping[int, Signature]
+    signatures: Mapping[int, VersionSignature]
     state: FolderState
     notes: tuple[str, ...] = ()
     is_overridden: bool = False
@@ -258,7 +258,7 @@ def build_candidate(
         config_files: list[FileState] = []
         for each in state.of_version(version):
             (config_files if _is_config_file(each.path) else files).append(each)
-        signatures[version] = Signature((serialized, folder.origin, *files), (*instances, *config_files))
+        signatures[version] = VersionSignature((serialized, folder.origin, *files), (*instances, *config_files))
     return ModelCandidate(name, folder, config, versions, signatures, state, (*written.lines, *ignored))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from serving.model import Model
-from serving.repository.candidate import ModelCandidate, Signature
+from serving.repository.candidate import ModelCandidate, VersionSignature
 from serving.repository.failures import ModelFailure, as_sluice_error, failure_reason, versions_failed
 from serving.repository.folders import ModelFolder
 from serving.repository.loader import BackgroundTasks, VersionLoader
@@ -48,7 +48,7 @@ class _Version:
     state: ModelState
     reason: str = ""
     model: Model | None = None
-    signature: Signature | None = None
+    signature: VersionSignature | None = None
     folder: ModelFolder | None = None
 
     @property
@@ -124,7 +124,7 @@ class ManagedModel:
 
     @property
     def problem(self) -> str:
-        """What is wrong where it does not serve as it should; "" where it does. The index and the log tell why."""
+        """Its fault where it does not serve as it should; "" where it does. The index and the log tell why."""
         if not self.has_folder:
             return ""
         for version, each in sorted(self.versions.items()):
