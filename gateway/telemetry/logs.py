@@ -1,4 +1,4 @@
-"""The log: standard error, one format, with the id of the request that a line is about."""
+"""The log: standard error or a file, lines of text or of JSON, with the id of the request that a line is about."""
 
 import logging
 import os
