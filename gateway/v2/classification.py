@@ -11,8 +11,6 @@ from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 
 _SUPPORTED = {"UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64"}
-
-
 _MAX_ELEMENTS = 1_000_000
 """Most elements of an output that is classified: each is sorted, and text is made of it."""
 
@@ -21,8 +19,8 @@ def classify(tensor: Tensor, count: int, labels: Sequence[str], is_batched: bool
     """Return the `count` highest values of each row, or all of fewer, as BYTES `value:index[:label]`.
 
     A row is one item of the batch, flattened; without a batch the whole tensor is one. Equal values come in the order
-    of their indices, NaN comes last. Raises INVALID for a type without order in the protocol, and
-    for a tensor that is too large.
+    of their indices, NaN comes last. Raises INVALID for a type without order in the protocol, and for a tensor that is
+    too large.
     """
     if tensor.datatype not in _SUPPORTED:
         message = f"class result not available for output due to unsupported type '{tensor.datatype}'"

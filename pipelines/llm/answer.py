@@ -211,7 +211,7 @@ class SequenceAnswer:
             result["cum_log_probs"] = [detail.total_logprob if detail is not None else 0.0]
             result["output_log_probs"] = self._log_probs
             self._log_probs = []
-        if row.returns_metrics and self._last is not None:
+        if row.request.returns_metrics and self._last is not None:
             result |= self._metric_outputs(self._last)
         vocab_size = self._text.info.vocab_size
         if self._generation_logits:

@@ -10,12 +10,13 @@ from pipelines.llm.answer import LlmAnswer
 from pipelines.llm.configuration import TENSORRT_LLM_BACKEND, declared_inputs, read_queue_defaults
 from pipelines.llm.fields import PROMPTS, LlmInput, supported_inputs
 from pipelines.llm.parameters import excludes_input
-from pipelines.llm.parse import SEQUENCES, ModelDefaults, RowRequest, parse_row_request
+from pipelines.llm.parse import ModelDefaults, RowRequest, parse_row_request
 from pipelines.llm.responses import ResponseBuilder
 from pipelines.llm.services import NO_LIMITS, RequestLimits
 from pipelines.llm.text import LlmText
 from pipelines.llm.values import (
     BATCH_INDEX,
+    SEQUENCES,
     Values,
     gives_several,
     is_streamed,

@@ -12,7 +12,7 @@ from pipelines.llm.configuration import QueueDefaults
 from pipelines.llm.fields import PROMPTS
 from pipelines.llm.services import RequestLimits
 from pipelines.llm.tokens import TokenSequences
-from pipelines.llm.values import Values
+from pipelines.llm.values import SEQUENCES, Values
 from pipelines.text.text_tensors import decode_messages
 from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
 from serving.request import InferRequest
@@ -26,7 +26,6 @@ _GUIDE_TYPES = {
 }
 _BIAS, _BIAS_WORDS, _BIAS_WEIGHTS = "embedding_bias", "embedding_bias_words", "embedding_bias_weights"
 _TEXT_OUTPUT, _TOKEN_OUTPUTS = "text_output", ("output_ids", "sequence_length")
-SEQUENCES = "num_return_sequences"
 MAX_RETURN_SEQUENCES = 128
 GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
 NO_TOKEN = -1
@@ -66,10 +65,6 @@ class RowRequest:
     @property
     def gives_tokens(self) -> bool:
         return self.gives_both or self.is_tokens
-
-    @property
-    def returns_metrics(self) -> bool:
-        return self.request.returns_metrics
 
     @property
     def needs_details(self) -> bool:

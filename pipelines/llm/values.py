@@ -23,9 +23,9 @@ _UINT64 = range(2**64)
 _MAX_PROMPT_TOKENS = 1 << 20
 _MAX_ELEMENTS = 1 << 14
 """Most elements of a list. Longer ones hold up the event loop."""
-_SEQUENCES, BATCH_INDEX = "num_return_sequences", "batch_index"
+SEQUENCES, BATCH_INDEX = "num_return_sequences", "batch_index"
 _NO_SAMPLING_FIELDS = (
-    _SEQUENCES,
+    SEQUENCES,
     "text_input",
     "messages",
     "input_ids",
@@ -107,9 +107,9 @@ def gives_several(request: InferRequest, spec: ModelSpec) -> bool:
 
 def find_most_sequences(request: InferRequest) -> int:
     """Return the largest `num_return_sequences` of the request's rows. The request may be unchecked."""
-    sent = request.inputs.get(_SEQUENCES)
+    sent = request.inputs.get(SEQUENCES)
     try:
-        return int(sent.array.max() if sent is not None else request.parameters.get(_SEQUENCES, 1))
+        return int(sent.array.max() if sent is not None else request.parameters.get(SEQUENCES, 1))
     except (KeyError, ValueError, TypeError):  # the check reports it
         return 1
 

@@ -11,6 +11,9 @@ from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from sluice.errors import invalid
 
+MAX_MESSAGES = 10_000
+"""Most messages of a conversation. Making more of them holds up the event loop."""
+
 
 def read_text_rows(request: InferRequest, name: str, *, is_batched: bool) -> list[list[str]]:
     """Return each row's texts in the input `name`; without a batch dimension one row. Raises INVALID without UTF-8."""
@@ -29,10 +32,6 @@ def build_text_tensor(name: str, rows: Sequence[Sequence[bytes]], *, is_batched:
     for padded, row in zip(array, rows, strict=True):
         padded[: len(row)] = row
     return Tensor.of(name, array if is_batched else array.reshape(width))
-
-
-MAX_MESSAGES = 10_000
-"""Most messages of a conversation. Making more of them holds up the event loop."""
 
 
 class _TextPart(msgspec.Struct, frozen=True):

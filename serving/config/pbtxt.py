@@ -19,9 +19,7 @@ CONFIG_FILENAME = "config.pbtxt"
 CONFIGS_FOLDER = "configs"
 """The folder of a model's other configurations, among which `--model-config-name` chooses."""
 _MAX_BYTES = 4 << 20
-
 _MAX_SYNTAX_ERRORS = 50
-
 _SEPARATOR = re.compile(r"\s*[,;]")
 _CAPABILITY = re.compile(r"[0-9]{2,3}")
 _SCHEDULER_POLICY, _BATCH_SCHEDULER_POLICY = "scheduler_policy", "batch_scheduler_policy"

@@ -26,8 +26,9 @@ MAX_SEQUENCES = 512
 MAX_PROMPT_TOKENS = 1 << 20
 """Most token ids in one prompt, far above any context: checking many millions would hold up all other streams."""
 
-
 _INLINE_IDS = 16 << 10
+"""Most token ids that pydantic checks at once."""
+
 MAX_MODEL_CHARS = 1024
 
 
