@@ -21,6 +21,7 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.v2.small_service import SmallService
 
 PATIENCE_S = 20.0
+INVALID = "INVALID_ARGUMENT"
 
 
 class EchoModel(Model):
@@ -171,3 +172,9 @@ async def failure(call: Any) -> tuple[str, str]:
     except grpc.RpcError as error:
         return error.code().name, error.details()
     raise AssertionError("the call did not fail")
+
+
+def numbers(response: Any) -> list[int]:
+    """Return the first output of a response, of type INT32."""
+    found: list[int] = np.frombuffer(response.raw_output_contents[0], np.int32).tolist()
+    return found

@@ -1,96 +1,32 @@
 """Models over tensors as text models."""
 
 import json
-from contextlib import aclosing
 from typing import Any
 
-import numpy as np
 import pytest
 
-from engine.types import FinishReason, Grammar, GrammarKind
-from pipelines.text.citations import EncodingProgress, Source, cite, encode_progress, encode_source
+from engine.types import Grammar, GrammarKind
 from pipelines.text.model import text_model_of
 from pipelines.text.tensor_model import TensorText
 from pipelines.text.types import (
     ChatMessage,
     EncodedPrompt,
     Prompt,
-    Retrieval,
     SamplingOverrides,
-    TextDetail,
-    TextEvent,
     TextRequest,
 )
-from serving.request import InferRequest, InferResponse
-from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.ensemble.parts import HeldModel, config_of
-
-SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")
-OTHER = Source(document="notes", start=3, end=9, score=0.25, text="and more")
-TURNS = (
-    ChatMessage("system", "Be brief."),
-    ChatMessage("user", "Hello"),
-    ChatMessage("assistant", "Hi."),
-    ChatMessage("user", "What is a tensor?"),
+from tests.pipelines.text.tensor_models import (
+    DECOUPLED,
+    DONE,
+    TURNS,
+    Told,
+    chat_of,
+    config,
+    events_of,
+    text_request,
 )
-
-
-def config(inputs: str = "query", outputs: str = "response", *, batch: int = 0, more: str = "") -> HeldModel:
-    lines = [f'name: "pipeline" backend: "test" max_batch_size: {batch} {more}']
-    lines += [f'input {{ name: "{name}" data_type: TYPE_STRING dims: 1 }}' for name in inputs.split()]
-    lines += [f'output {{ name: "{name}" data_type: TYPE_STRING dims: -1 }}' for name in outputs.split()]
-    lines += [
-        f'output {{ name: "{name}" data_type: TYPE_INT32 dims: 1 }}'
-        for name in ("num_input_tokens", "num_output_tokens", "num_cached_tokens")
-    ]
-    return HeldModel(config_of("\n".join(lines)))
-
-
-class Told(HeldModel):
-    """Answers with given responses, the last one final."""
-
-    def __init__(self, model: HeldModel, *responses: dict[str, Array], ends: bool = True) -> None:
-        super().__init__(model.config)
-        self.responses, self.ends = responses, ends
-
-    def _start(self, job: Any) -> None:
-        super()._start(job)
-        for number, outputs in enumerate(self.responses):
-            tensors = [Tensor.of(name, array) for name, array in outputs.items()]
-            is_final = self.ends and number == len(self.responses) - 1
-            job.respond(InferResponse(tensors, is_final=is_final))
-
-    @property
-    def last_request(self) -> InferRequest:
-        return self.jobs[-1].request
-
-
-def texts(*elements: bytes | str) -> Array:
-    return np.array([each.encode() if isinstance(each, str) else each for each in elements], object)
-
-
-def count(number: int) -> Array:
-    return np.array([number], np.int32)
-
-
-DONE = {"response": texts("")}
-DECOUPLED = "model_transaction_policy { decoupled: true }"
-
-
-def chat_of(model: HeldModel) -> TensorText:
-    found = text_model_of(model)
-    assert isinstance(found, TensorText)
-    return found
-
-
-def text_request(prompt: Prompt = "What is a tensor?", **fields: Any) -> TextRequest:
-    return TextRequest(request_id="r1", prompt=prompt, **fields)
-
-
-async def events_of(model: HeldModel, request: TextRequest | None = None) -> list[TextEvent]:
-    return [event async for event in chat_of(model).generate(request or text_request())]
-
+from tests.serving.backends.ensemble.parts import HeldModel, config_of
 
 # -- which models
 
@@ -288,124 +224,3 @@ async def test_what_would_be_lost_is_refused_by_its_name(fields: dict[str, Any],
         await events_of(model, TextRequest(**({"request_id": "r1", "prompt": "a"} | fields)))
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, param)
     assert not model.jobs
-
-
-# -- what it answers
-
-
-async def test_text_comes_in_pieces_and_its_end_with_the_counts() -> None:
-    end = {
-        "finish_reason": texts("length"),
-        "response": texts("!"),
-        "num_input_tokens": count(12),
-        "num_output_tokens": count(3),
-        "num_cached_tokens": count(8),
-    }
-    outputs = "response finish_reason"
-    events = await events_of(Told(config(outputs=outputs), {"response": texts("Hé")}, {"response": texts("")}, end))
-    assert events == [
-        TextEvent(text="Hé", num_tokens=0, prompt_tokens=0, completion_tokens=0),
-        TextEvent(
-            text="!",
-            num_tokens=3,
-            prompt_tokens=12,
-            completion_tokens=3,
-            finish_reason=FinishReason.LENGTH,
-            cached_tokens=8,
-        ),
-    ]
-
-
-async def test_a_model_that_tells_nothing_of_its_end_has_stopped() -> None:
-    [only] = await events_of(Told(config(), {"response": texts("all of it")}))
-    assert (only.text, only.finish_reason, only.completion_tokens, only.detail) == ("all of it", "stop", 0, None)
-
-
-async def test_an_end_without_outputs_keeps_earlier_values() -> None:
-    model = config(outputs="response finish_reason")
-    model = Told(model, {"response": texts("a"), "finish_reason": texts("length"), "num_output_tokens": count(2)}, {})
-    events = await events_of(model)
-    assert [event.text for event in events] == ["a", ""]
-    assert (events[-1].finish_reason, events[-1].completion_tokens) == ("length", 2)
-
-
-async def test_sources_come_before_the_text_and_citations_at_the_end() -> None:
-    answer = ("Tensors have ", "a shape each [1].")
-    found = {"sources": texts(encode_source(SOURCE), b""), "dropped": texts(encode_source(OTHER))}
-    events = await events_of(
-        Told(
-            config(outputs="response sources dropped", more=DECOUPLED),
-            found,
-            {"response": texts(answer[0])},
-            {"response": texts(answer[1])},
-        )
-    )
-    assert [event.text for event in events] == ["", *answer]
-    retrieval = Retrieval(sources=(SOURCE,), dropped=(OTHER,))
-    assert events[0].detail == TextDetail(retrieval=retrieval)
-    citations = tuple(cite("".join(answer), (SOURCE,)))
-    assert citations
-    assert events[-1].detail == TextDetail(retrieval=Retrieval((SOURCE,), (OTHER,), citations))
-
-
-async def test_the_progress_of_encoding_comes_with_the_sources() -> None:
-    progress = EncodingProgress("docs", 12, 610)
-    said = {"sources": texts(b""), "encoding": texts(encode_progress(progress)), "response": texts("a")}
-    for event in await events_of(Told(config(outputs="response sources encoding"), said)):
-        assert event.detail is not None and event.detail.retrieval == Retrieval(encoding=progress)
-    first, _ = await events_of(Told(config(outputs="response sources encoding"), {**said, "encoding": texts("")}))
-    assert first.detail == TextDetail(retrieval=Retrieval())
-
-
-async def test_what_is_no_progress_of_encoding_is_an_error() -> None:
-    with pytest.raises(SluiceError, match="gave an output 'encoding' that is no progress"):
-        await events_of(Told(config(outputs="response encoding"), {"encoding": texts("soon")}))
-
-
-async def test_one_response_with_all_makes_events_in_the_same_order() -> None:
-    outputs = {"response": texts("a"), "sources": texts(encode_source(SOURCE))}
-    events = await events_of(Told(config(outputs="response sources"), outputs))
-    assert [(event.text, event.finish_reason) for event in events] == [("", None), ("a", "stop")]
-    assert events[0].detail is not None
-
-
-async def test_an_empty_retrieval_makes_an_event_too() -> None:
-    model = Told(config(outputs="response sources"), {"response": texts("a"), "sources": texts(b"")})
-    first, last = await events_of(model)
-    assert first.detail == last.detail == TextDetail(retrieval=Retrieval())
-
-
-async def test_an_element_that_is_no_source_is_the_model_s_fault() -> None:
-    model = Told(config(outputs="response sources"), {"response": texts("a"), "sources": texts("{}")})
-    with pytest.raises(SluiceError, match="model 'pipeline' gave an element of 'sources' that is no source") as caught:
-        await events_of(model)
-    assert caught.value.code is ErrorCode.INTERNAL
-
-
-async def test_an_error_is_raised_after_the_text_before_it() -> None:
-    model = Told(config(), {"response": texts("a")}, ends=False)
-    async with aclosing(chat_of(model).generate(text_request())) as events:
-        assert (await anext(events)).text == "a"
-        model.jobs[0].respond(InferResponse(error=SluiceError(ErrorCode.UNAVAILABLE, "gone")))
-        with pytest.raises(SluiceError, match="gone"):
-            await anext(events)
-
-
-async def test_closing_cancels() -> None:
-    model = Told(config(), {"response": texts("a")}, ends=False)
-    async with aclosing(chat_of(model).generate(text_request())) as events:
-        await anext(events)
-        assert model.num_in_flight == 1
-    assert (model.num_cancelled, model.num_in_flight) == (1, 0)
-
-
-async def test_text_that_is_no_utf8_is_shown_as_well_as_can_be() -> None:
-    model = config()
-    raw = Tensor("response", "BYTES", (1,), array=np.array([b"\xffa"], object))
-
-    class Raw(HeldModel):
-        def _start(self, job: Any) -> None:
-            job.respond(InferResponse([raw]))
-
-    [only] = await events_of(Raw(model.config))
-    assert only.text == "�a"

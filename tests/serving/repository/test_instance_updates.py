@@ -18,6 +18,7 @@ from tests.serving.repository.small_models import write_onnx
 
 SCRIPT = """
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ class TritonPythonModel:
 
     def execute(self, requests):
         while (self.folder / "wait").exists():
-            pass
+            time.sleep(0.01)
         made = np.array([[os.getpid()]], np.int64)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("pid", made)]) for _ in requests]
 
@@ -58,8 +59,11 @@ def groups(count: int, kind: str = "KIND_CPU") -> str:
     return f"instance_group [ {{ count: {count} kind: {kind} }} ]\n"
 
 
-def write_config(root: Path, text: str) -> None:
-    (root / "m" / "config.pbtxt").write_text(text)
+async def load(repository: ModelRepository, root: Path, config: str) -> Model:
+    """Write the model's configuration, and return the model that serves after a load."""
+    (root / "m" / "config.pbtxt").write_text(config)
+    await repository.load("m")
+    return repository.find("m")
 
 
 @pytest.fixture
@@ -94,37 +98,29 @@ def pids(root: Path, what: str) -> set[int]:
 async def test_a_change_of_instance_group_alone_keeps_model_statistics_and_instances(
     scripted: Path, repository: ModelRepository
 ) -> None:
-    write_config(scripted, PYTHON + groups(1))
-    await repository.load("m")
-    model = repository.find("m")
+    model = await load(repository, scripted, PYTHON + groups(1))
     first = await ask(model)
 
-    write_config(scripted, PYTHON + groups(2))
-    await repository.load("m")
-    assert repository.find("m") is model
+    assert await load(repository, scripted, PYTHON + groups(2)) is model
     assert model.config.instance_group[0].count == 2
     assert len(pids(scripted, "started_")) == 2
     assert model.statistics.inference_count == 1
 
-    write_config(scripted, PYTHON + groups(1))
-    await repository.load("m")
+    await load(repository, scripted, PYTHON + groups(1))
     await until(lambda: len(pids(scripted, "ended_")) == 1)
     assert pids(scripted, "ended_") == pids(scripted, "started_") - {first}
     assert await ask(model) == first
 
 
 async def test_a_removed_instance_ends_its_request_first(scripted: Path, repository: ModelRepository) -> None:
-    write_config(scripted, PYTHON + groups(1))
-    await repository.load("m")
-    model = repository.find("m")
+    model = await load(repository, scripted, PYTHON + groups(1))
     first = await ask(model)
     wait = scripted.parent / "wait"
     wait.touch()
     running = asyncio.create_task(ask(model))
     await until(lambda: model.num_in_flight == 1)
 
-    write_config(scripted, PYTHON + groups(1, "KIND_MODEL"))
-    await repository.load("m")
+    await load(repository, scripted, PYTHON + groups(1, "KIND_MODEL"))
     (second,) = pids(scripted, "started_") - {first}
     assert not running.done()
     assert not pids(scripted, "ended_")
@@ -137,29 +133,22 @@ async def test_a_removed_instance_ends_its_request_first(scripted: Path, reposit
 async def test_an_instance_that_fails_to_start_leaves_the_model_as_it_was(
     scripted: Path, repository: ModelRepository
 ) -> None:
-    write_config(scripted, PYTHON + groups(1))
-    await repository.load("m")
-    model = repository.find("m")
+    model = await load(repository, scripted, PYTHON + groups(1))
     first = await ask(model)
     (scripted.parent / "fail").touch()
-    write_config(scripted, PYTHON + groups(2))
     with pytest.raises(Exception, match="no more"):
-        await repository.load("m")
+        await load(repository, scripted, PYTHON + groups(2))
     assert repository.find("m") is model
     assert model.config.instance_group[0].count == 1
     assert await ask(model) == first
 
 
 async def test_a_sequence_goes_on_where_it_is_until_it_ends(scripted: Path, repository: ModelRepository) -> None:
-    write_config(scripted, PYTHON + SEQUENCES + groups(2))
-    await repository.load("m")
-    model = repository.find("m")
+    model = await load(repository, scripted, PYTHON + SEQUENCES + groups(2))
     first = await ask(model, 1, SequenceFlag.START)
     (idle,) = pids(scripted, "started_") - {first}
 
-    write_config(scripted, PYTHON + SEQUENCES + groups(1, "KIND_MODEL"))
-    await repository.load("m")
-    assert repository.find("m") is model
+    assert await load(repository, scripted, PYTHON + SEQUENCES + groups(1, "KIND_MODEL")) is model
     await until(lambda: pids(scripted, "ended_") == {idle})
     assert await ask(model, 1) == first
     assert await ask(model, 2, SequenceFlag.START) not in (first, idle)
@@ -169,24 +158,16 @@ async def test_a_sequence_goes_on_where_it_is_until_it_ends(scripted: Path, repo
 
 
 async def test_a_change_of_more_than_instance_group_loads_anew(scripted: Path, repository: ModelRepository) -> None:
-    write_config(scripted, PYTHON + groups(1))
-    await repository.load("m")
-    model = repository.find("m")
-    write_config(scripted, PYTHON + groups(2) + "dynamic_batching {}")
-    await repository.load("m")
-    assert repository.find("m") is not model
-    again = repository.find("m")
+    model = await load(repository, scripted, PYTHON + groups(1))
+    again = await load(repository, scripted, PYTHON + groups(2) + "dynamic_batching {}")
+    assert again is not model
     os.utime(scripted / "m" / "1" / "model.py")
-    write_config(scripted, PYTHON + groups(3) + "dynamic_batching {}")
-    await repository.load("m")
-    assert repository.find("m") is not again
+    assert await load(repository, scripted, PYTHON + groups(3) + "dynamic_batching {}") is not again
 
 
 async def test_onnx_models_get_and_lose_instances_while_they_answer(root: Path, repository: ModelRepository) -> None:
     write_onnx(root / "m" / "1" / "model.onnx", ["x"], "y", 2)
-    write_config(root, ONNX + groups(1))
-    await repository.load("m")
-    model = repository.find("m")
+    model = await load(repository, root, ONNX + groups(1))
     is_over = asyncio.Event()
 
     async def repeat() -> None:
@@ -195,9 +176,7 @@ async def test_onnx_models_get_and_lose_instances_while_they_answer(root: Path, 
 
     clients = [asyncio.create_task(repeat()) for _ in range(4)]
     for count in (3, 1, 2):
-        write_config(root, ONNX + groups(count))
-        await repository.load("m")
-        assert repository.find("m") is model
+        assert await load(repository, root, ONNX + groups(count)) is model
         assert model.config.instance_group[0].count == count
     is_over.set()
     await asyncio.gather(*clients)
