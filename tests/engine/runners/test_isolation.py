@@ -1,5 +1,5 @@
-"""What a sequence is answered depends on nothing else: not on what lies in the cache's memory, not on the sequences
-beside it, not on the steps before."""
+"""The answer to a sequence depends on nothing else: not on what lies in the cache's memory, not on the sequences beside
+it, not on the steps before."""
 
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,11 @@ def test_nan_in_unwritten_slots_changes_nothing(name: str, dtype: str, cache_dty
     if name in SOFTCAPPED and cache_dtype == "u8":
         cache_dtype = "auto"
     fields = {"dtype": dtype, "kv_cache_dtype": cache_dtype, "max_model_len": golden.max_model_len}
-    clean = load(golden.blueprint, tmp_path, **fields)
-    expected = tokens(clean, golden)
-    clean.close()
-    poisoned = load(golden.blueprint, tmp_path, **fields)
-    poison(poisoned)
-    assert tokens(poisoned, golden) == expected
-    poisoned.close()
+    runner = load(golden.blueprint, tmp_path, **fields)
+    clean = tokens(runner, golden)
+    poison(runner)
+    assert tokens(runner, golden) == clean
+    runner.close()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "auto"])
