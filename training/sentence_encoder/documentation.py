@@ -14,6 +14,7 @@ from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary, LibrarySettings, hash_text
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import Vector, Vectors
+from serving.backend import ModelLookup
 
 ENCODER = "query_encoder"
 _SAME_COSINE = 0.999
@@ -22,7 +23,9 @@ _SAME_COSINE = 0.999
 class RecordingEncoder(TextEncoder):
     """An encoder that keeps the vectors of all documents that it encodes."""
 
-    vectors: dict[bytes, Vector]
+    def __init__(self, models: ModelLookup, name: str) -> None:
+        super().__init__(models, name)
+        self.vectors: dict[bytes, Vector] = {}
 
     async def encode_documents(self, texts: Sequence[str]) -> Vectors:
         encoded = await super().encode_documents(texts)
@@ -34,7 +37,6 @@ async def encode_documentation() -> dict[bytes, Vector]:
     """Return the vectors of all chunks of the documentation."""
     async with bundled_models(ENCODER) as repository:
         encoder = RecordingEncoder(repository, ENCODER)
-        encoder.vectors = {}
         library = DocumentLibrary(SqliteStore(None), lambda name: encoder, LibrarySettings())
         try:
             await ingest_documentation(library, None)
