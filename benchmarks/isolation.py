@@ -1,4 +1,4 @@
-"""What one client's request does to the others: hostile requests beside a stream and a poller of `/health`.
+"""Measures what one client's request does to the others: hostile requests beside a stream and a poller of `/health`.
 
 Each row of `HOSTILE` is sent by a process of its own while this one measures the longest answer of `/health`, the
 longest gap of the stream, and the server's memory.
@@ -171,7 +171,7 @@ HOSTILE = (
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What a request did to the others. Memory is that of all processes, in MB."""
+    """The effect of a request on the others. Memory is that of all processes, in MB."""
 
     answer: str
     body_mb: float
@@ -215,7 +215,7 @@ def _figures(name: str, effects: list[Effect]) -> Iterator[Figure]:
 
 @dataclass(slots=True)
 class _Watch:
-    """What is measured while a request runs: the longest waits, and the most memory."""
+    """The longest waits and the most memory while a request runs."""
 
     processes: list[psutil.Process]
     health_s: float = 0.0

@@ -121,7 +121,7 @@ import engine.delegated.tensorrt_llm.process
 
 
 def test_an_engine_under_another_python_needs_little() -> None:
-    """What docs/tensorrt-llm.md has installed into TensorRT-LLM's environment, which has numpy."""
+    """It needs what docs/tensorrt-llm.md has installed into TensorRT-LLM's environment, which has numpy."""
     subprocess.run([sys.executable, "-c", WITHOUT_THE_OTHERS], cwd=ROOT, check=True, timeout=60)
 
 

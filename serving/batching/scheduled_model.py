@@ -39,7 +39,7 @@ StartInstances = Callable[[ModelSource, Sequence[Placement]], Awaitable[Sequence
 
 
 class InstanceStarter(NamedTuple):
-    """What a model needs to change its instances while it serves."""
+    """Starts further instances of a model while it serves."""
 
     num_gpus: int
     """Number of GPUs that they can be placed on."""

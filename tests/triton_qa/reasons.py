@@ -20,7 +20,7 @@ CANNOT_RUN = {
     "L0_server_status/*::*infer_stats_no_model": "counts models of bfloat16",
     "*::program": "does not start",
 }
-"""What this machine and these stand-ins do not offer. Such tests count neither as passed nor as failed."""
+"""Needs that this machine and these stand-ins do not meet. Such tests count neither as passed nor as failed."""
 DIFFERENT = {
     "L0_logging/log_format_test.py::*": "lines of the log have a form of their own",
     "L0_metrics/cpu_metrics_test.py::*_ranges": "reads 2.5e+10 as 2.5",
@@ -29,7 +29,7 @@ DIFFERENT = {
     "*/python_*_aio_test.py::*load_model": "the refusal names the mode",
     "L0_http/http_test.py::*index_deeply_nested_json": "refused too, for the depth",
 }
-"""What Sluice does otherwise on purpose, or not yet."""
+"""Differences of Sluice, on purpose or for now."""
 
 
 def find_reason(reasons: dict[str, str], test: str) -> str | None:

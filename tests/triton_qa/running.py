@@ -17,7 +17,7 @@ _ALONE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-chil
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one test of a file, over all the servers that a suite runs it against."""
+    """The outcome of one test of a file, over all the servers that a suite runs it against."""
 
     name: str
     state: str = NOT_RUN

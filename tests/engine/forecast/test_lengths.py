@@ -49,7 +49,7 @@ def test_tenants_are_told_apart() -> None:
 
 
 def test_at_first_only_the_short_ones_have_ended() -> None:
-    """Of 32 that started together 4 have ended; the others are known to be longer."""
+    """Four of 32 that started together have ended; the others are known to be longer."""
     lengths = learned([Output(10) for _ in range(4)])
     naive = lengths.expect(Output(0))
     lengths.note_running([Output(60) for _ in range(28)])

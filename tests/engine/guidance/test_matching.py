@@ -380,7 +380,7 @@ def test_tokens_of_several_digits_do_not_go_beyond_the_last_digit(tiny: GrammarC
 def test_a_model_that_always_writes_digits_comes_to_an_end(
     compiler: GrammarCompiler, schema: dict[str, Any], number: str
 ) -> None:
-    """What the schema requires goes beyond the bound."""
+    """The schema requires more than the bound."""
     constraint = start(compiler, grammar(GrammarKind.JSON_SCHEMA, schema))
     for token in TOKENIZER.encode(number).ids:
         assert token in allowed(constraint), number

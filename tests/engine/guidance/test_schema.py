@@ -1,4 +1,4 @@
-"""What of a JSON schema answers are not held to."""
+"""Parts of a JSON schema that answers are not held to."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's clients ask for besides text or tokens: sequences, rows, both faces, metrics, logits, a stop."""
+"""Clients of TensorRT-LLM ask for more than text or tokens: sequences, rows, both faces, metrics, logits, a stop."""
 
 import asyncio
 from typing import Any

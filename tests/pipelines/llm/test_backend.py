@@ -86,7 +86,7 @@ async def loaded(found: ModelSource) -> AsyncIterator[LlmModel]:
 
 
 async def direct(model: LlmModel, prompt: str, max_tokens: int) -> str:
-    """What the OpenAI routes would get."""
+    """Return the text that the OpenAI routes would get."""
     sampling = SamplingOverrides(max_tokens=max_tokens, temperature=0.0)
     sent = TextRequest(request_id="direct", prompt=prompt, sampling=sampling)
     async with aclosing(model.text.generate(sent)) as events:

@@ -1,4 +1,4 @@
-"""What dynamic_batching does to an engine that batches in flight."""
+"""The effect of dynamic_batching on an engine that batches in flight."""
 
 import asyncio
 from collections.abc import Callable

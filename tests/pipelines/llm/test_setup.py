@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def write_checkpoint(folder: Path) -> Path:
-    """What is looked at of a checkpoint before anything loads it."""
+    """Write the part of a checkpoint that is looked at before anything loads it."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     for name in ("model.safetensors", "tokenizer.json"):

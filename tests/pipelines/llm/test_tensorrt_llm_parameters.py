@@ -221,7 +221,7 @@ def test_every_setting_can_be_a_parameter() -> None:
 
 
 def test_nvidias_template_as_it_is_filled_for_a_checkpoint() -> None:
-    """What tensorrtllm_backend's fill_template.py leaves in the file with its defaults: nothing is refused."""
+    """Nothing is refused of what tensorrtllm_backend's fill_template.py leaves in the file with its defaults."""
     filled = {
         "max_beam_width": "1",
         "gpt_model_type": "inflight_fused_batching",

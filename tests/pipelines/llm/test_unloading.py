@@ -1,4 +1,4 @@
-"""What is left of an LLM that is unloaded: not its tokenizer, which may take a hundred megabytes."""
+"""An LLM that is unloaded leaves little behind: not its tokenizer, which may take a hundred megabytes."""
 
 import gc
 import weakref

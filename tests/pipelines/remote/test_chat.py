@@ -1,4 +1,4 @@
-"""What goes to a chat API, and what comes back."""
+"""Requests to a chat API, and its answers."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What config.pbtxt may say of an API, and what is completed."""
+"""The options that config.pbtxt may have for an API, and their completion."""
 
 import builtins
 import ssl

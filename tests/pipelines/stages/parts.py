@@ -61,7 +61,7 @@ def tensor(model: Model, name: str, value: Any) -> Tensor:
 
 
 async def arrays(model: Model, **fields: Any) -> dict[str, Array]:
-    """Of the one response."""
+    """Return the arrays of the one response, by name."""
     response = await infer_one(model, request(model, **fields))
     return {each.name: each.array for each in response.outputs}
 

@@ -105,7 +105,7 @@ def guided(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
 
 
 async def test_a_grammar_is_followed_again_from_the_prompt(guided: StandIn) -> None:
-    """What went out is generated again and must be the same."""
+    """The tokens that went out are generated again and must be the same."""
     guided.set(RECORD=guided.record, FAULT="exit_after=60", STEP_MS=2)
     grammar = Grammar(GrammarKind.REGEX, "[a-z]*")
     asked = request([4, 5], 100, grammar=grammar, ignore_eos=False)

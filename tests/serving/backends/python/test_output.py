@@ -1,4 +1,4 @@
-"""What models print: lines of the log, with bounds, and with what a lost process printed last."""
+"""The output of models: lines of the log, with bounds, and with what a lost process printed last."""
 
 import asyncio
 import logging

@@ -61,7 +61,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one iteration may take, and by which policy."""
+    """The capacity of one iteration, and the policy that shares it."""
 
     batch: BatchLimits
     policy: str
@@ -204,7 +204,7 @@ class Worker:
         return len(active) + len(waiting)
 
     def _look_up(self) -> None:
-        """What the cache holds of those that have not started."""
+        """Look up which blocks the cache holds of the requests that have not started."""
         for work in self._active.values():
             if work.load.stage is Stage.FIRST_CHUNK:
                 prompt = work.sequences[0].token_ids[: work.load.num_prompt]
@@ -336,5 +336,5 @@ class Worker:
 
 
 def root_of(work: Work) -> int:
-    """What its blocks' hashes begin with: only requests of one salt and adapter share blocks."""
+    """Return the start of its blocks' hashes: only requests of one salt and adapter share blocks."""
     return hash((work.order.salt, work.order.adapter)) % 2**63

@@ -1,4 +1,4 @@
-"""What the stages are asked, and under which names."""
+"""Builds the requests to the stages, under their names."""
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
