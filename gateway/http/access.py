@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.http.errors import error_response
+from gateway.http.errors import error_response, is_anthropic
 from gateway.restrictions import ApiCategory, Restrictions, check_api_key
 from sluice.errors import ErrorCode, SluiceError
 
@@ -37,7 +37,10 @@ _BY_MODEL_ACTION = {
 
 
 class ApiKeyMiddleware:
-    """Answers 401, in the protocol's own shape, to requests without the header `Authorization: Bearer KEY`."""
+    """Answers 401, in the protocol's own shape, to requests without the header `Authorization: Bearer KEY`.
+
+    Anthropic's clients send `x-api-key: KEY` instead.
+    """
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
@@ -45,7 +48,11 @@ class ApiKeyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
-            refusal = check_api_key(_find_header(scope, b"authorization"), self._key, "Authorization", "header")
+            sent = _find_header(scope, b"authorization")
+            if sent is None and is_anthropic(scope["path"]):
+                key = _find_header(scope, b"x-api-key")
+                sent = None if key is None else b"Bearer " + key
+            refusal = check_api_key(sent, self._key, "Authorization", "header")
             if refusal is not None:
                 await error_response(scope["path"], refusal)(scope, receive, send)
                 return

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http import root
 from gateway.http.access import ApiKeyMiddleware, RestrictedApiMiddleware
+from gateway.http.anthropic import routes as anthropic_routes
 from gateway.http.errors import install_error_handlers, is_v2
 from gateway.http.openai import routes as openai_routes
 from gateway.http.openapi import v2_paths
@@ -41,6 +42,7 @@ def create_app(service: InferenceService, config: ServeConfig, metrics_port: int
     restrictions = Restrictions(config.http.restrictions)
     app.include_router(root.router(service, restrictions, metrics_port))
     app.include_router(openai_routes.router(service, config))
+    app.include_router(anthropic_routes.router(service, config))
     if service.library is not None:
         app.include_router(rag_routes.build_router(service, service.library, config))
     install_error_handlers(app)

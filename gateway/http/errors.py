@@ -51,6 +51,19 @@ OPENAI_TYPE: dict[ErrorCode, str] = {
     ErrorCode.UNAVAILABLE: "service_unavailable_error",
     ErrorCode.DEADLINE: "timeout_error",
 }
+ANTHROPIC_TYPE: dict[ErrorCode, str] = {
+    ErrorCode.UNAUTHENTICATED: "authentication_error",
+    ErrorCode.FORBIDDEN: "permission_error",
+    ErrorCode.NOT_FOUND: "not_found_error",
+    ErrorCode.TOO_LARGE: "request_too_large",
+    ErrorCode.OVERLOADED: "rate_limit_error",
+    ErrorCode.CANCELLED: "api_error",
+    ErrorCode.INTERNAL: "api_error",
+    ErrorCode.UNKNOWN: "api_error",
+    ErrorCode.UNAVAILABLE: "overloaded_error",
+    ErrorCode.DEADLINE: "timeout_error",
+}
+"""Anthropic's types of errors; every other one is an invalid_request_error."""
 _CODE_OF_STATUS = {status: code for code, status in HTTP_STATUS.items()}
 _SHOWN_CHARS = 60
 """Most characters of a client's value that a message quotes."""
@@ -77,25 +90,41 @@ def openai_error_body(error: SluiceError) -> bytes:
     return orjson.dumps({"error": fields})
 
 
+def anthropic_error_body(error: SluiceError) -> bytes:
+    """Return `{"type": "error", "error": {"type", "message"}}`, as Anthropic's clients parse it."""
+    kind = ANTHROPIC_TYPE.get(error.code, "invalid_request_error")
+    return orjson.dumps({"type": "error", "error": {"type": kind, "message": client_message(error)}})
+
+
 def v2_error_body(error: SluiceError) -> bytes:
     """Return `{"error": "message"}`, as Triton's HTTP protocol has it."""
     return orjson.dumps({"error": client_message(error)})
 
 
 def is_v2(path: str) -> bool:
-    """Whether `path` belongs to Triton's protocol; everything else answers in OpenAI's shape."""
+    """Whether `path` belongs to Triton's protocol."""
     return path == "/v2" or path.startswith("/v2/")
+
+
+def is_anthropic(path: str) -> bool:
+    """Whether `path` belongs to Anthropic's protocol. What is neither Anthropic's nor Triton's has OpenAI's shape."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def error_response(path: str, error: SluiceError) -> Response:
     """Return the answer to a failed request of `path`, in the shape of the protocol that owns it."""
-    body = v2_error_body(error) if is_v2(path) else openai_error_body(error)
+    if is_v2(path):
+        body = v2_error_body(error)
+    else:
+        body = anthropic_error_body(error) if is_anthropic(path) else openai_error_body(error)
     return Response(body, HTTP_STATUS[error.code], _error_headers(error), "application/json")
 
 
 def broken_request_body(target: str, status: HTTPStatus, message: str) -> bytes:
     """Return the body for a request that is no HTTP. Only OpenAI's paths, where one was read, have OpenAI's shape."""
     error = SluiceError(_CODE_OF_STATUS.get(status, ErrorCode.INVALID), message)
+    if is_anthropic(target):
+        return anthropic_error_body(error)
     return openai_error_body(error) if target.startswith("/v1/") else v2_error_body(error)
 
 

@@ -242,7 +242,8 @@ def is_tag(part: str | int) -> bool:
     return isinstance(part, str) and part.startswith("<")
 
 
-def _text_or_list(value: Any) -> str | None:
+def text_or_list(value: Any) -> str | None:
+    """Return the member of a union of a string and an array that the value belongs to."""
     if isinstance(value, str):
         return "<text>"
     return "<list>" if isinstance(value, list) else None
@@ -261,7 +262,7 @@ class RequestObject(BaseModel):
 
 StopStrings = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[str], Field(fail_fast=True, max_length=MAX_LIST), Tag("<list>")],
-    Discriminator(_text_or_list, **union_error("a string or an array of strings")),
+    Discriminator(text_or_list, **union_error("a string or an array of strings")),
 ]
 
 
@@ -274,7 +275,7 @@ class TextPart(RequestObject):
 
 Content = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
-    Discriminator(_text_or_list, **union_error('a string or an array of {"type": "text", "text": ...} parts')),
+    Discriminator(text_or_list, **union_error('a string or an array of {"type": "text", "text": ...} parts')),
 ]
 
 

@@ -64,9 +64,10 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-def event_frame(payload: Mapping[str, Any]) -> bytes:
-    """Return one server-sent event that carries `payload` as JSON."""
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
+def event_frame(payload: Mapping[str, Any], name: str = "") -> bytes:
+    """Return one server-sent event that carries `payload` as JSON, with the `name` that some protocols give it."""
+    frame = b"data: " + orjson.dumps(payload) + b"\n\n"
+    return b"event: " + name.encode() + b"\n" + frame if name else frame
 
 
 class TextFrame(NamedTuple):
@@ -76,9 +77,10 @@ class TextFrame(NamedTuple):
     after: bytes
 
     @classmethod
-    def around(cls, payload: Mapping[str, Any]) -> Self:
-        """Make the frame of an event that carries `payload`, in which one value is PLACEHOLDER."""
-        before, _, after = event_frame(payload).rpartition(orjson.dumps(PLACEHOLDER))
+    def around(cls, payload: Mapping[str, Any], name: str = "") -> Self:
+        """Make the frame of an event, with a `name` where the protocol names its events, that carries `payload`, in
+        which one value is PLACEHOLDER."""
+        before, _, after = event_frame(payload, name).rpartition(orjson.dumps(PLACEHOLDER))
         return cls(before, after)
 
     def fill(self, text: str) -> bytes:

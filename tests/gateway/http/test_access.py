@@ -14,8 +14,8 @@ async def inner(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(b"inside")(scope, receive, send)
 
 
-def get(path: str, authorization: bytes | None = None) -> httpx.Response:
-    headers = {} if authorization is None else {b"authorization": authorization}
+def get(path: str, value: bytes | None = None, name: bytes = b"authorization") -> httpx.Response:
+    headers = {} if value is None else {name: value}
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(ApiKeyMiddleware(inner, KEY))
@@ -69,3 +69,10 @@ def test_v2_refuses_in_its_own_shape() -> None:
 @pytest.mark.parametrize("path", ["/v2/health/live/../../models", "/healthz", "/v2/health", "/health/"])
 def test_what_only_looks_like_health_is_guarded(path: str) -> None:
     assert get(path).status_code == 401
+
+
+def test_anthropics_clients_send_the_key_in_a_header_of_their_own() -> None:
+    assert get("/v1/messages", name=b"x-api-key", value=KEY.encode()).text == "inside"
+    refused = get("/v1/messages", name=b"x-api-key", value=b"wrong")
+    assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
+    assert get("/v1/models", name=b"x-api-key", value=KEY.encode()).status_code == 401

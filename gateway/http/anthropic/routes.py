@@ -1,0 +1,94 @@
+"""Anthropic's API: messages and the count of their tokens, from request to HTTP answer."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from gateway.http.anthropic.messages import (
+    PARAM_NAMES,
+    PROTOCOL,
+    MessageReply,
+    error_frame,
+    parse_conversation,
+    parse_messages_request,
+)
+from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
+from gateway.http.errors import client_names
+from gateway.http.openapi import describe_body
+from gateway.http.parsing import RequestObject, parse_pieces_of_body, warning_header
+from gateway.http.request import get_request_id, parse_scheduling, read_pieces, run_while_connected
+from gateway.http.sse import EventStreamResponse
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
+from sluice.errors import invalid
+
+RequestT = TypeVar("RequestT", bound=RequestObject)
+Events = AsyncGenerator[TextEvent, None]
+
+
+def router(service: InferenceService, config: ServeConfig) -> APIRouter:
+    """Return the routes under /v1/messages, which answer from `service`."""
+    routes = AnthropicRoutes(service, config)
+    api = APIRouter(prefix="/v1/messages", tags=["Anthropic"], default_response_class=Response)
+    api.post("", openapi_extra=describe_body(MessagesRequest))(routes.messages)
+    api.post("/count_tokens", openapi_extra=describe_body(CountTokensRequest))(routes.count_tokens)
+    return api
+
+
+class AnthropicRoutes:
+    """Handlers of Anthropic's API over one service."""
+
+    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
+        self._service = service
+        self._options = config.http
+        self._defaults = config.requests
+
+    async def messages(self, request: Request) -> Response:
+        """Answer a conversation. Raises SluiceError for a refusal and for a failure before its first byte."""
+        fields, ignored = await self._read(request, MessagesRequest)
+        request_id = get_request_id(request)
+        scheduling = parse_scheduling(request.headers, self._defaults)
+        base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **scheduling.fields(None))
+        text_request = parse_messages_request(fields, base)
+        model = self._service.llm(fields.model, scheduling.sticky_key)
+        reply, headers = MessageReply(request_id, model.name), warning_header(ignored)
+        events = self._service.generate(model, text_request)
+        if fields.stream:
+            return EventStreamResponse(_stream_frames(events, reply), error_frame, headers)
+        body = await run_while_connected(request.receive, _collect(events, reply))
+        return Response(body, headers=headers, media_type="application/json")
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Count the tokens of a conversation's prompt."""
+        fields, ignored = await self._read(request, CountTokensRequest)
+        conversation = parse_conversation(fields)
+        model = self._service.llm(fields.model)
+        with client_names(PARAM_NAMES):
+            prompt = await model.prepare_shared(conversation)
+        if not isinstance(prompt, EncodedPrompt):
+            reason = "a pipeline, which adds what it retrieves to the prompt; name a language model"
+            raise invalid("model", f"model '{model.name}' is {reason}")
+        body = orjson.dumps({"input_tokens": len(prompt.token_ids)})
+        return Response(body, headers=warning_header(ignored), media_type="application/json")
+
+    async def _read(self, request: Request, schema: type[RequestT]) -> tuple[RequestT, list[str]]:
+        async with aclosing(read_pieces(request, self._options.max_input_bytes)) as pieces:
+            return await parse_pieces_of_body(schema, pieces, self._options.is_strict)
+
+
+async def _stream_frames(events: Events, reply: MessageReply) -> AsyncGenerator[bytes, None]:
+    with client_names(PARAM_NAMES):
+        async with aclosing(events):
+            async for event in events:
+                yield reply.frame(event)
+
+
+async def _collect(events: Events, reply: MessageReply) -> bytes:
+    with client_names(PARAM_NAMES):
+        async with aclosing(events):
+            collected = [event async for event in events]
+    return reply.whole("".join([event.text for event in collected]), collected[-1])

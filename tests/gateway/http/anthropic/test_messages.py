@@ -1,0 +1,168 @@
+"""Messages as Anthropic's own client sees them, and to the byte as HTTP carries them."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from engine.types import GrammarKind
+from gateway.http.anthropic.messages import parse_messages_request
+from gateway.http.anthropic.schemas import MessagesRequest
+from gateway.http.parsing import parse_body
+from pipelines.text.types import ChatMessage, TextRequest
+from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+
+PATH = "/v1/messages"
+SYSTEM, QUESTION = "Be brief.", "What is a block table?"
+TURNS: Any = [{"role": "user", "content": QUESTION}]
+BODY: dict[str, Any] = {"model": MODEL, "messages": TURNS, "system": SYSTEM, "max_tokens": 24}
+GREEDY: dict[str, Any] = {"temperature": 0}
+SENT: dict[str, Any] = {**BODY, "extra_body": GREEDY}
+
+
+@pytest.fixture(scope="module")
+def client(live: LiveServer) -> Iterator[anthropic.Anthropic]:
+    """The stock client without retries, so that a test sees the first answer."""
+    with anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0, timeout=PATIENCE_S) as stock:
+        yield stock
+
+
+def prompt_ids(live: LiveServer, *turns: tuple[str, str]) -> list[int]:
+    return live.run(live.model.prepare(tuple(ChatMessage(*turn) for turn in turns)))
+
+
+def expected(live: LiveServer) -> str:
+    return live.echo(prompt_ids(live, ("system", SYSTEM), ("user", QUESTION)), 24)
+
+
+def text_of(answer: anthropic.types.Message | anthropic.types.ParsedMessage[Any]) -> str:
+    [block] = answer.content
+    assert block.type == "text"
+    return block.text
+
+
+def test_whole(live: LiveServer, client: anthropic.Anthropic) -> None:
+    answer = client.messages.create(**SENT)
+    assert answer.id.startswith("msg_")
+    assert (answer.type, answer.role, answer.model) == ("message", "assistant", MODEL)
+    assert text_of(answer) == expected(live)
+    assert (answer.stop_reason, answer.stop_sequence) == ("max_tokens", None)
+    usage = answer.usage
+    num_prompt = len(prompt_ids(live, ("system", SYSTEM), ("user", QUESTION)))
+    assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == num_prompt
+    assert usage.output_tokens == 24
+
+
+def test_streamed_is_what_is_not_streamed(live: LiveServer, client: anthropic.Anthropic) -> None:
+    with client.messages.stream(**SENT) as stream:
+        pieces = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert len(pieces) > 10, "the tokens did not come one by one"
+    whole = client.messages.create(**SENT)
+    assert "".join(pieces) == expected(live)
+    assert text_of(final) == text_of(whole)
+    assert (final.stop_reason, final.usage.output_tokens) == (whole.stop_reason, whole.usage.output_tokens)
+
+
+def test_events_have_anthropics_names_and_order(live: LiveServer) -> None:
+    text = live.post(PATH, {**BODY, **GREEDY, "stream": True}).text
+    events = [block.split("\n") for block in text.strip().split("\n\n")]
+    names = [lines[0].removeprefix("event: ") for lines in events]
+    assert [json.loads(lines[1].removeprefix("data: "))["type"] for lines in events] == names
+    assert names[:2] == ["message_start", "content_block_start"]
+    assert set(names[2:-3]) == {"content_block_delta"}
+    assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+def test_a_stop_sequence_is_named(live: LiveServer, client: anthropic.Anthropic) -> None:
+    text = expected(live)
+    stop = text[6:9]
+    answer = client.messages.create(**SENT, stop_sequences=["never there", stop])
+    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
+    assert text_of(answer) == text[: text.index(stop)]
+
+
+def test_blocks_and_turns_of_one_role_are_joined_and_thoughts_left_out(
+    live: LiveServer, client: anthropic.Anthropic
+) -> None:
+    turns: Any = [
+        {"role": "user", "content": "Hello"},
+        {"role": "user", "content": [{"type": "text", "text": "there", "cache_control": {"type": "ephemeral"}}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "Hi"}],
+        },
+        {"role": "user", "content": [{"type": "text", "text": "How "}, {"type": "text", "text": "so?"}]},
+    ]
+    settings: Any = {"model": MODEL, "messages": turns, "max_tokens": 8, "extra_body": GREEDY}
+    answer = client.messages.create(**settings, system=[{"type": "text", "text": SYSTEM}])
+    ids = prompt_ids(live, ("system", SYSTEM), ("user", "Hello\n\nthere"), ("assistant", "Hi"), ("user", "How so?"))
+    assert text_of(answer) == live.echo(ids, 8)
+    count = client.messages.count_tokens(model=MODEL, messages=turns, system=SYSTEM)
+    assert count.input_tokens == len(ids)
+
+
+def test_the_format_of_an_answer_is_a_grammar() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["é"]}}}
+    output = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
+    fields, ignored = parse_body(MessagesRequest, json.dumps({**BODY, "output_config": output}).encode(), True)
+    request = parse_messages_request(fields, TextRequest(request_id="r", prompt=""))
+    grammar = request.sampling["grammar"]
+    assert (grammar.kind, json.loads(grammar.text), ignored) == (GrammarKind.JSON_SCHEMA, schema, [])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_tokens": None}, "max_tokens must be a valid integer, got null"),
+        ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, got 0"),
+        ({"messages": []}, "messages must not be empty"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be 'user' or 'assistant'"),
+        ({"messages": [*TURNS, {"role": "assistant", "content": "A"}]}, "messages[1].role must be 'user'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0] must be a block of"),
+        ({"tools": [{"name": "t", "input_schema": {}}]}, "tools are not supported, got 1"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type must be 'disabled' or 'adaptive'"),
+        ({"temperature": "hot"}, 'temperature must be a valid number, got "hot"'),
+        ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
+    ],
+)
+def test_bad_input_is_refused_in_anthropics_shape(live: LiveServer, change: dict[str, Any], message: str) -> None:
+    response = live.post(PATH, {**BODY, **change})
+    answer = response.json()
+    assert (response.status_code, answer["type"], answer["error"]["type"]) == (400, "error", "invalid_request_error")
+    assert message in answer["error"]["message"]
+
+
+def test_clients_raise_their_own_errors(live: LiveServer, client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match="nobody"):
+        client.messages.create(**{**SENT, "model": "nobody"})
+    assert live.request("GET", PATH).json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_failure_in_the_middle_ends_the_stream_with_an_error(live: LiveServer, client: anthropic.Anthropic) -> None:
+    live.runner.hold_after(3)
+    try:
+        with client.messages.stream(**SENT) as stream:
+            pieces = iter(stream.text_stream)
+            next(pieces)
+            live.runner.error = RuntimeError("a broken step")
+            live.runner.release()
+            with pytest.raises(anthropic.APIError):
+                list(pieces)
+    finally:
+        live.runner.error = None
+        live.runner.release()
+
+
+def test_a_client_that_leaves_frees_its_blocks(live: LiveServer) -> None:
+    live.runner.hold_after(4)
+    connection = live.send(PATH, {**BODY, "max_tokens": 400, "stream": True})
+    try:
+        assert connection.recv(1024)
+    finally:
+        connection.close()
+        live.runner.release()
+    live.wait_idle()
+    assert live.blocks_used_after_step() == 0
