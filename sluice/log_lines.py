@@ -1,10 +1,27 @@
-"""Lines of the log as JSON objects, for the gateway's process and the engines'."""
+"""Lines of the log, as text and as JSON objects, for the gateway's process and the engines'."""
 
 import json
 import logging
+import textwrap
 import time
+from types import TracebackType
 
 JSON = "json"
+_ESCAPED = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
+"""Characters that end a line or steer a terminal."""
+_Error = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+class TextFormatter(logging.Formatter):
+    """Formats a record as text in which a message, parts of which clients may have sent, can imitate no other line:
+    control characters are escaped, and the lines of a traceback are indented."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).translate(_ESCAPED)
+
+    def formatException(self, ei: _Error) -> str:
+        lines = super().formatException(ei).splitlines()
+        return textwrap.indent("\n".join(line.translate(_ESCAPED) for line in lines), "  ")
 
 
 class JsonFormatter(logging.Formatter):

@@ -11,7 +11,9 @@ import msgspec
 from engine.config import EngineConfig
 from engine.process.process_group import end_with
 from engine.process.transport import Transport
-from sluice.log_lines import JSON, JsonFormatter
+from sluice.log_lines import JSON, JsonFormatter, TextFormatter
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s [engine] %(message)s"
 
 
 @contextmanager
@@ -22,9 +24,8 @@ def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
     keep its memory and cores for no use."""
     endpoint, parent, log_level, config_file = argv
     level, _, log_format = log_level.partition("/")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s [engine] %(message)s")
-    if log_format == JSON:
-        logging.root.handlers[0].setFormatter(JsonFormatter("engine"))
+    logging.basicConfig(level=level)
+    logging.root.handlers[0].setFormatter(JsonFormatter("engine") if log_format == JSON else TextFormatter(_LOG_FORMAT))
     # Only the gateway ends the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

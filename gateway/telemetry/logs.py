@@ -6,7 +6,7 @@ import sys
 from contextvars import ContextVar
 from typing import TextIO
 
-from sluice.log_lines import JsonFormatter
+from sluice.log_lines import JsonFormatter, TextFormatter
 
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
 """Id of the request that this task serves."""
@@ -31,7 +31,7 @@ def configure_logging(level: str, file: str = "", *, is_json: bool = False) -> N
     """
     handler = logging.StreamHandler(_redirect_stderr(file) if file else None)
     handler.addFilter(RequestIdFilter())
-    handler.setFormatter(JsonFormatter("-") if is_json else logging.Formatter(_FORMAT))
+    handler.setFormatter(JsonFormatter("-") if is_json else TextFormatter(_FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     if level != "debug":
         for name in ("uvicorn", "aiobotocore", "botocore", "httpx", "httpx2"):
