@@ -32,6 +32,7 @@ class BodyReader:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
+        self._advice = f"{limit_bytes} bytes. Use --http-max-input-size to increase the limit."
         self._timeouts = _ReadTimeouts()
 
     async def read_settings(self, exchange: Exchange, *, is_optional: bool = False) -> object:
@@ -81,12 +82,11 @@ class BodyReader:
 
     def _too_large(self, exchange: Exchange, size: str) -> SluiceError:
         """Return Triton's error for a body of `size` bytes: it names what of the body is too large."""
-        advice = f"{self._limit_bytes} bytes. Use --http-max-input-size to increase the limit."
         is_raw = exchange.headers.get(JSON_LENGTH_HEADER) == b"0"
         if is_raw:
-            text = f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {advice}"
+            text = f"Raw input has a byte_size ({size} bytes) that exceeds the maximum allowed value of {self._advice}"
         else:
-            text = f"request JSON size of {size} bytes exceeds the maximum allowed input size of {advice}"
+            text = f"request JSON size of {size} bytes exceeds the maximum allowed input size of {self._advice}"
         return SluiceError(ErrorCode.TOO_LARGE, text)
 
     async def read_decoded(self, exchange: Exchange) -> bytes | bytearray:
@@ -113,7 +113,8 @@ class BodyReader:
         except zlib.error as error:
             raise invalid("content-encoding", f"the request's body cannot be decompressed: {error}") from None
         if len(decoded) > self._limit_bytes:
-            raise self._too_large(exchange, f"more than {self._limit_bytes}")
+            text = f"Decompressed data size exceeds the maximum allowed value of {self._advice}"
+            raise SluiceError(ErrorCode.TOO_LARGE, text)
         return decoded
 
 
