@@ -30,6 +30,7 @@ _LEFT_AS_STRINGS = frozenset(
 _SHOWN_WHEN_SET = frozenset({"inference.ModelEnsembling.max_inflight_requests"})
 """Fields newer than the Triton server whose output is the reference: printed only where set."""
 
+_STRING_OR_BARE_KEY = re.compile(r'("(?:[^"\\]|\\.)*+")|([{,]\s*+)([A-Za-z_]\w*+)(?=\s*+:)')
 _INT64 = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 _FLOATS = (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE)
 
@@ -49,7 +50,10 @@ def parse_config_json(text: str | bytes) -> ModelConfig:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise invalid_argument(f"the model configuration is not JSON: {error}") from None
+        try:
+            value = orjson.loads(_quote_keys(text))
+        except ValueError:
+            raise invalid_argument(f"the model configuration is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise invalid_argument("the model configuration is not JSON: Root element must be a message.")
     try:
@@ -57,6 +61,12 @@ def parse_config_json(text: str | bytes) -> ModelConfig:
     except json_format.ParseError as error:
         message = explain_unknown_field(re.sub(r"^Failed to parse (\S+) field: ", r"\1: ", str(error)))
         raise invalid_argument(f"the model configuration does not fit: {message}") from None
+
+
+def _quote_keys(text: str | bytes) -> str:
+    """Put keys in quotes: protobuf's parser, which Triton uses, takes them without. Raises ValueError for no UTF-8."""
+    text = text.decode() if isinstance(text, bytes) else text
+    return _STRING_OR_BARE_KEY.sub(lambda found: found[1] or f'{found[2]}"{found[3]}"', text)
 
 
 def _shown_fields(message: Message) -> Iterator[FieldDescriptor]:

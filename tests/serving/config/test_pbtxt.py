@@ -165,6 +165,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ('{"dynamic_batching": {}, "sequence_batching": {}}', "scheduling_choice"),
         ('{"max_batch_size": 99999999999}', "max_batch_size"),
         ('{"name": "\\ud800"}', "not JSON"),
+        ("{name: m}", "not JSON"),
+        ('{name: "m, n: 1}', "not JSON"),
     ],
 )
 def test_json_that_is_no_configuration(text: str, expected: str) -> None:
@@ -178,3 +180,11 @@ def test_json_that_is_no_configuration(text: str, expected: str) -> None:
 def test_json_reads_bytes_as_text_does() -> None:
     config = parse_config_json('{"name": "TYPE_BYTES", "input": [{"name": "TYPE_BYTES", "data_type": "TYPE_BYTES"}]}')
     assert (config.name, config.input[0].data_type) == ("TYPE_BYTES", model_config_pb2.TYPE_STRING)
+
+
+def test_json_may_leave_out_the_quotes_of_keys_as_with_triton() -> None:
+    text = '{name: "a, b: \\"c", "sequence_batching": {direct : {max_queue_delay_microseconds: 5}}}'
+    config = parse_config_json(text)
+    assert config.name == 'a, b: "c'
+    assert config.sequence_batching.direct.max_queue_delay_microseconds == 5
+    assert parse_config_json(text.encode()) == config
