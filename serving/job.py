@@ -70,9 +70,10 @@ class InferJob:
         """Run the request again in place of a final response, as the model asks (iterative sequences)."""
         if self.on_reschedule is None:
             reason = (
-                "the model asked to run the request again, which takes sequence_batching { iterative_sequence: true }"
+                "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured "
+                "to handle such a flag: that takes sequence_batching { iterative_sequence: true }"
             )
-            self.fail(SluiceError(ErrorCode.UNIMPLEMENTED, reason))
+            self.fail(SluiceError(ErrorCode.INVALID, reason))
         elif self.is_cancelled:
             self.fail(SluiceError(ErrorCode.CANCELLED, "the request was cancelled"))
         else:

@@ -1,6 +1,7 @@
 """Runs a request to an ensemble: its steps, and the data that flows between them."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from time import perf_counter_ns
 
@@ -21,6 +22,8 @@ from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError, invalid
+
+log = logging.getLogger(__name__)
 
 _US_PER_S, _US_PER_MS, _NS_PER_US = 1_000_000, 1_000, 1_000
 
@@ -259,6 +262,7 @@ class EnsembleRun:
         for name in scope.level.outputs:
             value, spec = scope.values[name], self.plan.spec.outputs[name]
             if value.tensor is None:
+                log.debug("in ensemble '%s': Composing models did not output tensor %s", self.plan.spec.name, name)
                 continue
             tensor = fit_shape(
                 value.tensor, spec.model_dims, is_batching=self.plan.is_batching, batch_size=value.batch_size

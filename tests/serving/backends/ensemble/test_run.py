@@ -300,7 +300,8 @@ async def test_an_optional_input_that_is_not_given_reaches_no_step() -> None:
     assert (await infer_one(model, given)).outputs[0].array.tolist() == [2.0]
 
 
-async def test_an_output_that_a_step_leaves_out_may_be_an_optional_input() -> None:
+async def test_an_output_that_a_step_leaves_out_may_be_an_optional_input(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
     first, second = (
         HeldModel(simple_config("first", outputs="YV")),
         HeldModel(simple_config("second", inputs="XW", optional="W")),
@@ -312,6 +313,7 @@ async def test_an_output_that_a_step_leaves_out_may_be_an_optional_input() -> No
     second.answer(0)
     assert caller.only.outputs == []
     assert caller.only.error is None
+    assert "in ensemble 'whole': Composing models did not output tensor z" in caplog.messages
 
 
 async def test_a_step_that_leaves_out_all_its_outputs_has_still_answered() -> None:

@@ -115,7 +115,7 @@ async def test_where_nobody_runs_it_again_it_fails(tmp_path: Path) -> None:
     async with loaded(write_model(tmp_path / "countdown", COUNTDOWN)) as model:
         with pytest.raises(SluiceError, match="iterative_sequence: true") as caught:
             await ask(model, "2")
-        assert caught.value.code is ErrorCode.UNIMPLEMENTED
+        assert caught.value.code is ErrorCode.INVALID
         assert await ask(model, "1") == "after 2"
 
 

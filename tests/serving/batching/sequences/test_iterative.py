@@ -174,8 +174,11 @@ async def test_where_it_is_not_configured_it_is_refused() -> None:
     clients = Clients(sequences(), Computed(again))
     clients.submit("a", 1, START)
     await done(clients)
-    assert clients.errors["a"].code is ErrorCode.UNIMPLEMENTED
-    assert "iterative_sequence" in clients.errors["a"].message
+    assert clients.errors["a"].code is ErrorCode.INVALID
+    assert clients.errors["a"].message == (
+        "Request is released with TRITONSERVER_REQUEST_RELEASE_RESCHEDULE, while the model is not configured to handle "
+        "such a flag: that takes sequence_batching { iterative_sequence: true }"
+    )
 
 
 async def test_closing_fails_what_waits_for_its_next_run() -> None:
