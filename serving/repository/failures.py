@@ -16,10 +16,10 @@ _KINDS = {
 
 
 class ModelFailure(SluiceError):
-    """A model cannot be loaded as a whole; `reason` is for the repository index."""
+    """A model cannot be loaded as a whole; `reason` is for the repository index, and without a `message` for all."""
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(ErrorCode.INVALID, f"load failed for model '{name}': {reason}\n")
+    def __init__(self, name: str, reason: str, message: str = "") -> None:
+        super().__init__(ErrorCode.INVALID, message or f"load failed for model '{name}': {reason}\n")
         self.reason = reason
 
 
@@ -35,13 +35,10 @@ class UnexpectedFailure(SluiceError):
 
 
 def failure_reason(error: SluiceError) -> str:
-    """Return the repository index's reason for a version that failed."""
+    """Return the repository index's reason for what failed with this error."""
+    if isinstance(error, ModelFailure):
+        return error.reason
     return f"{_KINDS.get(error.code, 'Internal')}: {error.message}"
-
-
-def index_reason(error: SluiceError) -> str:
-    """Return the index's reason for a model that failed with this error."""
-    return error.reason if isinstance(error, ModelFailure) else failure_reason(error)
 
 
 def poll_failed(name: str, cause: SluiceError | None = None) -> SluiceError:

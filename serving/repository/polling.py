@@ -44,15 +44,16 @@ class ChangeDetector:
     def take(self, now: RepositoryScan, settled_before_ns: int = 0, busy: Collection[str] = ()) -> Changes:
         """Return the settled changes that were not returned yet, except of models that are `busy`.
 
-        A folder is settled once two scans in a row agree, or where nothing in it has changed since `settled_before_ns`
-        (time.time_ns).
+        A folder is settled once two scans in a row agree, under whatever name of the model, or where nothing in it has
+        changed since `settled_before_ns` (time.time_ns).
         """
+        seen = {*self._last.models.values()}
         changed: dict[str, FolderState | None] = {}
         is_settled = True
         for name, states in now.models.items():
             if self._returned.get(name) == states and _is_readable(states):
                 continue
-            is_stable = _is_older(states, settled_before_ns) or self._last.models.get(name) == states
+            is_stable = _is_older(states, settled_before_ns) or states in seen
             if _is_readable(states) and name not in busy and is_stable:
                 changed[name] = states[0][1]
                 self._returned[name] = states
@@ -66,6 +67,14 @@ class ChangeDetector:
             del self._returned[name]
         self._last = now
         return Changes(changed, tuple(removed), is_settled and len(removed) == len(gone))
+
+    def restore(self, name: str) -> None:
+        """Return the removed model as removed again at the next scan."""
+        self._returned[name] = ()
+
+    def settled(self, name: str) -> dict[str, FolderState | None]:
+        """Return the state that `take` returned last for a model, by its name, unless it was forgotten."""
+        return {name: states[0][1]} if (states := self._returned.get(name)) else {}
 
     def forget(self, name: str) -> None:
         """Return the model's state again at the next scan."""
@@ -93,6 +102,8 @@ class RepositoryPoller:
     _detector: ChangeDetector = field(default_factory=ChangeDetector)
     _changing: set[str] = field(default_factory=set)
     """Models that are being loaded or unloaded after a scan."""
+    _deferred: set[str] = field(default_factory=set)
+    """Models whose removal is left to the next scan."""
     _problems: Mapping[str, str] = field(default_factory=dict)
     """Reasons for which the last scan could not read roots."""
     _choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -152,15 +163,38 @@ class RepositoryPoller:
             renamed = set(map(plain_name, changes.changed))
             for name in changes.removed:
                 if plain_name(name) not in renamed:
+                    self._deferred.discard(name)
                     await self.updates.remove(name)
             failures = await self.updates.load_settled(changes.changed)
+            # At once, so that the steps of ensembles have new names before the models go that had the old ones.
+            failures |= await self._load_waiting(changes.changed.keys() - failures.keys(), names)
             for name in changes.removed:
                 if plain_name(name) in renamed:
-                    await self.updates.remove(name)
-            again = [name for name, failure in failures.items() if isinstance(failure, StoreFailure)]
-            again += self.updates.waiting_for(changes.changed.keys() - failures.keys())
-            for name in again:
-                self._detector.forget(name)
+                    await self._remove_renamed(name)
+            for name, failure in failures.items():
+                if isinstance(failure, StoreFailure):
+                    self._detector.forget(name)
             return failures
         finally:
             self._changing -= names
+
+    async def _remove_renamed(self, name: str) -> None:
+        """Remove a model that serves under another name, but while ensembles call this one only with the next scan."""
+        if name not in self._deferred and self.updates.callers(name):
+            self._deferred.add(name)
+            self._detector.restore(name)
+            return
+        self._deferred.discard(name)
+        await self.updates.remove(name)
+
+    async def _load_waiting(self, loaded: Collection[str], changing: set[str]) -> Failures:
+        """Load the ensembles whose last load missed any of `loaded`, and add them to those that are `changing`."""
+        states: dict[str, FolderState | None] = {}
+        for name in self.updates.waiting_for(loaded):
+            if name in changing or name not in self._changing:
+                states |= self._detector.settled(name)
+            else:
+                self._detector.forget(name)
+        changing |= states.keys()
+        self._changing |= states.keys()
+        return await self.updates.load_settled(states)

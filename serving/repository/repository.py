@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -239,6 +240,7 @@ class ModelRepository:
         caller is cancelled. Raises SluiceError in Triton's words, UNAVAILABLE in other modes than explicit.
         """
         self._check_explicit()
+        _check_name(name)
         given = overrides if overrides is not None and overrides != LoadOverrides() else None
         for each in await self._selected(name):
             self._missing.pop(each, None)
@@ -280,22 +282,26 @@ class ModelRepository:
     async def _selected(self, name: str) -> tuple[str, ...]:
         """Return the repository's names for the models that a request names.
 
-        A model that was loaded while its name was its own, and is not any more, is loaded under its new name first.
+        Models that were loaded while their names were their own, and are not any more, get their new names first.
         """
         if not self._roots.has_namespaces:
             return (name,)
         await self.refresh()
-        await self._requalify(plain_name(name))
+        for plain in list(self._roots.naming.choices):
+            await self._requalify(plain)
         return self._roots.naming.selected(name)
 
     async def _requalify(self, plain: str) -> None:
-        """Give a loaded model its qualified name where another repository has one of its plain name now."""
+        """Give a loaded model, and steps that call it, its qualified name where repositories share the plain one."""
         managed, choices = self._models.get(plain), self._roots.naming.choices.get(plain, ())
         if managed is None or managed.candidate is None or not managed.ready or not choices:
             return
         own = qualified(managed.candidate.namespace, plain)
         if own in choices:
             await asyncio.shield(self._loads.start(self._updates.load_one(own, None)))
+        for caller in self._updates.callers(plain):
+            with suppress(SluiceError):  # logged, and unloaded with the plain name
+                await asyncio.shield(self._loads.start(self._updates.load_one(caller, None)))
         await asyncio.shield(self._loads.start(self._updates.unload(plain)))
 
     def _check_explicit(self) -> None:
@@ -309,6 +315,15 @@ class ModelRepository:
 
 def _log_failure(message: str, cause: BaseException | None) -> None:
     _log.error(message, exc_info=cause)
+
+
+def _check_name(name: str) -> None:
+    """Raise INVALID, in Triton's words, for a name that no folder can have."""
+    plain = plain_name(name).strip()
+    if not plain:
+        raise invalid_argument("Model name cannot be empty. Please enter a valid name to deploy.")
+    if "/" in plain or plain in (".", ".."):
+        raise invalid_argument(f"model name must not contain path traversal characters, got '{name}'")
 
 
 class RoutedModels:

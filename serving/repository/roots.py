@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from serving.repository.failures import StoreFailure
+from serving.repository.failures import ModelFailure, StoreFailure
 from serving.repository.folders import FolderState, LocalRoot, ModelFolder, Root, is_plain_name
 from serving.repository.stores.location import local_path, store_location
 from sluice.errors import SluiceError, invalid_argument
 
 SEPARATOR = "::"
 """Separates namespace and name in a qualified name."""
+_APPEARS_TWICE = "model appears in two or more repositories"
+"""Triton's reason in the repository index."""
 
 T = TypeVar("T")
 FolderStates = tuple[tuple[str, FolderState | None], ...]
@@ -149,7 +151,7 @@ class Roots:
             return None
         found = self._namespaces_with(plain, namespace)
         if len(found) > 1:
-            raise self._ambiguous(plain, found)
+            raise ModelFailure(plain, _APPEARS_TWICE, self._ambiguous(plain, found).message)
         for space in found:
             folder = self._roots[space].open(plain)
             return FoundModel(folder, space) if folder is not None else None

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 
 from serving.backend import LoadOverrides
 from serving.repository.candidate import ModelCandidate, ModelReading, read_model
-from serving.repository.failures import ModelFailure, failure_reason, index_reason, unexpected_cause
+from serving.repository.failures import ModelFailure, failure_reason, unexpected_cause
 from serving.repository.folders import FolderState
 from serving.repository.loader import BackgroundTasks, VersionLoader, load_order
 from serving.repository.managed_model import ManagedModel
@@ -73,6 +73,10 @@ class ModelUpdates:
     def ensembles(self) -> list[str]:
         """Return the names of the ensembles that serve or did."""
         return [name for name, each in self.models.items() if each.candidate is not None and each.candidate.is_ensemble]
+
+    def callers(self, name: str) -> list[str]:
+        """Return the names of the ensembles that should serve and call a model."""
+        return [each.name for each in self._callers([name])]
 
     def waiting_for(self, names: Iterable[str]) -> list[str]:
         """Return the ensembles whose last load missed any of `names`."""
@@ -238,7 +242,7 @@ class ModelUpdates:
                 is_changed = await managed.apply(candidate, self.loader, is_forced=is_forced)
             except SluiceError as error:
                 if isinstance(error, ModelFailure) or managed.ready:
-                    managed.fail(_reported_version(candidate), index_reason(error))
+                    managed.fail(_reported_version(candidate), failure_reason(error))
                 self._report(error)
                 raise
         if is_changed:
@@ -285,7 +289,7 @@ class ModelUpdates:
             ordered = [callers[name] for name in order if name in callers]
             changed, failures = await self._load_in_order(ordered, is_forced=True)
             for name, failure in failures.items():
-                await self._withdraw(name, index_reason(failure))
+                await self._withdraw(name, failure_reason(failure))
             await self._reload_callers(changed, done | callers.keys())
 
     async def _withdraw(self, name: str, reason: str) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from serving.repository.folders import FolderState
+from serving.repository.polling import ChangeDetector
 from serving.repository.repository import ModelRepository
-from serving.repository.roots import Naming, choose_namespaces
+from serving.repository.roots import Naming, RepositoryScan, choose_namespaces
 from serving.repository.settings import ControlMode, RepositorySettings
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.repository.parts import CONFIG, READY, Bench, ask, ensemble_config, failure, rows, until, write_model
@@ -157,6 +159,52 @@ async def test_a_name_comes_to_be_shared_and_is_shared_no_more(roots: tuple[Path
     await until(lambda: {model.name for model in repository.models()} == {"twin", "outer"})
     assert await ask(repository, "outer") == 20
     assert await ask(repository, "twin") == await ask(repository, "two::twin") == 20
+    await repository.close()
+
+
+async def test_in_explicit_mode_a_name_that_comes_to_be_shared_answers_no_more(roots: tuple[Path, Path]) -> None:
+    write_model(roots[1], "twin", 20)
+    for index, root in enumerate(roots, start=1):
+        write_model(root, f"outer{index}", 0, config=step_config("twin"))
+    _, repository = await started(roots, ControlMode.EXPLICIT)
+    for name in ("outer1", "outer2"):
+        await repository.load(name)
+        assert await ask(repository, name) == await ask(repository, "twin") == 20
+    write_model(roots[0], "twin", 10)
+    await repository.load("outer1")
+    assert [await ask(repository, name) for name in ("outer1", "outer2")] == [10, 20]
+    with pytest.raises(SluiceError, match="ambiguity: name one of 'one::twin', 'two::twin'"):
+        repository.find("twin")
+    await repository.close()
+
+
+def test_a_model_that_only_gets_another_name_is_settled() -> None:
+    states = {root: ((root, FolderState((), 1)),) for root in ("one", "two")}
+    detector = ChangeDetector()
+    assert detector.take(RepositoryScan({"one::twin": states["one"], "two::twin": states["two"]}), 2).is_settled
+    changes = detector.take(RepositoryScan({"twin": states["two"]}))
+    assert list(changes.changed) == ["twin"]
+    assert changes.removed == ("one::twin", "two::twin")
+    shared = RepositoryScan({"one::twin": states["one"], "two::twin": states["two"]})
+    changes = detector.take(shared)
+    assert (list(changes.changed), changes.removed) == (["two::twin"], ())  # the copy may go on
+    changes = detector.take(shared)
+    assert (list(changes.changed), changes.removed) == (["one::twin"], ("twin",))
+
+
+async def test_an_ensemble_serves_while_its_steps_get_other_names(roots: tuple[Path, Path]) -> None:
+    for index, root in enumerate(roots, start=1):
+        write_model(root, "twin", index * 10)
+        write_model(root, f"outer{index}", 0, config=step_config("twin"))
+    _, repository = await started(roots, ControlMode.POLL)
+    away = roots[0].parent / "away"
+    for names in ({"twin"}, {"one::twin", "two::twin"}):
+        shutil.move(*((roots[0] / "twin", away) if "twin" in names else (away, roots[0] / "twin")))
+        while {each.name for each in repository.models()} != {*names, "outer1", "outer2"}:
+            assert await ask(repository, "outer2") == 20
+            assert await ask(repository, "outer1") in (10, 20)
+            await asyncio.sleep(0.002)
+        assert await ask(repository, "outer1") == (20 if "twin" in names else 10)
     await repository.close()
 
 

@@ -99,7 +99,7 @@ async def test_unknown_models_and_versions_in_tritons_words(repository: ModelRep
         repository.versions("a")
 
 
-@pytest.mark.parametrize("name", ["nope", "", ".", "..", "../models/a", "a/b", "a\0"])
+@pytest.mark.parametrize("name", ["nope", "...", "..a", "a\0"])
 async def test_a_load_of_no_model(repository: ModelRepository, root: Path, name: str) -> None:
     write_model(root, "a", 1)
     error = await failure(repository.load(name))
@@ -107,6 +107,19 @@ async def test_a_load_of_no_model(repository: ModelRepository, root: Path, name:
     assert error.message == f"failed to load '{name}', failed to poll from model repository"
     await repository.unload(name)
     assert repository.is_ready
+
+
+@pytest.mark.parametrize("name", ["", " ", "\t\n", ".", "..", " ..", "../models/a", "a/b", "a/"])
+async def test_a_load_of_what_names_no_folder_says_so(repository: ModelRepository, root: Path, name: str) -> None:
+    write_model(root, "a", 1)
+    error = await failure(repository.load(name))
+    assert error.code is ErrorCode.INVALID
+    assert error.message == (
+        f"model name must not contain path traversal characters, got '{name}'"
+        if name.strip()
+        else "Model name cannot be empty. Please enter a valid name to deploy."
+    )
+    await repository.unload(name)
 
 
 async def test_a_new_version_serves_when_it_is_loaded(bench: Bench, repository: ModelRepository, root: Path) -> None:

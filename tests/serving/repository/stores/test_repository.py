@@ -458,7 +458,7 @@ async def test_retries_of_names_no_store_has(memory: Bucket) -> None:
     memory.put_model("a", 1)
     repository = StoreBench(memory.url).repository()
     await repository.start()
-    for name in ("../a", "", "a/1", ".hidden"):
+    for name in ("..a", ".hidden"):
         assert (await failure(repository.load(name))).code is ErrorCode.INTERNAL
     await repository.close()
 
