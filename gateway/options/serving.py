@@ -39,6 +39,13 @@ def _parse_config_name(text: str) -> str:
     return text
 
 
+def _poll_seconds(text: str) -> float:
+    try:
+        return seconds(0.0 if text == "0" else 0.1)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or 0") from None
+
+
 @dataclass(frozen=True, slots=True)
 class RepositoryOptions:
     """Model repository: Triton's folders of models, served beside MODEL or instead of it"""
@@ -80,10 +87,10 @@ class RepositoryOptions:
     poll_s: float = option(
         "--repository-poll-secs",
         15.0,
-        seconds(0.1),
+        _poll_seconds,
         "SECONDS",
-        "how often the folders are looked at in poll mode. A change is taken up when two looks saw the same, so that "
-        "nothing half copied is served",
+        "how often the folders are looked at in poll mode; 0 is at the start only. A change is taken up when two looks "
+        "saw the same, so that nothing half copied is served",
     )
     config_name: str = option(
         "--model-config-name",

@@ -91,7 +91,7 @@ def _is_older(states: FolderStates, time_ns: int) -> bool:
 
 @dataclass(slots=True)
 class RepositoryPoller:
-    """Scans every `poll_s` seconds. Loads and unloads go on in `loads` during the next scans."""
+    """Scans at the start and every `poll_s` seconds, unless that is 0. Loads and unloads go on in `loads` meanwhile."""
 
     roots: Roots
     readers: Executor
@@ -111,7 +111,7 @@ class RepositoryPoller:
 
     async def start(self) -> Failures:
         """Load the settled models. The others have a second to settle; after that they are left to later scans."""
-        rest_s = min(self.poll_s, _FIRST_SCAN_REST_S)
+        rest_s = min(self.poll_s or _FIRST_SCAN_REST_S, _FIRST_SCAN_REST_S)
         changes, work = await self._scan(time.time_ns() - int(rest_s * 1e9))
         failures = await work
         if not changes.is_settled:
@@ -122,8 +122,8 @@ class RepositoryPoller:
         return failures
 
     async def run(self) -> None:
-        """Scan for ever."""
-        while True:
+        """Scan for ever, unless there is no interval."""
+        while self.poll_s:
             await asyncio.sleep(self.poll_s)
             try:
                 await self._scan()

@@ -59,7 +59,10 @@ def test_tracing() -> None:
         ({"--trace-config": ["mode=opentelemetry"]}, "--trace-config must be triton,file=PATH"),
         ({"--model-repository": ["/a"], "--served-model-name": "x"}, "--served-model-name names MODEL"),
         ({"--http-header-forward-pattern": "("}, "--http-header-forward-pattern must be a regular expression"),
-        ({"--repository-poll-secs": "0"}, "--repository-poll-secs must be a number of seconds of at least 0.1"),
+        (
+            {"--repository-poll-secs": "0.05"},
+            "must be a number of seconds of at least 0.1, or 0",
+        ),
     ],
 )
 def test_refuses(given: dict[str, str | bool | list[str]], said: str) -> None:

@@ -162,6 +162,22 @@ async def test_polling_goes_on_after_an_error(bench: Bench, root: Path, monkeypa
     await repository.close()
 
 
+async def test_without_an_interval_the_folders_are_looked_at_once(
+    bench: Bench, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans, scan = [], Roots.scan
+    monkeypatch.setattr(Roots, "scan", lambda roots: scans.append(None) or scan(roots))
+    write_model(root, "a", 1)
+    repository = bench.repository(ControlMode.POLL, poll_s=0)
+    await repository.start()
+    assert await ask(repository, "a") == 1
+    num_scans = len(scans)
+    assert repository._polls is not None
+    await repository._polls  # it has come to an end
+    assert len(scans) == num_scans
+    await repository.close()
+
+
 async def test_two_roots_of_one_name(tmp_path: Path) -> None:
     write_model(tmp_path / "one", "twin", 1)
     (tmp_path / "two").mkdir()
