@@ -114,7 +114,8 @@ class ScheduledModel(Model):
         await gather_runs([batcher.warm_up(lambda: WarmUpBatch(self, requests)) for batcher in self._batchers])
 
     async def update_instances(self, source: ModelSource) -> bool:
-        """Run on the instances of `source`. Those that stay are not touched, others end with what they run.
+        """Run on the instances of `source`. Those that stay are not touched, others end with what they run; idle ones
+        have ended when this returns, as with Triton.
 
         Returns False where the model must be loaded again, as with resources of the rate limiter.
         """
@@ -135,6 +136,8 @@ class ScheduledModel(Model):
         self._change_instances({id(before): after for before, after in pairs}, added)
         self.config.ClearField("instance_group")
         self.config.instance_group.extend(source.config.instance_group)
+        if self._closing:
+            await asyncio.wait(self._closing)
         return True
 
     async def _warm_up_instances(self, instances: Sequence[Instance], request: InferRequest) -> None:

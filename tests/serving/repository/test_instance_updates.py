@@ -107,7 +107,6 @@ async def test_a_change_of_instance_group_alone_keeps_model_statistics_and_insta
     assert model.statistics.inference_count == 1
 
     await load(repository, scripted, PYTHON + groups(1))
-    await until(lambda: len(pids(scripted, "ended_")) == 1)
     assert pids(scripted, "ended_") == pids(scripted, "started_") - {first}
     assert await ask(model) == first
 
