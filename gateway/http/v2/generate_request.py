@@ -1,7 +1,6 @@
 """From the JSON of a generate request to an InferRequest: keys that are inputs become tensors, others parameters."""
 
 import json
-from collections import Counter
 from contextlib import suppress
 from math import prod
 
@@ -57,8 +56,9 @@ def parse_generate_request(body: bytes | bytearray, model: Model, is_streaming: 
     return request
 
 
-def find_repeated(document: object, body: bytes | bytearray) -> set[str]:
-    """Return the keys that stand more than once in one object of `document`, which was parsed from `body`.
+def find_repeated(document: object, body: bytes | bytearray) -> list[str]:
+    """Return the keys that stand more than once in one object of `document`, which was parsed from `body`, by their
+    second places.
 
     The objects of a long body count as one: it is searched, because a parser would hold the interpreter's lock for all
     of it. Raises INVALID for a long body with many keys.
@@ -69,15 +69,18 @@ def find_repeated(document: object, body: bytes | bytearray) -> set[str]:
     if len(names) > _MAX_LONG_KEYS:
         text = f"a body of more than {INLINE_BYTES} bytes may have {_MAX_LONG_KEYS} keys, got {len(names)}"
         raise SluiceError(ErrorCode.INVALID, text)
-    return {name for name in names if _stands_twice(body, f'"{name}"'.encode("utf-8", "surrogateescape"))}
+    return [name for name in names if _stands_twice(body, f'"{name}"'.encode("utf-8", "surrogateescape"))]
 
 
-def _find_in_objects(body: bytes | bytearray) -> set[str]:
-    repeated: set[str] = set()
+def _find_in_objects(body: bytes | bytearray) -> list[str]:
+    repeated: list[str] = []
 
     def note(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        counts = Counter(name for name, _ in pairs)
-        repeated.update(name for name, count in counts.items() if count > 1)
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                repeated.append(name)
+            seen.add(name)
         return dict(pairs)
 
     with suppress(ValueError, RecursionError):  # what only Triton's tolerant reader takes

@@ -85,6 +85,8 @@ def test_a_shape_that_overflows_is_400(small: SmallServer, shape: list[int], wor
         (b'{"text_input": "a", "n": 1, "n": 2}', "n"),
         (b'{"text_input": "a", "parameters": {"n": 1, "n": 2}}', "n"),
         (b'{"text_input": "a", "id": "1", "id": "2"}', "id"),
+        (b'{"text_input": "a", "n": 1, "text_input": "b", "n": 2}', "text_input"),
+        (b'{"text_input": "a", "n": 1, "n": 2, "text_input": "b"}', "n"),
         (
             b'{"text_input": "a", "text_input": "b"' + b"".join(b', "p%d": 1' % i for i in range(100)) + b"}",
             "text_input",
