@@ -215,7 +215,7 @@ def _compute_parts(job: InferJob, now: int) -> tuple[int, int, int]:
 
 
 def _failure_reason(job: InferJob) -> FailureReason:
-    if job.is_cancelled:
+    if job.is_cancelled or (job.outcome is not None and job.outcome.code is ErrorCode.CANCELLED):
         return FailureReason.CANCELED
     if job.executed_batch_size:
         return FailureReason.BACKEND

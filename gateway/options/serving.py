@@ -41,7 +41,7 @@ def _parse_config_name(text: str) -> str:
 
 def _poll_seconds(text: str) -> float:
     try:
-        return seconds(0.0 if text == "0" else 0.1)(text)
+        return float(seconds(0.0 if text == "0" else 0.1)(text))
     except ValueError as error:
         raise ValueError(f"{error}, or 0") from None
 

@@ -112,7 +112,11 @@ async def test_a_request_that_no_scheduler_ran_is_an_execution_of_its_own() -> N
     statistics = model.statistics
     assert (statistics.inference_count, statistics.execution_count, list(statistics.batches)) == (3, 1, [3])
     assert statistics.infer.compute_infer.ns == statistics.infer.success.ns > 0
-    for code, reason in ((ErrorCode.INTERNAL, FailureReason.OTHER), (ErrorCode.OVERLOADED, FailureReason.REJECTED)):
+    for code, reason in (
+        (ErrorCode.INTERNAL, FailureReason.OTHER),
+        (ErrorCode.OVERLOADED, FailureReason.REJECTED),
+        (ErrorCode.CANCELLED, FailureReason.CANCELED),  # with an earlier request of its sequence
+    ):
         model.error = SluiceError(code, "no")
         model.submit(request("b"), lambda response: None)
         assert statistics.failures[reason] == 1

@@ -165,16 +165,22 @@ async def test_polling_goes_on_after_an_error(bench: Bench, root: Path, monkeypa
 async def test_without_an_interval_the_folders_are_looked_at_once(
     bench: Bench, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scans, scan = [], Roots.scan
-    monkeypatch.setattr(Roots, "scan", lambda roots: scans.append(None) or scan(roots))
+    scan, num_scans = Roots.scan, 0
+
+    def count_and_scan(roots: Roots) -> RepositoryScan:
+        nonlocal num_scans
+        num_scans += 1
+        return scan(roots)
+
+    monkeypatch.setattr(Roots, "scan", count_and_scan)
     write_model(root, "a", 1)
     repository = bench.repository(ControlMode.POLL, poll_s=0)
     await repository.start()
     assert await ask(repository, "a") == 1
-    num_scans = len(scans)
+    num_at_start = num_scans
     assert repository._polls is not None
     await repository._polls  # it has come to an end
-    assert len(scans) == num_scans
+    assert num_scans == num_at_start
     await repository.close()
 
 
