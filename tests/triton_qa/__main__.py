@@ -40,7 +40,7 @@ def main() -> None:
         run_suite(workspace, suite, _BACKENDS, given.timeout_s)
         for file, outcomes in read_outcomes(workspace, suite).items():
             rows[f"{suite}/{file}"] = _count(f"{suite}/{file}", outcomes)
-    OUTCOMES.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        OUTCOMES.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _count(file: str, outcomes: list[Outcome]) -> dict[str, object]:

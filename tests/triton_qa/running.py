@@ -14,6 +14,8 @@ _OUTCOMES = {"Success": PASSED, "Failure": FAILED, "Error": FAILED}
 _ALONE = ("unshare", "--map-root-user", "--net", "--pid", "--fork", "--kill-child", "--mount-proc")
 """Suites listen on Triton's own ports, and leave servers running where they give up."""
 
+_SCRIPT = "ip link set lo up && exec bash test.sh"
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -31,9 +33,9 @@ def run_suite(workspace: Workspace, suite: str, environment: dict[str, str], tim
     record.unlink(missing_ok=True)
     with open(record.with_suffix(".log"), "w", encoding="utf-8") as log:
         subprocess.run(
-            ["timeout", str(timeout_s), *_ALONE, "bash", "-c", "ip link set lo up && exec bash test.sh"],
+            ["timeout", "--signal=KILL", str(timeout_s), *_ALONE, "bash", "-c", _SCRIPT],
             cwd=folder,
-            env=workspace.environment(record) | environment,
+            env=workspace.environment(record) | environment | {"PWD": str(workspace.server / "qa" / suite)},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -53,6 +55,8 @@ def read_outcomes(workspace: Workspace, suite: str) -> dict[str, list[Outcome]]:
         row = json.loads(line)
         found = tests.setdefault(row["file"], {})
         name = ".".join(row["test"].split(" ")[0].split(".")[-2:])
+        if "[" in name:  # one of several with parameters, which stand for the one in the file
+            found.pop(name.partition("[")[0], None)
         outcome = found.setdefault(name, Outcome(name))
         state = _OUTCOMES.get(row["outcome"])
         if state == FAILED:

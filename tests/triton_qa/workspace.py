@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+import openvino
 
 from gateway.v2.server import PROTOCOL_VERSION
 from tests.paths import DATA, ROOT
@@ -23,6 +24,7 @@ RELEASE = "qa"
 _IR_VERSION = 10
 _SHELL = "#!/bin/bash\n"
 _TEXT_SUFFIXES = {".sh", ".py", ".pbtxt", ".json", ".conf"}
+_STOP = re.compile(rb"^([ \t]*)set -e\b", re.MULTILINE)
 _ONNX_SCRIPT = re.compile(r"cat > \$ONNXSCRIPT <<EOF\n(.*?)\nEOF\n", re.DOTALL)
 _FOLDER = re.compile(r"^\s*(TRITON_MDLS_QA_\w+)=\$TRITON_MDLS_BLD_DIR/\$TRITON_VERSION/(\S+)$", re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -56,7 +58,7 @@ class Workspace:
         """Return the environment of a suite whose outcomes go to the file `record`."""
         return {
             **os.environ,  # noqa: TID251 - a script's commands need PATH and what else the shell has
-            "PATH": f"{self.commands}:{os.environ['PATH']}",  # noqa: TID251 - as above
+            "PATH": f"{self.commands}:{self.server / 'bin'}:{os.environ['PATH']}",  # noqa: TID251 - as above
             "PYTHONPATH": f"{RECORDER}:{self.qa / 'common'}",
             "PYTEST_PLUGINS": "qa_recorder",
             "QA_RECORD": str(record),
@@ -87,12 +89,14 @@ def prepare(checkout: Path, python_backend: Path | None, root: Path) -> Workspac
 
 
 def _move_paths(workspace: Workspace) -> None:
-    """Point the scripts' absolute paths into the workspace."""
+    """Point the scripts' absolute paths into the workspace, and let scripts go on after a command that fails."""
     for path in workspace.qa.rglob("*"):
         if path.is_file() and not path.is_symlink() and path.suffix in _TEXT_SUFFIXES:
             text = path.read_bytes()
             moved = text.replace(b"/opt/tritonserver", bytes(workspace.server))
             moved = moved.replace(b"/data/inferenceserver", bytes(workspace.root / "data"))
+            if path.suffix == ".sh":
+                moved = _STOP.sub(rb"\1set +e", moved)
             if moved != text:
                 path.write_bytes(moved)
 
@@ -129,6 +133,19 @@ def _generate_models(workspace: Workspace) -> None:
             _lower_ir_version(file)
         for twin in _TWINS:
             _copy_as_twin(config.parent, twin)
+    _convert_for_openvino(workspace.models / "qa_model_repository" / "onnx_float32_float32_float32")
+
+
+def _convert_for_openvino(model: Path) -> None:
+    """Convert an ONNX model: those of the checkout's generator are written for an older OpenVINO."""
+    converted = model.with_name(model.name.replace("onnx", "openvino", 1))
+    shutil.copytree(model, converted)
+    config = converted / "config.pbtxt"
+    text = config.read_text(encoding="utf-8").replace(model.name, converted.name)
+    config.write_text(text.replace('platform: "onnxruntime_onnx"', 'backend: "openvino"'), encoding="utf-8")
+    for file in converted.glob("*/model.onnx"):
+        openvino.save_model(openvino.convert_model(file), file.with_name("model.xml"), compress_to_fp16=False)
+        file.unlink()
 
 
 def _make_folder(command: list[str]) -> None:
@@ -182,7 +199,9 @@ def _copy_as_twin(model: Path, twin: _Twin) -> None:
     if stand_in.exists():
         return
     shutil.copytree(model, stand_in)
-    tensors = twin.tensors
+    tensors = dict(twin.tensors)
+    if tensors and "_zero_" in stand_in.name:
+        tensors |= {f"INPUT{n}": f"INPUT__{n}" for n in range(4)} | {"OUTPUT3": "OUTPUT__3"}
     config = stand_in / "config.pbtxt"
     text = config.read_text(encoding="utf-8").replace(model.name, stand_in.name)
     backend = "distributed_addsub" if stand_in.name == _RESHAPED else "onnxruntime"
@@ -213,19 +232,14 @@ def _write_commands(workspace: Workspace) -> None:
     (workspace.server / "qa").symlink_to(workspace.qa)
     for each in BACKENDS.iterdir():
         shutil.copytree(each, workspace.server / "backends" / each.name)
+    shutil.copytree(BACKENDS / "sequence", workspace.server / "backends" / "dyna_sequence")
     for name in ("python", "python3"):
-        # Scripts with `set -e` go on after a test that fails: its outcome is recorded.
+        # Some scripts end after a test that fails: its outcome is recorded.
         _write_command(workspace.commands / name, f'{sys.executable} "$@" || [[ "$*" == *test* ]]')
     for name in _ABSENT:
         _write_command(workspace.commands / name, "exit 0")
-    stand_ins = workspace.root / "stand_ins"
-    entry_points = stand_ins / "stand_ins-1.dist-info" / "entry_points.txt"
-    entry_points.parent.mkdir(parents=True)
-    names = [each.name for each in BACKENDS.iterdir()]
-    lines = ["[sluice.backends]", *(f"{name} = tests.triton_qa.python_based:{name}" for name in names)]
-    entry_points.write_text("\n".join(lines), encoding="utf-8")
-    (entry_points.parent / "METADATA").write_text("Metadata-Version: 2.1\nName: stand_ins\nVersion: 1\n")
-    serve = f'export PYTHONPATH={ROOT}:{stand_ins}\nexec {sys.executable} -m cli serve "$@"'
+    flags = f"--backend-directory={workspace.server / 'backends'} --allow-model-file-override=true"
+    serve = f'export PYTHONPATH={ROOT}:{RECORDER}\nexec {sys.executable} -m tests.triton_qa.serve serve {flags} "$@"'
     _write_command(workspace.server / "bin" / "tritonserver", serve)
 
 

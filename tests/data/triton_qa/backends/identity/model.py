@@ -3,16 +3,19 @@
 import json
 import time
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 _PARAMETERS = {"param0": "an example string parameter", "param1": 42, "param2": False}
 
 
 class TritonPythonModel:
-    """Returns inputs as outputs. Parameters are those of the C++ backend."""
+    """Returns inputs as outputs, zeros for those that the request lacks. Parameters are those of the C++ backend."""
 
     def initialize(self, args):
-        parameters = json.loads(args["model_config"]).get("parameters", {})
+        config = json.loads(args["model_config"])
+        parameters = config.get("parameters", {})
+        self._outputs = {each["name"]: each for each in config["output"]}
         values = {name: each["string_value"] for name, each in parameters.items()}
         time.sleep(int(values.get("creation_delay_sec", 0)))
         delay_ms = int(values.get("execute_delay_ms", 0))
@@ -24,9 +27,17 @@ class TritonPythonModel:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request):
-        outputs = []
-        for each in request.inputs():
-            name = each.name().replace("INPUT", "OUTPUT").replace("input", "output")
-            if name in request.requested_output_names():
-                outputs.append(pb_utils.Tensor(name, each.as_numpy()))
+        given = {
+            each.name().replace("INPUT", "OUTPUT").replace("input", "output"): each.as_numpy()
+            for each in request.inputs()
+        }
+        outputs = [
+            pb_utils.Tensor(name, given[name] if name in given else self._zeros(name))
+            for name in request.requested_output_names()
+        ]
         return pb_utils.InferenceResponse(outputs, parameters=_PARAMETERS)
+
+    def _zeros(self, name):
+        output = self._outputs[name]
+        shape = [1, *(max(int(size), 1) for size in output["dims"])]
+        return np.zeros(shape, pb_utils.triton_string_to_numpy(output["data_type"]))
