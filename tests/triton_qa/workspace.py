@@ -25,6 +25,8 @@ _IR_VERSION = 10
 _SHELL = "#!/bin/bash\n"
 _TEXT_SUFFIXES = {".sh", ".py", ".pbtxt", ".json", ".conf"}
 _STOP = re.compile(rb"^([ \t]*)set -e\b", re.MULTILINE)
+_LIBRARY = re.compile(rb'^default_model_filename: "libtriton_\w+\.so"\n', re.MULTILINE)
+"""The file of a backend in C++, in configurations; stand-ins have none."""
 _ONNX_SCRIPT = re.compile(r"cat > \$ONNXSCRIPT <<EOF\n(.*?)\nEOF\n", re.DOTALL)
 _FOLDER = re.compile(r"^\s*(TRITON_MDLS_QA_\w+)=\$TRITON_MDLS_BLD_DIR/\$TRITON_VERSION/(\S+)$", re.MULTILINE)
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -97,6 +99,7 @@ def _move_paths(workspace: Workspace) -> None:
             moved = moved.replace(b"/data/inferenceserver", bytes(workspace.root / "data"))
             if path.suffix == ".sh":
                 moved = _STOP.sub(rb"\1set +e", moved)
+            moved = _LIBRARY.sub(b"", moved)
             if moved != text:
                 path.write_bytes(moved)
 
