@@ -32,6 +32,8 @@ NAMES = (
     "noisy machine, mixed lengths",
 )
 """The benchmark `predicted-wait` runs them all."""
+UNSTEADY = ("early ends, bursts", "clients that leave")
+"""Loads whose errors differ most from seed to seed: those of two are taken together."""
 
 
 @cache
@@ -46,7 +48,7 @@ def waits(name: str, seed: int) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_under_overload_predictions_are_near_to_what_comes(name: str) -> None:
-    found = [error for seed in (1, 2) for error in errors(waits(name, seed))]
+    found = [error for seed in ((1, 2) if name in UNSTEADY else (1,)) for error in errors(waits(name, seed))]
     assert len(found) > 50, "it was no overload"
     # Who comes later and goes first can only be guessed from who came.
     median, p90 = (30.0, 50.0) if BY_NAME[name].is_overtaken else (MEDIAN_TARGET, P90_TARGET)
