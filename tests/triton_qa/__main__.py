@@ -18,7 +18,7 @@ from tests.triton_qa.workspace import Workspace, prepare
 
 OUTCOMES = DATA / "triton_qa" / "outcomes.json"
 _SUITE_TIMEOUT_S = 1500
-_NOT_REACHED = "the suite does not start them"
+_NOT_REACHED = "the suite does not start them, or not in its time"
 _BACKENDS = {"BACKENDS": "onnx"}
 """Most suites repeat themselves for each runtime that this variable names."""
 
@@ -55,7 +55,7 @@ def _count(file: str, outcomes: list[Outcome]) -> dict[str, object]:
             state = NOT_RUN
         counts[state] += 1
         if state != PASSED:
-            why[reason or find_reason(DIFFERENT, test) or ("" if state == FAILED else _NOT_REACHED)] = None
+            why[reason or (find_reason(DIFFERENT, test) or "" if state == FAILED else _NOT_REACHED)] = None
             detail = outcome.details[-1].strip()[-300:] if outcome.details else ""
             sys.stdout.write(f"{state}: {test}: {reason or detail}\n")
     return {**counts, "why": "; ".join(filter(None, why))}
