@@ -14,13 +14,14 @@ from gateway.v2.trace import TraceSettings
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText, OpenTexts
 from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
+from pipelines.rag.encoder import TextEncoder, is_encoder
 from pipelines.rag.library import DocumentLibrary
 from pipelines.text.model import TextModel, text_model_of
 from pipelines.text.types import TextEvent, TextRequest
 from serving.model import Model
 from serving.repository.repository import ModelRepository
 from serving.request import InferRequest
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 LATEST = -1
 _ABORTED_S = 1.0
@@ -130,6 +131,31 @@ class InferenceService:
         Language models come first, then pipelines, both by name; adapters follow their model.
         """
         return list(list_text_models(sorted(self.repository.models(), key=_is_pipeline)))
+
+    def encoders(self) -> list[TextEncoder]:
+        """Return every model that has embeddings and no text, by name."""
+        models = {model.name: model for model in self.repository.models() if text_model_of(model) is None}
+        found = [name for name in sorted(models) if is_encoder(models[name], self.repository)]
+        return [TextEncoder(self.repository, name) for name in found]
+
+    def encoder(self, name: str) -> TextEncoder:
+        """Return the embedding model `name`.
+
+        Raises NOT_FOUND in OpenAI's words, INVALID for a model without embeddings, and UNAVAILABLE while the model
+        cannot serve. The errors list the models that have embeddings.
+        """
+        found = {each.name: each for each in self.encoders()}
+        if name in found:
+            self._health.refuse_if_draining()
+            return found[name]
+        available = f"models with embeddings: {', '.join(found) or 'none'}"
+        try:
+            self.find(name)
+        except SluiceError as error:
+            if error.code is ErrorCode.NOT_FOUND:
+                raise SluiceError(error.code, f"model {name!r} not found; {available}", param="model") from None
+            raise
+        raise invalid("model", f"model {name!r} has no embeddings; {available}")
 
     def llms(self) -> list[LlmText]:
         """Return the highest version of every loaded language model of our own."""

@@ -3,6 +3,7 @@
 We parse request bodies ourselves, and the v2 routes are no routes of the framework.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from pydantic import BaseModel
@@ -85,12 +86,16 @@ _SETTINGS = {
 }
 
 
-def describe_body(schema: type[BaseModel]) -> dict[str, Any]:
-    """Return the part of an operation's OpenAPI entry that describes its body and headers."""
+def describe_body(schema: type[BaseModel], headers: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the part of an operation's OpenAPI entry that describes its body and headers: the scheduling headers, of
+    which it takes `headers` alone where given."""
     whole = schema.model_json_schema()
     inlined = _inlined(whole, whole.pop("$defs", {}))
     body = {"required": True, "content": {"application/json": {"schema": inlined}}}
-    return {"requestBody": body, "parameters": [*SCHEDULING_PARAMETERS, _COLLECTION_KEY]}
+    parameters = [*SCHEDULING_PARAMETERS, _COLLECTION_KEY]
+    if headers is not None:
+        parameters = [each for each in parameters if each["name"] in headers]
+    return {"requestBody": body, "parameters": parameters}
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:

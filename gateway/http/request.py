@@ -161,6 +161,21 @@ async def run_while_connected(receive: Receive, work: Coroutine[None, None, T]) 
         await _end(task)
 
 
+async def run_in_time(request: Request, defaults: RequestOptions, work: Coroutine[None, None, T]) -> T:
+    """Return and raise as `run_while_connected`, and raise DEADLINE where `work` takes longer than the request's
+    scheduling headers, else `defaults`, allow."""
+    try:
+        timeout_s = parse_scheduling(request.headers, defaults).fields(None)["timeout_s"]
+    except SluiceError:
+        work.close()
+        raise
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await run_while_connected(request.receive, work)
+    except TimeoutError:
+        raise SluiceError(ErrorCode.DEADLINE, f"the request was not answered within {timeout_s} s") from None
+
+
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

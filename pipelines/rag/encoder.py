@@ -2,24 +2,28 @@
 
 import asyncio
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from pipelines.rag.encoder_signature import (
     EncoderInputs,
+    Inputs,
     choose_inputs,
     find_tokenizer,
     find_vector_output,
+    normalize,
     read_vectors,
 )
 from pipelines.rag.types import Vector, Vectors
+from pipelines.stages.tokenizer_model import TextTokenizer, TokenizerModel, check_token_ids
 from serving.backend import ModelLookup
 from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.spec import TensorSpec
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _NUM_PARALLEL = 2
 """Concurrent requests of one call: one gathers its batch while another runs. Models that do not batch get more."""
@@ -33,7 +37,20 @@ _PROBE_TEXT = "word"
 _TOKEN_LIKE = re.compile(r"[^\W\d_]{1,5}|\d{1,3}|[^\w\s]|_", re.UNICODE)
 """Matches at most five letters, three digits or one sign. English has about 4.5 letters a token, so this counts
 slightly too many: chunks come out rather too short than cut off by the encoder."""
-_QUERY_PREFIX, _DOCUMENT_PREFIX = "query_prefix", "document_prefix"
+MATRYOSHKA_DIMENSIONS = "matryoshka_dimensions"
+"""Parameter of a model whose vectors may be cut: the lengths that they may have, or "any"."""
+QUERY_PREFIX, DOCUMENT_PREFIX = "query_prefix", "document_prefix"
+_CHARS_PER_TOKEN = 4
+_MAX_TOKENIZED_CHARS = 50_000
+"""Characters that are tokenized on a thread at once: a caller that leaves waits for no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """Vectors [texts, dim], and how many tokens were encoded: 0 where the server has no tokenizer for the model."""
+
+    vectors: Vectors
+    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +61,24 @@ class _Encoder:
     inputs: EncoderInputs
     output: TensorSpec
 
-    def prefix(self, parameter: str) -> str:
+    def parameter(self, name: str) -> str:
         parameters = self.model.config.parameters
-        return str(parameters[parameter].string_value) if parameter in parameters else ""
+        return str(parameters[name].string_value) if name in parameters else ""
 
-    async def encode(self, texts: Sequence[str], priority: int = 0) -> Vectors:
-        """Encode at most `inputs.max_rows` texts as [len(texts), dim] in one request."""
+    def check_dimensions(self, wanted: int | None) -> None:
+        """Raise INVALID unless the model's vectors may be cut to so many elements."""
+        full, allowed = self.output.dims[-1], self.parameter(MATRYOSHKA_DIMENSIONS)
+        if wanted in (None, full):
+            return
+        if not allowed:
+            whole = f"the model's {full}" if full > 0 else "absent"
+            reason = f"its vectors are not made to be cut (parameter '{MATRYOSHKA_DIMENSIONS}')"
+            raise invalid("dimensions", f"dimensions must be {whole} for '{self.model.name}', got {wanted}: {reason}")
+        if allowed != "any" and str(wanted) not in re.findall(r"\d+", allowed):
+            raise invalid("dimensions", f"dimensions must be among {allowed} for '{self.model.name}', got {wanted}")
+
+    async def encode(self, texts: Inputs, priority: int = 0) -> Vectors:
+        """Encode at most `inputs.max_rows` texts, or their token ids, as [len(texts), dim] in one request."""
         batch = await self.inputs.build_batch(texts)
         request = InferRequest(batch.inputs, requested_outputs=(self.output.name,), priority=priority, protocol="rag")
         vectors = read_vectors(await infer_one(self.model, request), self.model.spec, self.output, batch.mask)
@@ -70,6 +99,17 @@ class TextEncoder:
         self.name = name
         self._models = models
 
+    @property
+    def created(self) -> int:
+        """When the model was loaded, in seconds since 1970. Raises UNAVAILABLE if it does not serve."""
+        return self._model().created
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of a text; None where that is not known. Raises as `encode_documents` does."""
+        tokenizer = self.tokenizer()
+        return (tokenizer.tokenizer.max_tokens or None) if tokenizer is not None else None
+
     async def dim(self) -> int:
         """Return the length of the model's vectors. Raises as `encode_documents` does."""
         encoder = self._encoder()
@@ -86,26 +126,66 @@ class TextEncoder:
         if not texts:
             return np.zeros((0, await self.dim()), np.float32)
         encoder = self._encoder()
-        prefix = encoder.prefix(_DOCUMENT_PREFIX)
+        prefix = encoder.parameter(DOCUMENT_PREFIX)
         return await self._encode_batches(encoder, [_replace_surrogates(prefix + text) for text in texts])
 
     async def encode_query(self, text: str) -> Vector:
         """Return [dim] float32 of length 1, of the text with the model's query prefix. Raises as `encode_documents`."""
         encoder = self._encoder()
-        vectors = await self._encode(encoder, [_replace_surrogates(encoder.prefix(_QUERY_PREFIX) + text)])
+        vectors = await self._encode(encoder, [_replace_surrogates(encoder.parameter(QUERY_PREFIX) + text)])
         vector: Vector = vectors[0]
         return vector
+
+    async def embed(
+        self,
+        inputs: Inputs,
+        label: Callable[[int], str],
+        *,
+        prefix: str = "",
+        truncates: bool = False,
+        dimensions: int | None = None,
+    ) -> Embeddings:
+        """Encode texts, with the prefix that the model's parameter `prefix` holds, or token ids as they are. Vectors of
+        fewer `dimensions` are the beginnings of the model's, of length 1.
+
+        Raises INVALID, which calls the input i `label(i)`, for token ids that the vocabulary lacks or the model does
+        not take, and, unless it `truncates`, for an input of more tokens than the model's tokenizer allows; for
+        dimensions that the model's vectors cannot have; else as `encode_documents` does.
+        """
+        encoder, tokenizer = self._encoder(), self.tokenizer()
+        encoder.check_dimensions(dimensions)
+        if isinstance(inputs[0], str):
+            before = encoder.parameter(prefix) if prefix else ""
+            texts = [_replace_surrogates(before + text) for text in cast(Sequence[str], inputs)]
+            rows: Inputs = texts
+            token_ids = []
+            if tokenizer is not None:
+                # The model's own tokenizer step puts its prefix before the text by itself.
+                begin = "" if encoder.inputs.takes_ids else tokenizer.prefix
+                token_ids = await _tokenize(tokenizer.tokenizer, [begin + text for text in texts], label, truncates)
+        else:
+            if tokenizer is None or not encoder.inputs.takes_ids:
+                raise invalid(label(0), f"model '{self.name}' takes text, not token ids; send {label(0)} as a string")
+            token_ids = await _check_ids(tokenizer.tokenizer, cast(Sequence[list[int]], inputs), label, truncates)
+        if encoder.inputs.takes_ids:
+            rows = token_ids
+        vectors = await self._encode_batches(encoder, rows, 0 if len(rows) == 1 else _DOCUMENT_PRIORITY)
+        return Embeddings(_cut(vectors, dimensions), sum(map(len, token_ids)))
+
+    def tokenizer(self) -> TokenizerModel | None:
+        """Return the model's tokenizer; None where the server does not have it. Raises as `encode_documents` does."""
+        model = self._model()
+        try:
+            return find_tokenizer(model, self._models)
+        except SluiceError as error:
+            raise self._name_model(error) from error
 
     async def token_starts(self, text: str) -> Sequence[int]:
         """Return the character offset at which each of the model's tokens begins in `text`, ascending.
 
         The offsets are estimated if the server has no tokenizer for the model.
         """
-        model = self._model()
-        try:
-            tokenizer = find_tokenizer(model, self._models)
-        except SluiceError as error:
-            raise self._name_model(error) from error
+        tokenizer = self.tokenizer()
         starts = estimate_token_starts if tokenizer is None else tokenizer.tokenizer.starts
         return await asyncio.to_thread(lambda: starts(_replace_surrogates(text)))
 
@@ -123,14 +203,15 @@ class TextEncoder:
         except SluiceError as error:
             raise self._name_model(error) from error
 
-    async def _encode_batches(self, encoder: _Encoder, texts: Sequence[str]) -> Vectors:
+    async def _encode_batches(self, encoder: _Encoder, texts: Inputs, priority: int = _DOCUMENT_PRIORITY) -> Vectors:
         """Encode texts in batches of similar length, a few requests at a time. The first failure cancels the others."""
         batches = _split_batches(texts, encoder.inputs.max_rows)
         parts: list[tuple[list[int], Vectors]] = []
 
         async def work() -> None:
             for batch in batches:
-                parts.append((batch, await self._encode(encoder, [texts[i] for i in batch], _DOCUMENT_PRIORITY)))
+                rows = cast(Inputs, [texts[i] for i in batch])
+                parts.append((batch, await self._encode(encoder, rows, priority)))
 
         num_workers = max(_NUM_PARALLEL, _NUM_PARALLEL_ROWS // encoder.inputs.max_rows)
         workers = [asyncio.create_task(work()) for _ in range(num_workers)]
@@ -141,7 +222,7 @@ class TextEncoder:
                 worker.cancel()
         return _restore_order(parts)
 
-    async def _encode(self, encoder: _Encoder, texts: Sequence[str], priority: int = 0) -> Vectors:
+    async def _encode(self, encoder: _Encoder, texts: Inputs, priority: int = 0) -> Vectors:
         try:
             return await encoder.encode(texts, priority)
         except SluiceError as error:
@@ -151,6 +232,64 @@ class TextEncoder:
         code = ErrorCode.UNAVAILABLE if error.code is ErrorCode.NOT_FOUND else error.code
         message = f"encoder '{self.name}': {error.message}"
         return SluiceError(code, message, param=error.param, retry_after_s=error.retry_after_s)
+
+
+def is_encoder(model: Model, models: ModelLookup) -> bool:
+    """Whether a TextEncoder can use the model now. A single number, as rerankers give it, is no vector."""
+    try:
+        choose_inputs(model, models)
+        return find_vector_output(model.spec).dims != (1,)
+    except SluiceError:
+        return False
+
+
+def _cut(vectors: Vectors, dimensions: int | None) -> Vectors:
+    size = vectors.shape[1]
+    if dimensions is None or dimensions == size:
+        return vectors
+    if dimensions > size:
+        raise invalid("dimensions", f"dimensions must be at most {size}, the model's, got {dimensions}")
+    return normalize(vectors[:, :dimensions])
+
+
+async def _tokenize(
+    tokenizer: TextTokenizer, texts: Sequence[str], label: Callable[[int], str], truncates: bool
+) -> list[list[int]]:
+    """Return the token ids of texts, which are tokenized in groups on a thread. Raises as `embed`."""
+    found: list[list[int]] = []
+    while len(found) < len(texts):
+        end, num_chars = len(found), 0
+        while end < len(texts) and num_chars < _MAX_TOKENIZED_CHARS:
+            num_chars += len(texts[end])
+            end += 1
+        for token_ids, is_truncated in await asyncio.to_thread(tokenizer.encode_checked, texts[len(found) : end]):
+            if is_truncated and not truncates:
+                raise _too_long(label(len(found)), tokenizer.max_tokens)
+            found.append(token_ids)
+    return found
+
+
+async def _check_ids(
+    tokenizer: TextTokenizer, inputs: Sequence[list[int]], label: Callable[[int], str], truncates: bool
+) -> list[list[int]]:
+    """Return the token ids that the model takes of `inputs`. Raises as `embed`."""
+    most = tokenizer.max_tokens or max(map(len, inputs))
+    for index, token_ids in enumerate(inputs):
+        if len(token_ids) > most and not truncates:
+            raise _too_long(label(index), most)
+    rows = [token_ids[:most] for token_ids in inputs]
+
+    def check() -> None:
+        for index, token_ids in enumerate(rows):
+            check_token_ids(token_ids, tokenizer.num_tokens, label(index))
+
+    await asyncio.to_thread(check)
+    return rows
+
+
+def _too_long(label: str, max_tokens: int) -> SluiceError:
+    remedy = "shorten it, or send truncate_prompt_tokens: -1"
+    return invalid(label, f"{label} has more tokens than the {max_tokens} that the model takes; {remedy}")
 
 
 def estimate_token_starts(text: str) -> list[int]:
@@ -166,16 +305,17 @@ def _replace_surrogates(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _split_batches(texts: Sequence[str], max_rows: int) -> Iterator[list[int]]:
+def _split_batches(texts: Inputs, max_rows: int) -> Iterator[list[int]]:
     """Yield the indices of `texts`, shortest text first, in batches within `max_rows` and _MAX_REQUEST_CHARS."""
+    sizes = [len(text) if isinstance(text, str) else _CHARS_PER_TOKEN * len(text) for text in texts]
     batch: list[int] = []
     num_chars = 0
-    for index in sorted(range(len(texts)), key=lambda index: len(texts[index])):
-        if batch and (len(batch) == max_rows or num_chars + len(texts[index]) > _MAX_REQUEST_CHARS):
+    for index in sorted(range(len(texts)), key=sizes.__getitem__):
+        if batch and (len(batch) == max_rows or num_chars + sizes[index] > _MAX_REQUEST_CHARS):
             yield batch
             batch, num_chars = [], 0
         batch.append(index)
-        num_chars += len(texts[index])
+        num_chars += sizes[index]
     yield batch
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,9 @@ _TOKEN_INPUTS = frozenset({INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS})
 _TOKENIZER_MODEL = "tokenizer_model"
 _FLOATS = ("FP32", "FP16", "FP64", "BF16")
 
+Inputs = Sequence[str] | Sequence[list[int]]
+"""Texts, or the token ids of each."""
+
 Mask = NDArray[np.bool_]
 """[rows, tokens]; True for every token that is not padding."""
 
@@ -36,6 +40,8 @@ class EncoderBatch:
 class TextInputs:
     """Inputs of an encoder that tokenizes by itself: one BYTES input, one text a row."""
 
+    takes_ids = False
+
     def __init__(self, spec: ModelSpec, text: TensorSpec) -> None:
         self._name = text.name
         self._is_batching = spec.max_batch_size > 0
@@ -43,8 +49,8 @@ class TextInputs:
         can_batch = self._is_batching and not is_token_states(find_vector_output(spec))
         self.max_rows = spec.max_batch_size if can_batch else 1
 
-    async def build_batch(self, texts: Sequence[str]) -> EncoderBatch:
-        array = np.array([text.encode() for text in texts], np.object_)
+    async def build_batch(self, texts: Inputs) -> EncoderBatch:
+        array = np.array([text.encode() for text in texts if isinstance(text, str)], np.object_)
         shape = (len(texts), 1) if self._is_batching else (len(texts),)
         return EncoderBatch({self._name: Tensor.of(self._name, array.reshape(shape))})
 
@@ -52,13 +58,17 @@ class TextInputs:
 class TokenInputs:
     """Inputs of a BERT-like encoder: `input_ids`, and whichever of the mask and the token types the model declares."""
 
+    takes_ids = True
+
     def __init__(self, spec: ModelSpec, tokenizer: TokenizerModel) -> None:
         self._spec = spec
         self._tokenizer = tokenizer.tokenizer
         self.max_rows = max(spec.max_batch_size, 1)
 
-    async def build_batch(self, texts: Sequence[str]) -> EncoderBatch:
-        token_ids = await asyncio.to_thread(self._tokenizer.encode_long, texts)
+    async def build_batch(self, texts: Inputs) -> EncoderBatch:
+        token_ids = [each for each in texts if not isinstance(each, str)]
+        if not token_ids:
+            token_ids = await asyncio.to_thread(self._tokenizer.encode_long, cast(Sequence[str], texts))
         longest = max(1, max(map(len, token_ids)))
         lengths = np.array([len(ids) for ids in token_ids])
         mask = np.arange(longest) < lengths[:, None]

@@ -28,6 +28,8 @@ _INLINE_CHARS = 1000
 _NUM_WORKERS = 2
 _PIECE_CHARS = 50_000
 """Length of the pieces in which a long text is tokenized: the library keeps some hundred bytes for each token."""
+_PIECE_IDS = 16 << 10
+"""Ids that are compared in one call, which keeps the interpreter's lock."""
 
 _PARAMETERS = ("max_tokens", "add_special_tokens", "prefix")
 _OUTPUTS = (INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS)
@@ -98,7 +100,7 @@ class TokenizerModel(Model):
         """Take the tokenizer, and the text that is put before every text."""
         super().__init__(config, build_spec(config, version))
         self.tokenizer = tokenizer
-        self._prefix = prefix
+        self.prefix = prefix
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix=self.name)
         self._running: dict[asyncio.Future[list[list[int]]], InferJob] = {}
 
@@ -116,7 +118,7 @@ class TokenizerModel(Model):
 
     def _texts(self, request: InferRequest) -> list[str]:
         try:
-            return [self._prefix + element.decode() for element in request.inputs[TEXT].array.ravel().tolist()]
+            return [self.prefix + element.decode() for element in request.inputs[TEXT].array.ravel().tolist()]
         except UnicodeDecodeError:
             message = f"inference input '{TEXT}' for model '{self.name}' holds bytes that are not UTF-8 text"
             raise invalid(TEXT, request.log_prefix + message) from None
@@ -171,7 +173,7 @@ class TextTokenizer:
         tokenizer.no_truncation()
         # A copy, as truncation is a state of the tokenizer.
         self._untruncated = tokenizers.Tokenizer.from_str(tokenizer.to_str())
-        self._max_tokens = max_tokens
+        self.max_tokens = max_tokens
         if max_tokens:
             tokenizer.enable_truncation(max_tokens)
         self._tokenizer = tokenizer
@@ -191,18 +193,36 @@ class TextTokenizer:
         """Return the ids of each text. Holds Python's lock, so texts must be short."""
         return [self._tokenizer.encode(text, add_special_tokens=self._adds_special).ids for text in texts]
 
+    @property
+    def num_tokens(self) -> int:
+        """Size of the vocabulary, including added tokens."""
+        return int(self._tokenizer.get_vocab_size())
+
     def encode_long(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, on a thread. Does not hold Python's lock."""
-        return [self._ids(text) for text in texts]
+        return [self._encoding(text).ids for text in texts]
 
-    def _ids(self, text: str) -> list[int]:
-        """Return the ids of a text. For one that is truncated, its beginning is enough if that is truncated too."""
-        if self._max_tokens and len(text) > _PIECE_CHARS:
+    def encode_checked(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
+        """Return as `encode_long`, with whether each text was truncated."""
+        return [(found.ids, bool(found.overflowing)) for found in map(self._encoding, texts)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of the ids, special tokens included, on a thread."""
+        return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0])
+
+    def token(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary spells it; None for an id that the vocabulary lacks."""
+        found: str | None = self._tokenizer.id_to_token(token_id)
+        return found
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
+        """Encode a text. Of one that is truncated, its beginning is enough if that is truncated too."""
+        if self.max_tokens and len(text) > _PIECE_CHARS:
             _, end = split_text(text, _PIECE_CHARS)[0]
             beginning = self._unlocked(self._tokenizer, text[:end], adds_special=self._adds_special)
             if beginning.overflowing:
-                return beginning.ids
-        return self._unlocked(self._tokenizer, text, adds_special=self._adds_special).ids
+                return beginning
+        return self._unlocked(self._tokenizer, text, adds_special=self._adds_special)
 
     def starts(self, text: str) -> "array[int]":
         """Return the offset of each token of the whole text, in characters, in rising order. Call it on a thread.
@@ -222,6 +242,16 @@ class TextTokenizer:
     def _unlocked(tokenizer: tokenizers.Tokenizer, text: str, *, adds_special: bool) -> tokenizers.Encoding:
         # Of the library's calls only this one releases Python's lock. With one text it starts no threads.
         return tokenizer.encode_batch([text], add_special_tokens=adds_special)[0]
+
+
+def check_token_ids(token_ids: Sequence[int], num_tokens: int, param: str) -> None:
+    """Raise INVALID, which names the first of the ids that a vocabulary of `num_tokens` lacks. Call it on a thread."""
+    for start in range(0, len(token_ids), _PIECE_IDS):
+        piece = token_ids[start : start + _PIECE_IDS]
+        if min(piece) < 0 or max(piece) >= num_tokens:
+            index = next(i for i, each in enumerate(piece) if not 0 <= each < num_tokens)
+            message = f"{param}[{start + index}] must be a token id from 0 to {num_tokens - 1}, got {piece[index]}"
+            raise invalid(f"{param}[{start + index}]", message)
 
 
 def split_text(text: str, size: int) -> list[tuple[int, int]]:

@@ -2,15 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Self, TypeVar
 
 import msgspec
-import orjson
 from fastapi import APIRouter, Request, Response
 
+from gateway.http.bodies import json_response
 from gateway.http.errors import client_names
+from gateway.http.openai import embeddings
 from gateway.http.openai.chat import ChatReply, parse_chat_request
 from gateway.http.openai.completions import CompletionReply, parse_completion_request
 from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
@@ -25,6 +26,7 @@ from gateway.path_masking import hide_paths
 from gateway.service import InferenceService
 from pipelines.llm.text_models import SEPARATOR, AdapterText
 from pipelines.rag import owner_keys
+from pipelines.rag.encoder import TextEncoder
 from pipelines.text.model import TextModel
 from pipelines.text.types import TextEvent, TextRequest
 from serving.task_model import gather_all
@@ -38,14 +40,17 @@ _STARTS_PER_TURN = 16
 
 
 def router(service: InferenceService, config: ServeConfig) -> APIRouter:
-    """Return the routes under /v1, which answer from `service`."""
+    """Return the routes under /v1, and those that vLLM has beside it, which answer from `service`."""
     routes = OpenAIRoutes(service, config)
     api = APIRouter(prefix="/v1", tags=["OpenAI"], default_response_class=Response)
     api.post("/chat/completions", openapi_extra=describe_body(ChatCompletionRequest))(routes.chat_completions)
     api.post("/completions", openapi_extra=describe_body(CompletionRequest))(routes.completions)
     api.get("/models")(routes.models)
     api.get("/models/{model:path}")(routes.model)
-    return api
+    whole = APIRouter()
+    for part in (api, embeddings.router(service, config)):
+        whole.include_router(part)
+    return whole
 
 
 class OpenAIRoutes:
@@ -93,23 +98,17 @@ class OpenAIRoutes:
         return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
     async def models(self) -> Response:
-        """List the models: language models first, then pipelines."""
-        return _json(model_list(self._service.text_models()))
+        """List the models: language models first, then pipelines, then those with embeddings."""
+        models: list[TextModel | TextEncoder] = [*self._service.text_models(), *self._service.encoders()]
+        return json_response({"object": "list", "data": [model_object(model) for model in models]})
 
     async def model(self, model: str) -> Response:
         """Describe one of the models."""
-        return _json(model_object(self._service.llm(model)))
+        encoders = {each.name: each for each in self._service.encoders()}
+        return json_response(model_object(encoders[model] if model in encoders else self._service.llm(model)))
 
 
-def _json(payload: dict[str, object]) -> Response:
-    return Response(orjson.dumps(payload), media_type="application/json")
-
-
-def model_list(models: Iterable[TextModel]) -> dict[str, object]:
-    return {"object": "list", "data": [model_object(model) for model in models]}
-
-
-def model_object(model: TextModel) -> dict[str, object]:
+def model_object(model: TextModel | TextEncoder) -> dict[str, object]:
     """Return one model in OpenAI's words.
 
     vLLM adds `max_model_len`, in tokens, where it is known, and an adapter's folder (`root`) and model (`parent`).

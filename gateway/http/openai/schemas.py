@@ -38,7 +38,7 @@ def _text_or_object(value: Any) -> str | None:
     return "<object>" if isinstance(value, dict) else None
 
 
-def _prompt_kind(value: Any) -> str | None:
+def prompt_kind(value: Any) -> str | None:
     """Return the member of `Prompt` that the value's first element belongs to."""
     if isinstance(value, str):
         return "<text>"
@@ -179,7 +179,7 @@ Prompt = Annotated[
     | Annotated[TokenIds, Tag("<ids>")]
     | Annotated[list[TokenIds], Field(max_length=MAX_PROMPTS, fail_fast=True), Tag("<id lists>")],
     Discriminator(
-        _prompt_kind,
+        prompt_kind,
         **union_error("a string, an array of strings, an array of token ids or an array of arrays of token ids"),
     ),
 ]

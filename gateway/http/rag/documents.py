@@ -8,9 +8,10 @@ from typing import Annotated
 import orjson
 from fastapi import Query, Request, Response
 
+from gateway.http.bodies import json_response
 from gateway.http.errors import HTTP_STATUS, as_sluice_error, openai_error_body
 from gateway.http.parsing import warning_header
-from gateway.http.rag.bodies import JsonObject, collection_key, format_document, format_list, json_response
+from gateway.http.rag.bodies import JsonObject, collection_key, format_document, format_list
 from gateway.http.rag.uploads import UnreadableUpload, read_upload, read_uploads
 from gateway.http.request import get_request_id, run_while_connected
 from gateway.options.http import HttpOptions

@@ -2,9 +2,10 @@
 
 from fastapi import Request, Response
 
+from gateway.http.bodies import json_response, read_fields
 from gateway.http.parsing import retriever_parameters
 from gateway.http.rag.answers import collect_answer, encode_error, stream_answer
-from gateway.http.rag.bodies import collection_key, format_list, json_response, read_fields
+from gateway.http.rag.bodies import collection_key, format_list
 from gateway.http.rag.schemas import QUERY_SAMPLING, QueryRequest, SearchRequest
 from gateway.http.request import Scheduling, get_request_id, parse_scheduling, run_while_connected
 from gateway.http.sse import EventStreamResponse

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from gateway.http import openapi
-from gateway.http.rag.bodies import collection_key, format_collection, format_list, json_response, read_fields
+from gateway.http.bodies import json_response, read_fields
+from gateway.http.rag.bodies import collection_key, format_collection, format_list
 from gateway.http.rag.documents import DocumentRoutes
 from gateway.http.rag.queries import QueryRoutes
 from gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest

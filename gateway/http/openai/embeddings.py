@@ -1,0 +1,137 @@
+"""`POST /v1/embeddings` and `/pooling`: texts or token ids in, vectors out, by the repository's encoders."""
+
+import base64
+from typing import Annotated, Literal, cast
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import Discriminator, Field, Tag
+
+from gateway.http.bodies import read_fields
+from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, prompt_kind
+from gateway.http.openapi import describe_body
+from gateway.http.parsing import RequestObject, union_error
+from gateway.http.request import TIMEOUT_HEADER, get_request_id, run_in_time
+from gateway.long_work import LONG_ELEMENTS, PIECE_ELEMENTS, breathe, run_aside
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TextEncoder
+from pipelines.rag.encoder_signature import Inputs
+from pipelines.rag.types import Vector
+
+MAX_INPUTS = 2048
+"""Most texts of one request: OpenAI's limit."""
+_PREFIXES = {"query": QUERY_PREFIX, "document": DOCUMENT_PREFIX, "passage": DOCUMENT_PREFIX}
+Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+
+Input = Annotated[
+    Annotated[str, Tag("<text>")]
+    | Annotated[Texts, Tag("<texts>")]
+    | Annotated[TokenIds, Tag("<ids>")]
+    | Annotated[list[TokenIds], Field(max_length=MAX_INPUTS, fail_fast=True), Tag("<id lists>")],
+    Discriminator(
+        prompt_kind,
+        **union_error("a string, an array of strings, an array of token ids or an array of arrays of token ids"),
+    ),
+]
+
+
+class EmbeddingRequest(RequestObject):
+    """`POST /v1/embeddings`."""
+
+    model: str = Field(max_length=MAX_MODEL_CHARS, description="A model of the repository with embeddings.")
+    input: Input
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="base64: of the vector's 32-bit floats, little-endian."
+    )
+    dimensions: int | None = Field(
+        None, ge=1, description=f"Length of the vectors; for models with the parameter {MATRYOSHKA_DIMENSIONS}."
+    )
+    user: str | None = Field(None, description="Accepted and not used.")
+    truncate_prompt_tokens: Literal[-1] | None = Field(
+        None, description="vLLM's; -1 cuts inputs to what the model takes, without it longer ones are refused."
+    )
+    input_type: Literal["query", "document", "passage"] | None = Field(
+        None, description="Whose prefix the texts get, where the model has one. Without it none."
+    )
+
+
+class PoolingRequest(EmbeddingRequest):
+    """`POST /pooling`."""
+
+    task: Literal["embed"] | None = None
+
+
+def router(service: InferenceService, config: ServeConfig) -> APIRouter:
+    """Return the routes, which answer from `service`."""
+    routes = EmbeddingRoutes(service, config)
+    api = APIRouter(tags=["OpenAI"], default_response_class=Response)
+    headers = (TIMEOUT_HEADER,)
+    api.post("/v1/embeddings", openapi_extra=describe_body(EmbeddingRequest, headers))(routes.embeddings)
+    api.post("/pooling", openapi_extra=describe_body(PoolingRequest, headers))(routes.pooling)
+    return api
+
+
+class EmbeddingRoutes:
+    """Handlers of the routes over one service."""
+
+    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
+        self._service = service
+        self._options = config.http
+        self._defaults = config.requests
+
+    async def embeddings(self, request: Request) -> Response:
+        """Encode one text or several as vectors of length 1."""
+        return await self._answer(request, EmbeddingRequest, {"object": "list"}, "embedding", "embedding")
+
+    async def pooling(self, request: Request) -> Response:
+        """Encode as /v1/embeddings, in the shape of vLLM's route."""
+        head = {"id": f"pool-{get_request_id(request)}", "object": "list"}
+        return await self._answer(request, PoolingRequest, head, "pooling", "data")
+
+    async def _answer(
+        self, request: Request, schema: type[EmbeddingRequest], head: dict[str, str], kind: str, name: str
+    ) -> Response:
+        fields, headers = await read_fields(request, schema, self._options)
+        encoder = self._service.encoder(fields.model)
+        body = await run_in_time(request, self._defaults, _write_answer(encoder, fields, head, kind, name))
+        return Response(body, headers=headers, media_type="application/json")
+
+
+async def _write_answer(
+    encoder: TextEncoder, fields: EmbeddingRequest, head: dict[str, str], kind: str, name: str
+) -> bytes:
+    """Encode the inputs. Each is an object of the `kind` with its vector under `name`."""
+    inputs = fields.input
+    is_single = isinstance(inputs, str) or isinstance(inputs[0], int)
+    found = await encoder.embed(
+        cast(Inputs, [inputs] if is_single else inputs),
+        lambda index: "input" if is_single else f"input[{index}]",
+        prefix=_PREFIXES[fields.input_type] if fields.input_type is not None else "",
+        truncates=fields.truncate_prompt_tokens is not None,
+        dimensions=fields.dimensions,
+    )
+    usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
+    rest = orjson.dumps({**head, "model": fields.model, "usage": usage})
+
+    is_base64 = fields.encoding_format == "base64"
+
+    def write() -> bytes:
+        vectors = found.vectors
+        per_piece = max(1, PIECE_ELEMENTS // vectors.shape[1])
+        pieces = []
+        for start in range(0, len(vectors), per_piece):
+            rows = [
+                {"object": kind, "index": start + i, name: _base64(row) if is_base64 else row}
+                for i, row in enumerate(vectors[start : start + per_piece])
+            ]
+            pieces.append(orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+            if len(vectors) > per_piece:
+                breathe()
+        return rest[:-1] + b',"data":[' + b",".join(pieces) + b"]}"
+
+    return write() if found.vectors.size <= LONG_ELEMENTS else await run_aside(write)
+
+
+def _base64(vector: Vector) -> str:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

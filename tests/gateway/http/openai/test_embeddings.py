@@ -1,0 +1,279 @@
+"""Embeddings by the stock client, beside those of the v2 protocol and of retrieval."""
+
+import asyncio
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import tokenizers
+import tritonclient.http
+
+from gateway.http.openai.embeddings import MAX_INPUTS, EmbeddingRequest
+from pipelines.rag.encoder import TextEncoder
+from tests.gateway.http.live import PATIENCE_S
+from tests.gateway.http.openai.encoders import add_copy, serving_process
+from tests.paths import MODELS
+from tests.pipelines.rag.bundled import copy_models, serving
+from tests.pipelines.rag.test_encoder import SENTENCES
+from tests.server_process import ServerProcess
+
+pytestmark = pytest.mark.slow
+
+TOKENIZER = tokenizers.Tokenizer.from_file(str(MODELS / "sentence_tokenizer" / "1" / "tokenizer.json"))
+TOKENIZER.no_padding()
+TOKENIZER.no_truncation()
+LONG = "word " * 300
+"""More than the 256 tokens that the encoder takes."""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("embeddings") / "models"
+    add_copy(root, "sentence_encoder", "nested", matryoshka_dimensions="64, 128")
+    add_copy(root, "query_encoder", "prefixed", query_prefix="query: ", document_prefix="passage: ")
+    return copy_models(root)
+
+
+@pytest.fixture(scope="module")
+def server(root: Path) -> Iterator[ServerProcess]:
+    with serving_process(root, "--http-max-input-size", "9000000") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def stock(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+        yield client
+
+
+def vectors(found: openai.types.CreateEmbeddingResponse) -> np.ndarray[Any, Any]:
+    assert [each.index for each in found.data] == list(range(len(found.data)))
+    return np.array([each.embedding for each in found.data], np.float32)
+
+
+def refusal(server: ServerProcess, path: str = "/v1/embeddings", **body: Any) -> tuple[int, str, str]:
+    with server.client() as client:
+        answer = client.post(path, json={"model": "sentence_encoder", "input": "x"} | body)
+    error = answer.json()["error"]
+    return answer.status_code, error["param"], error["message"]
+
+
+@pytest.mark.parametrize("model", ["sentence_encoder", "query_encoder"])
+def test_texts_have_the_vectors_of_retrieval_and_of_v2(
+    server: ServerProcess, stock: openai.OpenAI, root: Path, model: str
+) -> None:
+    found = stock.embeddings.create(model=model, input=SENTENCES, extra_body={"truncate_prompt_tokens": -1})
+
+    async def retrieval() -> Any:
+        async with serving(root) as models:
+            return await TextEncoder(models, model).encode_documents(SENTENCES)
+
+    assert np.abs(vectors(found) - asyncio.run(retrieval())).max() < 1e-5
+    client = tritonclient.http.InferenceServerClient(server.base_url.removeprefix("http://"))
+    texts = tritonclient.http.InferInput("text", [40, 1], "BYTES")
+    texts.set_data_from_numpy(np.array([[each.encode()] for each in SENTENCES[:40]], np.object_))
+    by_v2 = client.infer("query_encoder", [texts]).as_numpy("embeddings")
+    client.close()
+    assert np.abs(vectors(found)[:40] - by_v2).max() < 1e-5
+    count = sum(min(256, len(each.ids)) for each in TOKENIZER.encode_batch(SENTENCES))
+    assert (found.usage.prompt_tokens, found.usage.total_tokens) == (count, count)
+    assert (found.object, found.model, found.data[0].object) == ("list", model, "embedding")
+
+
+def test_every_kind_of_input_and_of_encoding(server: ServerProcess, stock: openai.OpenAI) -> None:
+    ids = [TOKENIZER.encode(text).ids for text in ("hello world", "hi")]
+    whole = vectors(stock.embeddings.create(model="sentence_encoder", input=["hello world", "hi"]))
+    for encoding in ("float", "base64"):
+        for given, expected, num_tokens in (
+            (ids, whole, 7),
+            (ids[0], whole[:1], 4),
+            ("hello world", whole[:1], 4),
+            (["hi"], whole[1:], 3),
+        ):
+            body = {"model": "sentence_encoder", "input": given, "encoding_format": encoding, "user": "me"}
+            with server.client() as client:
+                answer = client.post("/v1/embeddings", json=body).json()
+            read = [each["embedding"] for each in answer["data"]]
+            if encoding == "base64":
+                read = [np.frombuffer(base64.b64decode(each), "<f4") for each in read]
+            assert np.abs(np.array(read) - expected).max() < 1e-5
+            assert answer["usage"]["total_tokens"] == num_tokens
+
+
+def test_as_many_inputs_as_openai_takes(stock: openai.OpenAI) -> None:
+    texts = [f"{number} pumps" for number in range(MAX_INPUTS)]
+    found = vectors(stock.embeddings.create(model="sentence_encoder", input=texts, encoding_format="float"))
+    [alone] = vectors(stock.embeddings.create(model="sentence_encoder", input=texts[1000]))
+    assert found.shape == (MAX_INPUTS, 384)
+    assert np.abs(found[1000] - alone).max() < 1e-5
+
+
+def test_vectors_are_cut_where_the_model_allows(server: ServerProcess, stock: openai.OpenAI) -> None:
+    whole = vectors(stock.embeddings.create(model="nested", input=["hello"]))
+    [cut] = vectors(stock.embeddings.create(model="nested", input="hello", dimensions=64))
+    assert np.allclose(cut, whole[0, :64] / np.linalg.norm(whole[0, :64]), atol=1e-6)
+    assert vectors(stock.embeddings.create(model="sentence_encoder", input="x", dimensions=384)).shape == (1, 384)
+    assert refusal(server, dimensions=64)[1:] == (
+        "dimensions",
+        "dimensions must be the model's 384 for 'sentence_encoder', got 64: its vectors are not made to be cut "
+        "(parameter 'matryoshka_dimensions')",
+    )
+    assert "must be among 64, 128 for 'nested', got 65" in refusal(server, model="nested", dimensions=65)[2]
+
+
+def test_texts_get_the_prefix_of_their_type(stock: openai.OpenAI) -> None:
+    def encode(text: str, model: str = "prefixed", **more: str) -> Any:
+        return vectors(stock.embeddings.create(model=model, input=text, extra_body=more))[0]
+
+    assert np.allclose(encode("x", input_type="query"), encode("query: x", "query_encoder"), atol=1e-5)
+    assert np.allclose(encode("x", input_type="passage"), encode("passage: x", "query_encoder"), atol=1e-5)
+    assert np.allclose(encode("x"), encode("x", "query_encoder"), atol=1e-5)
+
+
+def test_what_is_too_long_is_cut_only_if_asked(server: ServerProcess, stock: openai.OpenAI) -> None:
+    message = (
+        "input[1] has more tokens than the 256 that the model takes; shorten it, or send truncate_prompt_tokens: -1"
+    )
+    for model in ("sentence_encoder", "query_encoder"):
+        assert refusal(server, model=model, input=["x", LONG]) == (400, "input[1]", message)
+        found = stock.embeddings.create(model=model, input=LONG, extra_body={"truncate_prompt_tokens": -1})
+        assert found.usage.prompt_tokens == 256
+    assert refusal(server, input=[[5], [5] * 257]) == (400, "input[1]", message)
+    assert refusal(server, input=LONG)[2].startswith("input has more tokens")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"input": []}, "input", "input must not be empty"),
+        ({"input": ["x"] * 2049}, "input", "input must have at most 2048 elements, got 2049"),
+        ({"input": ["x", 5]}, "input[1]", "input[1] must be a valid string, got 5"),
+        ({"input": [[5], [-1]]}, "input[1][0]", "input[1][0] must be a token id from 0 to 30521, got -1"),
+        ({"input": [5] * 20 + [30522]}, "input[20]", "input[20] must be a token id from 0 to 30521, got 30522"),
+        ({"input": None}, "input", "input must be a string, an array of strings"),
+        ({"encoding_format": "hex"}, "encoding_format", "encoding_format must be 'float' or 'base64', got \"hex\""),
+        ({"dimensions": 0}, "dimensions", "dimensions must be greater than or equal to 1, got 0"),
+        ({"truncate_prompt_tokens": 7}, "truncate_prompt_tokens", "truncate_prompt_tokens must be -1, got 7"),
+        ({"model": "query_encoder", "input": [5]}, "input", "model 'query_encoder' takes text, not token ids"),
+        ({"model": "sentence_tokenizer"}, "model", "model 'sentence_tokenizer' has no embeddings; models with"),
+    ],
+)
+def test_what_is_wrong_is_named(server: ServerProcess, body: dict[str, Any], param: str, message: str) -> None:
+    for path in ("/v1/embeddings", "/pooling"):
+        status, named, text = refusal(server, path, **body)
+        assert (status, named) == (400, param)
+        assert text.startswith(message)
+
+
+def test_the_models_are_listed_and_an_unknown_one_is_not_found(server: ServerProcess, stock: openai.OpenAI) -> None:
+    names = ["nested", "prefixed", "query_encoder", "sentence_encoder"]
+    assert [model.id for model in stock.models.list().data] == names
+    assert stock.models.retrieve("sentence_encoder").model_dump()["max_model_len"] == 256
+    with pytest.raises(openai.NotFoundError) as unknown:
+        stock.embeddings.create(model="nope", input="x")
+    assert unknown.value.code == "model_not_found"
+    assert f"models with embeddings: {', '.join(names)}" in unknown.value.message
+
+
+def test_pooling_has_vllms_shape(server: ServerProcess, stock: openai.OpenAI) -> None:
+    with server.client() as client:
+        found = client.post("/pooling", json={"model": "sentence_encoder", "input": ["hello"], "task": "embed"}).json()
+    assert found["object"] == "list" and found["id"].startswith("pool-") and found["usage"]["total_tokens"] == 3
+    [each] = found["data"]
+    assert (each["object"], each["index"]) == ("pooling", 0)
+    [vector] = vectors(stock.embeddings.create(model="sentence_encoder", input="hello"))
+    assert np.allclose(each["data"], vector, atol=1e-6)
+
+
+def num_encoded(server: ServerProcess) -> int:
+    """Return how many texts the encoder has encoded."""
+    with server.client() as client:
+        [stats] = client.get("/v2/models/sentence_encoder/stats").json()["model_stats"]
+    return int(stats["inference_count"])
+
+
+def test_a_client_that_leaves_ends_its_work(server: ServerProcess) -> None:
+    texts = ["a passage of words " * 50] * MAX_INPUTS
+    before = num_encoded(server)
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(base_url=server.base_url, timeout=0.5) as client:
+        client.post("/v1/embeddings", json={"model": "sentence_encoder", "input": texts})
+    done = num_encoded(server)
+    with server.client() as client:
+        assert client.post("/v1/embeddings", json={"model": "sentence_encoder", "input": "x"}).status_code == 200
+    assert num_encoded(server) - before < MAX_INPUTS // 2
+    assert num_encoded(server) - done < 100, "what was queued is gone"
+
+
+def test_a_request_that_takes_too_long_ends_in_time(server: ServerProcess) -> None:
+    body = {"model": "sentence_encoder", "input": ["a passage of words " * 50] * MAX_INPUTS}
+    with server.client() as client:
+        answer = client.post("/v1/embeddings", json=body, headers={"x-sluice-timeout-ms": "100"})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["message"] == "the request was not answered within 0.1 s"
+
+
+def test_megabytes_hold_up_nobody(server: ServerProcess) -> None:
+    """While texts of 8 MB are read and tokenized, other requests are answered."""
+    body = json.dumps({"model": "sentence_encoder", "input": "word " * 1_600_000, "truncate_prompt_tokens": -1})
+    answers: list[int] = []
+
+    def send() -> None:
+        with server.client() as client:
+            answers.append(client.post("/v1/embeddings", content=body).status_code)
+
+    threads = [threading.Thread(target=send) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    with server.client() as client:
+        while any(thread.is_alive() for thread in threads):
+            assert client.get("/health").status_code == 200
+            time.sleep(0.01)
+    assert answers == [200, 200]
+    with server.client() as client:
+        assert client.post("/v1/embeddings", content=body + " " * 2_000_000).status_code == 413
+
+
+def test_a_full_queue_is_said_so(tmp_path: Path) -> None:
+    root = copy_models(tmp_path / "models")
+    config = root / "sentence_encoder" / "config.pbtxt"
+    levels = "default_priority_level: 1"
+    config.write_text(config.read_text().replace(levels, f"{levels} default_queue_policy {{ max_queue_size: 1 }}"))
+    with serving_process(root) as server, server.client() as client:
+        texts = ["a passage of words " * 30] * 200
+
+        def answers() -> list[httpx.Response]:
+            found: list[httpx.Response] = []
+
+            def send() -> None:
+                with server.client() as mine:
+                    found.append(mine.post("/v1/embeddings", json={"model": "sentence_encoder", "input": texts}))
+
+            threads = [threading.Thread(target=send) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            return found
+
+        refused = [each for each in answers() if each.status_code != 200]
+        assert refused and {each.status_code for each in refused} <= {429, 503}
+        assert "sentence_encoder" in refused[0].json()["error"]["message"]
+        assert client.post("/v1/embeddings", json={"model": "sentence_encoder", "input": "x"}).status_code == 200
+
+
+def test_the_document_describes_the_routes(server: ServerProcess) -> None:
+    with server.client() as client:
+        paths = client.get("/openapi.json").json()["paths"]
+    operation = paths["/v1/embeddings"]["post"]
+    body = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert body["properties"].keys() == EmbeddingRequest.model_fields.keys()
+    assert [each["name"] for each in operation["parameters"]] == ["x-sluice-timeout-ms"]
+    assert "/pooling" in paths
