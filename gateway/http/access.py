@@ -6,12 +6,15 @@ from gateway.http.errors import error_response, is_anthropic
 from gateway.restrictions import ApiCategory, Restrictions, check_api_key
 from sluice.errors import ErrorCode, SluiceError
 
-_OPEN_PATHS = frozenset({"/health", "/v2/health/live", "/v2/health/ready"})
+_OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 """Paths of probes, which need no API key."""
 
 _BY_PATH = {
     "/": ApiCategory.METADATA,
     "/health": ApiCategory.HEALTH,
+    "/ping": ApiCategory.HEALTH,
+    "/version": ApiCategory.METADATA,
+    **dict.fromkeys(("/pooling", "/tokenize", "/detokenize"), ApiCategory.INFERENCE),
     "/v1/chat/completions": ApiCategory.INFERENCE,
     "/v1/completions": ApiCategory.INFERENCE,
 }

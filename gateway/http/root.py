@@ -1,4 +1,4 @@
-"""Routes that belong to no protocol: `GET /`, which says what this server is, and `GET /health`, a probe."""
+"""Routes that belong to no protocol: `/` and `/version` say what this server is, `/health` and `/ping` are probes."""
 
 from dataclasses import dataclass
 from html import escape
@@ -93,6 +93,17 @@ def router(service: InferenceService, restrictions: Restrictions, metrics_port: 
             return Response(b'{"status":"ok"}', media_type=_JSON)
         body = orjson.dumps({"status": "unavailable", "reason": hide_paths(readiness.reason)})
         return Response(body, 503, media_type=_JSON)
+
+    @routes.get("/ping", response_class=Response)
+    @routes.post("/ping", response_class=Response)
+    async def ping() -> Response:
+        """Answer as /health: the probe of hosts that expect this path."""
+        return await health()
+
+    @routes.get("/version", response_class=Response)
+    async def version() -> Response:
+        """Return the server's version."""
+        return Response(orjson.dumps({"version": __version__}), media_type=_JSON)
 
     return routes
 

@@ -59,7 +59,7 @@ class AdapterText:
     takes_parameters = False
 
     def __init__(self, base: LlmText, adapter: str) -> None:
-        self._base = base
+        self.base = base
         self._adapter = adapter
         self.name = f"{base.name}{SEPARATOR}{adapter}"
         self.parent = base.name
@@ -72,12 +72,12 @@ class AdapterText:
 
     @property
     def failure(self) -> str | None:
-        return self._base.failure
+        return self.base.failure
 
     async def prepare_shared(self, prompt: Prompt) -> Prompt:
-        return await self._base.prepare_shared(prompt)
+        return await self.base.prepare_shared(prompt)
 
     def generate(
         self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
     ) -> AsyncGenerator[TextEvent, None]:
-        return self._base.generate(msgspec.structs.replace(request, adapter=self._adapter), while_open)
+        return self.base.generate(msgspec.structs.replace(request, adapter=self._adapter), while_open)

@@ -206,14 +206,17 @@ class TextTokenizer:
         """Return as `encode_long`, with whether each text was truncated."""
         return [(found.ids, bool(found.overflowing)) for found in map(self._encoding, texts)]
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Return the text of the ids, special tokens included, on a thread."""
-        return str(self._tokenizer.decode_batch([token_ids], skip_special_tokens=False)[0])
+    def encode_whole(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Return the ids of a text, of which nothing is truncated. Call it on a thread."""
+        return self._unlocked(self._untruncated, text, adds_special=add_special_tokens).ids
 
-    def token(self, token_id: int) -> str | None:
-        """Return a token as the vocabulary spells it; None for an id that the vocabulary lacks."""
-        found: str | None = self._tokenizer.id_to_token(token_id)
-        return found
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Return the text of the ids. Call it on a thread."""
+        return str(self._untruncated.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0])
+
+    def spell(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it; "" for an id that the vocabulary lacks."""
+        return self._untruncated.id_to_token(token_id) or ""
 
     def _encoding(self, text: str) -> tokenizers.Encoding:
         """Encode a text. Of one that is truncated, its beginning is enough if that is truncated too."""

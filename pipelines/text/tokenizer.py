@@ -150,32 +150,47 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of a whole sequence. Ids that the vocabulary lacks have no text."""
-        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        if len(token_ids) <= INLINE_CHARS:
+            text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        else:  # a batch releases the interpreter's lock
+            text = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
         return text
 
-    async def encode_text(self, text: str, max_tokens: int | None = None) -> list[int]:
+    def spell(self, token_id: int) -> str:
+        """Return a token as the vocabulary writes it; "" for an id that the vocabulary lacks."""
+        return self._backend.id_to_token(token_id) or ""
+
+    async def encode_text(
+        self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True
+    ) -> list[int]:
         """Return the token ids of plain text, with the special tokens that the tokenizer adds to it. Raises INVALID for
         a long text that has more than `max_tokens`; one that is not so long may have more."""
-        return await self.run(len(text), lambda: self._encode(text, "prompt", max_tokens, add_special_tokens=True))
+        work = partial(self._encode, text, "prompt", max_tokens, add_special_tokens=add_special_tokens)
+        return await self.run(len(text), work)
 
-    async def encode_chat(self, messages: Sequence[ChatMessage], max_tokens: int | None = None) -> list[int]:
-        """Return the token ids of a conversation, up to where the assistant's answer begins. Raises as `encode_text`,
-        and INVALID for no messages, a role not in `ROLES`, messages that the model's template refuses, and a model
-        without a template."""
+    async def encode_chat(
+        self, messages: Sequence[ChatMessage], max_tokens: int | None = None, *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Return the token ids of a conversation, up to where the assistant's answer begins; without
+        `add_generation_prompt`, up to the end of the last message. Raises as `encode_text`, and INVALID for no
+        messages, a role not in `ROLES`, messages that the model's template refuses, and a model without a template."""
         num_chars = sum([len(message.content) for message in messages]) + TURN_CHARS * len(messages)
         if max_tokens is not None and num_chars > self._max_chars(max_tokens):
             raise _too_long("messages", f"{num_chars} characters", max_tokens)
-        return await self.run(num_chars, lambda: self._encode_turns(_turns(messages), max_tokens))
+        render = partial(self._render, add_generation_prompt=add_generation_prompt)
+        return await self.run(num_chars, lambda: self._encode_turns(_turns(messages), max_tokens, render))
 
-    def _encode_turns(self, turns: list[dict[str, str]], max_tokens: int | None) -> list[int]:
+    def _encode_turns(
+        self, turns: list[dict[str, str]], max_tokens: int | None, render: Callable[[list[dict[str, str]]], str]
+    ) -> list[int]:
         # The template writes the special tokens itself.
         contents, guard = [turn["content"] for turn in turns], self._guard
-        text = self._render(turns)
+        text = render(turns)
         self._check_length(text, "messages", max_tokens)
         if guard is not None and _have_any(contents, guard.first_chars):
             with _refused_surrogates("messages"):
                 if guard.is_needed(contents):
-                    return guard.encode(contents, lambda shielded: self._render(_with_contents(turns, shielded)))
+                    return guard.encode(contents, lambda shielded: render(_with_contents(turns, shielded)))
         return self.encode_words(text, "messages")
 
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
@@ -224,12 +239,14 @@ class Tokenizer:
             encode = RenamingEncoder(self._backend, special)
         return ControlTokenGuard(list(special.values()), self._backend.normalizer, encode)
 
-    def _render(self, turns: list[dict[str, str]]) -> str:
+    def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         if self._tokenizer.chat_template is None:
             message = "this model has no chat template: use completions, or add a chat_template to its directory"
             raise invalid("messages", message)
         try:
-            text: str = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+            text: str = self._tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         return text
@@ -263,6 +280,9 @@ class SlowBackend:
             known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         return text
+
+    def decode_batch(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
+        return [self.decode(token_ids, skip_special_tokens) for token_ids in rows]
 
     def id_to_token(self, token_id: int) -> str | None:
         if token_id >= len(self._tokenizer):

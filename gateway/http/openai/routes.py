@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.http.bodies import json_response
 from gateway.http.errors import client_names
-from gateway.http.openai import embeddings
+from gateway.http.openai import embeddings, tokens
 from gateway.http.openai.chat import ChatReply, parse_chat_request
 from gateway.http.openai.completions import CompletionReply, parse_completion_request
 from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
@@ -48,7 +48,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api.get("/models")(routes.models)
     api.get("/models/{model:path}")(routes.model)
     whole = APIRouter()
-    for part in (api, embeddings.router(service, config)):
+    for part in (api, embeddings.router(service, config), tokens.router(service, config)):
         whole.include_router(part)
     return whole
 

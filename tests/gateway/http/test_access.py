@@ -25,12 +25,14 @@ def get(path: str, value: bytes | None = None, name: bytes = b"authorization") -
     return asyncio.run(ask())
 
 
-@pytest.mark.parametrize("path", ["/health", "/v2/health/live", "/v2/health/ready"])
+@pytest.mark.parametrize("path", ["/health", "/ping", "/v2/health/live", "/v2/health/ready"])
 def test_health_is_open(path: str) -> None:
     assert get(path).text == "inside"
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/chat/completions", "/v2", "/v2/models/x", "/metrics", "/docs"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/chat/completions", "/tokenize", "/v2", "/v2/models/x", "/metrics", "/docs"]
+)
 def test_everything_else_asks_for_the_key(path: str) -> None:
     response = get(path)
     assert response.status_code == 401

@@ -347,7 +347,7 @@ class TestUnknownFields:
     [
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/nope", 404),
-        ("POST", "/tokenize", 404),
+        ("POST", "/tokenizer", 404),
         ("GET", "/v1", 404),
         ("POST", "/health", 405),
         ("DELETE", "/", 405),

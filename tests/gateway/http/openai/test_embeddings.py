@@ -193,6 +193,27 @@ def test_pooling_has_vllms_shape(server: ServerProcess, stock: openai.OpenAI) ->
     assert np.allclose(each["data"], vector, atol=1e-6)
 
 
+@pytest.mark.parametrize("model", ["sentence_encoder", "query_encoder"])
+def test_the_tokens_of_an_encoder(server: ServerProcess, model: str) -> None:
+    expected = TOKENIZER.encode(LONG)
+    with server.client() as client:
+        found = client.post("/tokenize", json={"model": model, "prompt": LONG, "return_token_strs": True}).json()
+        text = client.post("/detokenize", json={"model": model, "tokens": expected.ids[:3]}).json()
+        chat = client.post("/tokenize", json={"model": model, "messages": [{"role": "user", "content": "x"}]})
+        long = client.post("/tokenize", json={"model": model, "prompt": "x" * ((1 << 18) + 1)})
+        unnamed = client.post("/tokenize", json={"prompt": "x"})
+    assert found == {
+        "count": len(expected.ids),
+        "max_model_len": 256,
+        "tokens": expected.ids,
+        "token_strs": expected.tokens,
+    }
+    assert text == {"prompt": "[CLS] word word"}
+    assert chat.json()["error"]["message"] == "an encoder has no chat template; send prompt"
+    assert long.json()["error"]["message"] == "prompt must have at most 262144 characters, got 262145"
+    assert unnamed.json()["error"]["message"] == "model is required: this server has no language model"
+
+
 def num_encoded(server: ServerProcess) -> int:
     """Return how many texts the encoder has encoded."""
     with server.client() as client:

@@ -1,0 +1,140 @@
+"""`POST /tokenize` and `/detokenize`, in vLLM's shape: the token ids of a model's prompts, and the text of ids."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+
+from gateway.http.bodies import json_response, read_fields
+from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds
+from gateway.http.openapi import describe_body
+from gateway.http.parsing import Message, RequestObject
+from gateway.http.request import run_while_connected
+from gateway.long_work import LONG_ELEMENTS
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from pipelines.llm.text import LlmText
+from pipelines.llm.text_models import AdapterText
+from pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
+from pipelines.text.tokenizer import Tokenizer
+from pipelines.text.types import ChatMessage
+from sluice.errors import invalid
+
+T = TypeVar("T")
+
+MAX_ENCODER_CHARS = 1 << 18
+"""Longest text for an encoder's tokenizer: no context bounds it, and each token takes hundreds of bytes."""
+_PROMPT, _MESSAGES = "prompt", "messages"
+
+
+class TokenizeRequest(RequestObject):
+    """`POST /tokenize`."""
+
+    model: str | None = Field(
+        None, max_length=MAX_MODEL_CHARS, description="A language model or encoder; absent: the only language model."
+    )
+    prompt: str | None = Field(None, description="A text. Either this or messages.")
+    messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
+    add_special_tokens: bool | None = Field(
+        None, description="Whether a prompt gets the tokenizer's special tokens, as by default. Not with messages."
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="Whether the ids of messages go up to where the answer begins, as by default."
+    )
+    return_token_strs: bool | None = Field(None, description="Whether to return each token as the vocabulary has it.")
+
+
+class DetokenizeRequest(RequestObject):
+    """`POST /detokenize`."""
+
+    model: str | None = Field(None, max_length=MAX_MODEL_CHARS, description="As of /tokenize.")
+    tokens: TokenIds
+
+
+def router(service: InferenceService, config: ServeConfig) -> APIRouter:
+    """Return the routes, which answer from `service`."""
+    routes = TokenRoutes(service, config)
+    api = APIRouter(tags=["OpenAI"], default_response_class=Response)
+    api.post("/tokenize", openapi_extra=describe_body(TokenizeRequest, ()))(routes.tokenize)
+    api.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest, ()))(routes.detokenize)
+    return api
+
+
+class TokenRoutes:
+    """Handlers of the routes over one service."""
+
+    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
+        self._service = service
+        self._options = config.http
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the token ids of a text or of a conversation."""
+        fields, headers = await read_fields(request, TokenizeRequest, self._options)
+        tokenizer, max_model_len = self._find(fields.model)
+        token_ids = await run_while_connected(request.receive, _encode(tokenizer, fields, max_model_len))
+        strings = None
+        if fields.return_token_strs:
+            strings = await _run(len(token_ids), lambda: [tokenizer.spell(each) for each in token_ids])
+        counts = {"count": len(token_ids), "max_model_len": max_model_len}
+        return json_response({**counts, "tokens": token_ids, "token_strs": strings}, headers=headers)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of token ids, special tokens included."""
+        fields, headers = await read_fields(request, DetokenizeRequest, self._options)
+        tokenizer, _ = self._find(fields.model)
+
+        def decode() -> str:
+            check_token_ids(fields.tokens, tokenizer.num_tokens, "tokens")
+            return tokenizer.decode(fields.tokens, skip_special_tokens=False)
+
+        text = await run_while_connected(request.receive, _run(len(fields.tokens), decode))
+        return json_response({"prompt": text}, headers=headers)
+
+    def _find(self, name: str | None) -> tuple[Tokenizer | TextTokenizer, int | None]:
+        """Return the tokenizer of a model and the model's context, None for none. Raises NOT_FOUND and INVALID."""
+        if name is None:
+            names = [model.name for model in self._service.llms()]
+            if len(names) != 1:
+                raise invalid("model", f"model is required: this server has {', '.join(names) or 'no language model'}")
+            [name] = names
+        encoder = next((each for each in self._service.encoders() if each.name == name), None)
+        if encoder is not None:
+            found = encoder.tokenizer()
+            if found is None:
+                raise invalid("model", f"the server does not have the tokenizer of model {name!r}")
+            return found.tokenizer, encoder.max_model_len
+        model = self._service.llm(name)
+        text = model.base if isinstance(model, AdapterText) else model
+        if not isinstance(text, LlmText):
+            raise invalid("model", f"model {name!r} has no tokenizer of its own; name a language model or an encoder")
+        return text.tokenizer, text.max_model_len
+
+
+async def _run(num_tokens: int, work: Callable[[], T]) -> T:
+    return work() if num_tokens <= LONG_ELEMENTS else await asyncio.to_thread(work)
+
+
+async def _encode(
+    tokenizer: Tokenizer | TextTokenizer, fields: TokenizeRequest, max_model_len: int | None
+) -> list[int]:
+    adds_special = fields.add_special_tokens is not False
+    if (fields.prompt is None) == (fields.messages is None):
+        raise invalid(_PROMPT, "prompt or messages is required, and not both")
+    if fields.messages is not None:
+        if fields.add_special_tokens:
+            reason = "the chat template writes the special tokens"
+            raise invalid("add_special_tokens", f"add_special_tokens must be false with messages: {reason}")
+        if isinstance(tokenizer, TextTokenizer):
+            raise invalid(_MESSAGES, "an encoder has no chat template; send prompt")
+        messages = [ChatMessage(each.role, each.text()) for each in fields.messages]
+        adds_start = fields.add_generation_prompt is not False
+        return await tokenizer.encode_chat(messages, max_model_len, add_generation_prompt=adds_start)
+    assert fields.prompt is not None
+    if isinstance(tokenizer, Tokenizer):
+        return await tokenizer.encode_text(fields.prompt, max_model_len, add_special_tokens=adds_special)
+    if len(fields.prompt) > MAX_ENCODER_CHARS:
+        size = f"{MAX_ENCODER_CHARS} characters, got {len(fields.prompt)}"
+        raise invalid(_PROMPT, f"prompt must have at most {size}")
+    return await asyncio.to_thread(tokenizer.encode_whole, fields.prompt, add_special_tokens=adds_special)
