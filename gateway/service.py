@@ -1,7 +1,7 @@
 """The one data plane under every protocol: finds models, streams from them, and counts open requests."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from engine.client.base import EngineClient
@@ -16,6 +16,7 @@ from pipelines.llm.text import LlmText, OpenTexts
 from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
 from pipelines.rag.encoder import TextEncoder, is_encoder
 from pipelines.rag.library import DocumentLibrary
+from pipelines.rag.retrieval.reranker import EncoderReranker, ModelReranker, RerankerFinder
 from pipelines.text.model import TextModel, text_model_of
 from pipelines.text.types import TextEvent, TextRequest
 from serving.model import Model
@@ -63,6 +64,7 @@ class InferenceService:
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
         self._closes_last = closes_last
         self._texts = OpenTexts()
+        self._rerankers = RerankerFinder(repository)
 
     # --- models ---
 
@@ -134,9 +136,18 @@ class InferenceService:
 
     def encoders(self) -> list[TextEncoder]:
         """Return every model that has embeddings and no text, by name."""
-        models = {model.name: model for model in self.repository.models() if text_model_of(model) is None}
-        found = [name for name in sorted(models) if is_encoder(models[name], self.repository)]
-        return [TextEncoder(self.repository, name) for name in found]
+        names = {model.name for model in self.repository.models() if self._is_encoder(model)}
+        return [TextEncoder(self.repository, name) for name in sorted(names)]
+
+    def has_embeddings(self, name: str) -> bool:
+        """Whether `encoder` finds the model `name`."""
+        try:
+            return self._is_encoder(self.find(name))
+        except SluiceError:
+            return False
+
+    def _is_encoder(self, model: Model) -> bool:
+        return text_model_of(model) is None and is_encoder(model, self.repository)
 
     def encoder(self, name: str) -> TextEncoder:
         """Return the embedding model `name`.
@@ -144,18 +155,36 @@ class InferenceService:
         Raises NOT_FOUND in OpenAI's words, INVALID for a model without embeddings, and UNAVAILABLE while the model
         cannot serve. The errors list the models that have embeddings.
         """
-        found = {each.name: each for each in self.encoders()}
-        if name in found:
-            self._health.refuse_if_draining()
-            return found[name]
-        available = f"models with embeddings: {', '.join(found) or 'none'}"
+        if not self.has_embeddings(name):
+            names = [each.name for each in self.encoders()]
+            raise self._unusable(name, "has no embeddings; models with embeddings", names)
+        return TextEncoder(self.repository, name)
+
+    def _unusable(self, name: str, fault: str, usable: Iterable[str]) -> SluiceError:
+        """Return why the model `name` cannot be used: its absence, or else its `fault`, which ends in the `usable`."""
+        available = ", ".join(usable) or "none"
         try:
             self.find(name)
         except SluiceError as error:
-            if error.code is ErrorCode.NOT_FOUND:
-                raise SluiceError(error.code, f"model {name!r} not found; {available}", param="model") from None
-            raise
-        raise invalid("model", f"model {name!r} has no embeddings; {available}")
+            if error.code is not ErrorCode.NOT_FOUND:
+                return error
+            return SluiceError(error.code, f"model {name!r} not found; available: {available}", param="model")
+        return invalid("model", f"model {name!r} {fault}: {available}")
+
+    def rerankers(self) -> list[ModelReranker]:
+        """Return every model that scores passages by itself, by name."""
+        names = {model.name for model in self.repository.models() if self._rerankers.is_reranker(model)}
+        return [ModelReranker(self.repository, name) for name in sorted(names)]
+
+    async def reranker(self, name: str) -> ModelReranker | EncoderReranker:
+        """Return the reranker `name`, or one that compares the vectors of the encoder `name`. Raises as `encoder`."""
+        if self.has_embeddings(name):
+            return EncoderReranker(TextEncoder(self.repository, name))
+        names = [each.name for each in self.rerankers()]
+        if name not in names:
+            usable = [*(each.name for each in self.encoders()), *names]
+            raise self._unusable(name, "does not score texts; models that do", usable)
+        return await self._rerankers.find(self.find(name))
 
     def llms(self) -> list[LlmText]:
         """Return the highest version of every loaded language model of our own."""

@@ -1,7 +1,8 @@
 """JSON bodies of requests and responses, as routes that answer in one piece read and write them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import aclosing
+from itertools import islice
 from typing import Any, TypeVar
 
 import orjson
@@ -10,6 +11,7 @@ from pydantic import BaseModel
 
 from gateway.http.parsing import parse_pieces_of_body, warning_header
 from gateway.http.request import read_pieces
+from gateway.long_work import LONG_ELEMENTS, PIECE_ELEMENTS, breathe, run_aside
 from gateway.options.http import HttpOptions
 
 RequestT = TypeVar("RequestT", bound=BaseModel)
@@ -26,3 +28,21 @@ async def read_fields(
 
 def json_response(payload: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(payload), status, headers, "application/json")
+
+
+async def dump_list(
+    head: Mapping[str, Any], name: str, items: Iterable[Any], num_items: int, num_elements: int
+) -> bytes:
+    """Return `head` with the list `name` as JSON, which is made in pieces aside where the items have many elements. An
+    element is a number, or some 16 characters."""
+    per_piece = max(1, PIECE_ELEMENTS * num_items // max(1, num_elements))
+
+    def write() -> bytes:
+        pieces, rest = [], iter(items)
+        while piece := list(islice(rest, per_piece)):
+            pieces.append(orjson.dumps(piece, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
+            if num_items > per_piece:
+                breathe()
+        return orjson.dumps(head)[:-1] + b',"%s":[' % name.encode() + b",".join(pieces) + b"]}"
+
+    return write() if num_elements <= LONG_ELEMENTS else await run_aside(write)

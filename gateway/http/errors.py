@@ -67,6 +67,8 @@ ANTHROPIC_TYPE: dict[ErrorCode, str] = {
 _CODE_OF_STATUS = {status: code for code, status in HTTP_STATUS.items()}
 _SHOWN_CHARS = 60
 """Most characters of a client's value that a message quotes."""
+COHERE_RERANK = "/v2/rerank"
+"""The one path under /v2 that is not Triton's."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx's number for a client that disconnected. Only our own log and metrics ever see it."""
 
@@ -103,7 +105,7 @@ def v2_error_body(error: SluiceError) -> bytes:
 
 def is_v2(path: str) -> bool:
     """Whether `path` belongs to Triton's protocol."""
-    return path == "/v2" or path.startswith("/v2/")
+    return path == "/v2" or (path.startswith("/v2/") and path != COHERE_RERANK)
 
 
 def is_anthropic(path: str) -> bool:

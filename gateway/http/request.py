@@ -169,10 +169,13 @@ async def run_in_time(request: Request, defaults: RequestOptions, work: Coroutin
     except SluiceError:
         work.close()
         raise
+    limit = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s):
+        async with limit:
             return await run_while_connected(request.receive, work)
     except TimeoutError:
+        if not limit.expired():
+            raise
         raise SluiceError(ErrorCode.DEADLINE, f"the request was not answered within {timeout_s} s") from None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.rag.types import Vectors
-from pipelines.stages.tokenizer_model import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS, TokenizerModel
+from pipelines.stages.tokenizer_model import ATTENTION_MASK, INPUT_IDS, TOKEN_INPUTS, TOKEN_TYPE_IDS, TokenizerModel
 from serving.backend import ModelLookup
 from serving.model import Model
 from serving.request import InferResponse
@@ -18,7 +18,6 @@ from serving.tensors.datatypes import BYTES
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
-_TOKEN_INPUTS = frozenset({INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS})
 _TOKENIZER_MODEL = "tokenizer_model"
 _FLOATS = ("FP32", "FP16", "FP64", "BF16")
 
@@ -95,7 +94,7 @@ def choose_inputs(model: Model, models: ModelLookup) -> EncoderInputs:
     required = [each for each in inputs.values() if not each.is_optional]
     if len(required) == 1 and required[0].data_type is BYTES and required[0].dims in ((1,), (-1,)):
         return TextInputs(model.spec, required[0])
-    if INPUT_IDS in inputs and inputs.keys() <= _TOKEN_INPUTS and len(inputs[INPUT_IDS].dims) == 1:
+    if INPUT_IDS in inputs and inputs.keys() <= TOKEN_INPUTS and len(inputs[INPUT_IDS].dims) == 1:
         tokenizer = find_tokenizer(model, models)
         if tokenizer is not None:
             return TokenInputs(model.spec, tokenizer)

@@ -238,5 +238,5 @@ async def _load_reranker(
         return None
     tokenizer = None
     if settings.reranker_tokenizer:
-        tokenizer = await asyncio.to_thread(PairTokenizer, source.folder / settings.reranker_tokenizer)
+        tokenizer = await asyncio.to_thread(PairTokenizer.load, source.folder / settings.reranker_tokenizer)
     return ModelReranker(context.models, settings.reranker, tokenizer)

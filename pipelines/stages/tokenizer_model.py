@@ -23,6 +23,8 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 TEXT = "text"
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
+TOKEN_INPUTS = frozenset({INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS})
+"""Inputs that a BERT-like model may have."""
 _INLINE_CHARS = 1000
 """Longest request that is answered on the event loop, in about a millisecond. Longer ones go to a thread."""
 _NUM_WORKERS = 2
@@ -205,6 +207,12 @@ class TextTokenizer:
     def encode_checked(self, texts: Sequence[str]) -> list[tuple[list[int], bool]]:
         """Return as `encode_long`, with whether each text was truncated."""
         return [(found.ids, bool(found.overflowing)) for found in map(self._encoding, texts)]
+
+    def copy(self) -> tokenizers.Tokenizer:
+        """Return a copy, with truncation and padding, on a thread."""
+        copied = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        copied.enable_padding(pad_id=self.pad_id)
+        return copied
 
     def encode_whole(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of a text, of which nothing is truncated. Call it on a thread."""

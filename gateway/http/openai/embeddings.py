@@ -1,18 +1,16 @@
 """`POST /v1/embeddings` and `/pooling`: texts or token ids in, vectors out, by the repository's encoders."""
 
 import base64
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import Discriminator, Field, Tag
 
-from gateway.http.bodies import read_fields
+from gateway.http.bodies import dump_list, read_fields
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, prompt_kind
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import RequestObject, union_error
 from gateway.http.request import TIMEOUT_HEADER, get_request_id, run_in_time
-from gateway.long_work import LONG_ELEMENTS, PIECE_ELEMENTS, breathe, run_aside
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TextEncoder
@@ -99,7 +97,7 @@ class EmbeddingRoutes:
 
 
 async def _write_answer(
-    encoder: TextEncoder, fields: EmbeddingRequest, head: dict[str, str], kind: str, name: str
+    encoder: TextEncoder, fields: EmbeddingRequest, head: dict[str, Any], kind: str, name: str
 ) -> bytes:
     """Encode the inputs. Each is an object of the `kind` with its vector under `name`."""
     inputs = fields.input
@@ -112,25 +110,13 @@ async def _write_answer(
         dimensions=fields.dimensions,
     )
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
-    rest = orjson.dumps({**head, "model": fields.model, "usage": usage})
-
     is_base64 = fields.encoding_format == "base64"
-
-    def write() -> bytes:
-        vectors = found.vectors
-        per_piece = max(1, PIECE_ELEMENTS // vectors.shape[1])
-        pieces = []
-        for start in range(0, len(vectors), per_piece):
-            rows = [
-                {"object": kind, "index": start + i, name: _base64(row) if is_base64 else row}
-                for i, row in enumerate(vectors[start : start + per_piece])
-            ]
-            pieces.append(orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)[1:-1])
-            if len(vectors) > per_piece:
-                breathe()
-        return rest[:-1] + b',"data":[' + b",".join(pieces) + b"]}"
-
-    return write() if found.vectors.size <= LONG_ELEMENTS else await run_aside(write)
+    rows = (
+        {"object": kind, "index": index, name: _base64(row) if is_base64 else row}
+        for index, row in enumerate(found.vectors)
+    )
+    head = {**head, "model": fields.model, "usage": usage}
+    return await dump_list(head, "data", rows, len(found.vectors), found.vectors.size)
 
 
 def _base64(vector: Vector) -> str:

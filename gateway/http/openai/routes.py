@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.http.bodies import json_response
 from gateway.http.errors import client_names
-from gateway.http.openai import embeddings, tokens
+from gateway.http.openai import embeddings, rerank, tokens
 from gateway.http.openai.chat import ChatReply, parse_chat_request
 from gateway.http.openai.completions import CompletionReply, parse_completion_request
 from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
@@ -27,6 +27,7 @@ from gateway.service import InferenceService
 from pipelines.llm.text_models import SEPARATOR, AdapterText
 from pipelines.rag import owner_keys
 from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.retrieval.reranker import ModelReranker
 from pipelines.text.model import TextModel
 from pipelines.text.types import TextEvent, TextRequest
 from serving.task_model import gather_all
@@ -48,8 +49,9 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api.get("/models")(routes.models)
     api.get("/models/{model:path}")(routes.model)
     whole = APIRouter()
-    for part in (api, embeddings.router(service, config), tokens.router(service, config)):
-        whole.include_router(part)
+    whole.include_router(api)
+    for part in (embeddings, rerank, tokens):
+        whole.include_router(part.router(service, config))
     return whole
 
 
@@ -98,17 +100,20 @@ class OpenAIRoutes:
         return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
     async def models(self) -> Response:
-        """List the models: language models first, then pipelines, then those with embeddings."""
-        models: list[TextModel | TextEncoder] = [*self._service.text_models(), *self._service.encoders()]
+        """List the models: language models first, then pipelines, then encoders and rerankers."""
+        models = [*self._service.text_models(), *self._models_without_text()]
         return json_response({"object": "list", "data": [model_object(model) for model in models]})
 
     async def model(self, model: str) -> Response:
         """Describe one of the models."""
-        encoders = {each.name: each for each in self._service.encoders()}
-        return json_response(model_object(encoders[model] if model in encoders else self._service.llm(model)))
+        others = {each.name: each for each in self._models_without_text()}
+        return json_response(model_object(others[model] if model in others else self._service.llm(model)))
+
+    def _models_without_text(self) -> list[TextModel | TextEncoder | ModelReranker]:
+        return [*self._service.encoders(), *self._service.rerankers()]
 
 
-def model_object(model: TextModel | TextEncoder) -> dict[str, object]:
+def model_object(model: TextModel | TextEncoder | ModelReranker) -> dict[str, object]:
     """Return one model in OpenAI's words.
 
     vLLM adds `max_model_len`, in tokens, where it is known, and an adapter's folder (`root`) and model (`parent`).

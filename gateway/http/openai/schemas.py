@@ -32,7 +32,8 @@ _INLINE_IDS = 16 << 10
 MAX_MODEL_CHARS = 1024
 
 
-def _text_or_object(value: Any) -> str | None:
+def text_or_object(value: Any) -> str | None:
+    """Return the member of a union of a string and an object that the value belongs to."""
     if isinstance(value, str):
         return "<text>"
     return "<object>" if isinstance(value, dict) else None
@@ -69,7 +70,7 @@ TokenIds = Annotated[
 
 JsonText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
-    Discriminator(_text_or_object, **union_error("a JSON schema, as an object or as text")),
+    Discriminator(text_or_object, **union_error("a JSON schema, as an object or as text")),
 ]
 
 Choices = Annotated[list[str], Field(min_length=1, max_length=1 << 15, fail_fast=True)]

@@ -99,8 +99,8 @@ class TokenRoutes:
             if len(names) != 1:
                 raise invalid("model", f"model is required: this server has {', '.join(names) or 'no language model'}")
             [name] = names
-        encoder = next((each for each in self._service.encoders() if each.name == name), None)
-        if encoder is not None:
+        if self._service.has_embeddings(name):
+            encoder = self._service.encoder(name)
             found = encoder.tokenizer()
             if found is None:
                 raise invalid("model", f"the server does not have the tokenizer of model {name!r}")

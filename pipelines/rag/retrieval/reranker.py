@@ -2,15 +2,22 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TextEncoder
+from pipelines.rag.encoder_signature import find_tokenizer
+from pipelines.stages.tokenizer_model import INPUT_IDS, TOKEN_INPUTS, TextTokenizer
 from serving.backend import ModelLookup
 from serving.model import Model, infer_one
 from serving.request import InferRequest
+from serving.tensors.datatypes import BYTES
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -18,6 +25,17 @@ QUERY, DOCUMENTS, SCORES = "query", "documents", "scores"
 FILENAME = "tokenizer.json"
 _MAX_TOKENS = 512
 """Tokens of a pair if the tokenizer's file sets no limit: the number of positions of BERT-like models."""
+
+_MAX_CHARS = 100_000
+"""Characters of a text that are tokenized: the library keeps hundreds of bytes for each token, also of what it cuts."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassageScores:
+    """A score for each passage, and how many tokens the model saw: 0 where it takes texts."""
+
+    values: list[float]
+    num_tokens: int
 
 
 class ModelReranker:
@@ -28,10 +46,17 @@ class ModelReranker:
     `token_type_ids` if it declares them, and its first output holds one number a row.
     """
 
+    max_model_len = None
+
     def __init__(self, models: ModelLookup, name: str, tokenizer: "PairTokenizer | None" = None) -> None:
         self.name = name
         self._models = models
         self._tokenizer = tokenizer
+
+    @property
+    def created(self) -> int:
+        """When the model was loaded, in seconds since 1970. Raises as the lookup does."""
+        return self._models.find(self.name).created
 
     async def scores(self, question: str, passages: Sequence[str]) -> list[float]:
         """Return one score for each passage.
@@ -41,16 +66,25 @@ class ModelReranker:
         if not passages:
             return []
         try:
+            return (await self.score(question, passages)).values
+        except SluiceError as error:
+            raise SluiceError(ErrorCode.UNAVAILABLE, error.message) from error
+
+    async def score(self, question: str, passages: Sequence[str]) -> PassageScores:
+        """Return the scores of one passage or more. Raises the model's own errors, with its name, and UNAVAILABLE if it
+        gives no valid scores."""
+        try:
             model = self._models.find(self.name)
             if self._tokenizer is None:
-                found = await _score_texts(model, question, passages)
+                found = PassageScores(await _score_texts(model, question, passages), 0)
             else:
                 found = await _score_tokens(model, self._tokenizer, question, passages)
         except SluiceError as error:
-            raise self._failure(error.message) from error
-        if len(found) != len(passages):
-            raise self._failure(f"it gave {len(found)} scores for {len(passages)} passages")
-        if not np.isfinite(found).all():
+            message = self._failure(error.message).message
+            raise SluiceError(error.code, message, retry_after_s=error.retry_after_s) from error
+        if len(found.values) != len(passages):
+            raise self._failure(f"it gave {len(found.values)} scores for {len(passages)} passages")
+        if not np.isfinite(found.values).all():
             raise self._failure("it gave a score that is no number")
         return found
 
@@ -61,23 +95,28 @@ class ModelReranker:
 class PairTokenizer:
     """Tokenizes pairs of question and passage, with the special tokens and token types of the tokenizer's file."""
 
-    def __init__(self, path: Path) -> None:
-        """Load `path`, a tokenizer.json or its folder. Raises SluiceError UNAVAILABLE if it cannot be read."""
-        path = path / FILENAME if path.is_dir() else path
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises no narrower type
-            message = f"cannot load the reranker's tokenizer {path}: {error}"
-            raise SluiceError(ErrorCode.UNAVAILABLE, message, param="reranker_tokenizer") from error
+    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+        """Take over `tokenizer`, with its truncation and padding."""
+        self._tokenizer = tokenizer
         limit, padding = self._tokenizer.truncation, self._tokenizer.padding
         self._pad_id = padding["pad_id"] if padding else 0
         self._tokenizer.no_padding()
         # Cuts the longer text of a pair: the passage, unless the question is a whole page.
         self._tokenizer.enable_truncation(limit["max_length"] if limit else _MAX_TOKENS, strategy="longest_first")
 
+    @classmethod
+    def load(cls, path: Path) -> "PairTokenizer":
+        """Load `path`, a tokenizer.json or its folder. Raises SluiceError UNAVAILABLE if it cannot be read."""
+        path = path / FILENAME if path.is_dir() else path
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises no narrower type
+            message = f"cannot load the reranker's tokenizer {path}: {error}"
+            raise SluiceError(ErrorCode.UNAVAILABLE, message, param="reranker_tokenizer") from error
+
     async def encode(self, question: str, passages: Sequence[str]) -> list[tokenizers.Encoding]:
-        """Tokenize the question with each passage, in a thread."""
-        pairs = [(question, passage) for passage in passages]
+        """Tokenize the question with each passage, in a thread. Only their first 100,000 characters are looked at."""
+        pairs = [(question[:_MAX_CHARS], passage[:_MAX_CHARS]) for passage in passages]
         encodings: list[tokenizers.Encoding] = await asyncio.to_thread(self._tokenizer.encode_batch, pairs)
         return encodings
 
@@ -93,6 +132,59 @@ class PairTokenizer:
         return dict(zip(names, arrays, strict=True))
 
 
+class EncoderReranker:
+    """Scores passages by the cosine of their vectors with the question's. What the encoder does not take is cut."""
+
+    def __init__(self, encoder: TextEncoder) -> None:
+        self._encoder = encoder
+
+    async def score(self, question: str, passages: Sequence[str]) -> PassageScores:
+        """Return the scores of one passage or more. Raises as `TextEncoder.embed`."""
+        encode = partial(self._encoder.embed, label="documents[{}]".format, truncates=True)
+        asked = await encode([question], prefix=QUERY_PREFIX)
+        found = await encode(passages, prefix=DOCUMENT_PREFIX)
+        cosines = found.vectors @ asked.vectors[0]
+        return PassageScores(cosines.tolist(), asked.num_tokens + found.num_tokens)
+
+
+class RerankerFinder:
+    """Finds the models of a repository that rerank by themselves: those that take `query` and `documents`, and
+    cross-encoders, which give one number for a row of tokens and name their tokenizer in `tokenizer_model`."""
+
+    def __init__(self, models: ModelLookup) -> None:
+        self._models = models
+        self._tokenizers: WeakKeyDictionary[TextTokenizer, PairTokenizer] = WeakKeyDictionary()
+
+    def is_reranker(self, model: Model) -> bool:
+        return _takes_texts(model) or self._pair_source(model) is not None
+
+    async def find(self, model: Model) -> ModelReranker:
+        """Return the reranker of a model for which `is_reranker` holds."""
+        source = self._pair_source(model)
+        if source is None:
+            return ModelReranker(self._models, model.name)
+        if source not in self._tokenizers:
+            self._tokenizers[source] = PairTokenizer(await asyncio.to_thread(source.copy))
+        return ModelReranker(self._models, model.name, self._tokenizers[source])
+
+    def _pair_source(self, model: Model) -> TextTokenizer | None:
+        """Return the tokenizer of a cross-encoder; None for another model."""
+        inputs, outputs = model.spec.inputs, list(model.spec.outputs.values())
+        if INPUT_IDS not in inputs or not inputs.keys() <= TOKEN_INPUTS or [each.dims for each in outputs] != [(1,)]:
+            return None
+        try:
+            found = find_tokenizer(model, self._models)
+        except SluiceError:
+            return None
+        return None if found is None else found.tokenizer
+
+
+def _takes_texts(model: Model) -> bool:
+    inputs = model.spec.inputs
+    is_texts = inputs.keys() == {QUERY, DOCUMENTS} and all(each.data_type is BYTES for each in inputs.values())
+    return is_texts and SCORES in model.spec.outputs
+
+
 async def _score_texts(model: Model, question: str, passages: Sequence[str]) -> list[float]:
     leading = (1,) if model.spec.max_batch_size > 0 else ()
     query = _text_tensor(QUERY, [question], leading)
@@ -100,7 +192,9 @@ async def _score_texts(model: Model, question: str, passages: Sequence[str]) -> 
     return await _infer_numbers(model, SCORES, {QUERY: query, DOCUMENTS: documents})
 
 
-async def _score_tokens(model: Model, tokenizer: PairTokenizer, question: str, passages: Sequence[str]) -> list[float]:
+async def _score_tokens(
+    model: Model, tokenizer: PairTokenizer, question: str, passages: Sequence[str]
+) -> PassageScores:
     """Score pairs of question and passage, as many in one request as the model takes."""
     rows = await tokenizer.encode(question, passages)
     size = model.spec.max_batch_size or len(rows)
@@ -110,7 +204,7 @@ async def _score_tokens(model: Model, tokenizer: PairTokenizer, question: str, p
         declared = {name: each for name, each in model.spec.inputs.items() if name in columns}
         inputs = {name: Tensor.of(name, columns[name].astype(each.data_type.dtype)) for name, each in declared.items()}
         scores += await _infer_numbers(model, next(iter(model.spec.outputs)), inputs)
-    return scores
+    return PassageScores(scores, sum(len(row.ids) for row in rows))
 
 
 async def _infer_numbers(model: Model, name: str, inputs: dict[str, Tensor]) -> list[float]:

@@ -180,7 +180,7 @@ def test_the_models_are_listed_and_an_unknown_one_is_not_found(server: ServerPro
     with pytest.raises(openai.NotFoundError) as unknown:
         stock.embeddings.create(model="nope", input="x")
     assert unknown.value.code == "model_not_found"
-    assert f"models with embeddings: {', '.join(names)}" in unknown.value.message
+    assert f"model 'nope' not found; available: {', '.join(names)}" in unknown.value.message
 
 
 def test_pooling_has_vllms_shape(server: ServerProcess, stock: openai.OpenAI) -> None:

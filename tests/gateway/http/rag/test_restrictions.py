@@ -18,6 +18,14 @@ from tests.gateway.http.rag.parts import rag_server
         ("/v1/rag/docs/documents/a/query", ApiCategory.MODEL_REPOSITORY),
         ("/v1/rag/collections", ApiCategory.MODEL_REPOSITORY),
         ("/v1/rag/collections/docs", ApiCategory.MODEL_REPOSITORY),
+        ("/v1/embeddings", ApiCategory.INFERENCE),
+        ("/pooling", ApiCategory.INFERENCE),
+        ("/tokenize", ApiCategory.INFERENCE),
+        ("/rerank", ApiCategory.INFERENCE),
+        ("/v2/rerank", ApiCategory.INFERENCE),
+        ("/v1/score", ApiCategory.INFERENCE),
+        ("/ping", ApiCategory.HEALTH),
+        ("/version", ApiCategory.METADATA),
     ],
 )
 def test_which_part_a_path_belongs_to(path: str, api: ApiCategory) -> None:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
@@ -83,8 +83,8 @@ def write_tokenizer(path: Path) -> Path:
     return path
 
 
-async def cross_encoder(folder: Path, text: str = "", *, has_types: bool = True) -> Model:
-    """Load a model that scores by the passage's tokens: the sum of types if it takes them, else of the mask."""
+def cross_encoder(*, has_types: bool = True) -> ModelProto:
+    """Build a model that scores by the passage's tokens: the sum of types if it takes them, else of the mask."""
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if has_types else [])]
     counted = "token_type_ids" if has_types else "attention_mask"
     nodes = [
@@ -97,8 +97,7 @@ async def cross_encoder(folder: Path, text: str = "", *, has_types: bool = True)
     ]
     axis = helper.make_tensor("axis", TensorProto.INT64, [1], [1])
     inputs = [onnx_parts.value(name, ["n", "s"], onnx_parts.INT64) for name in names]
-    graph = onnx_parts.graph(nodes, inputs, [onnx_parts.value("logits", ["n", 1])], [axis])
-    return await onnx_parts.load(folder, graph, text)
+    return onnx_parts.graph(nodes, inputs, [onnx_parts.value("logits", ["n", 1])], [axis])
 
 
 def lookup_of(model: Model) -> Lookup:
@@ -110,8 +109,8 @@ def lookup_of(model: Model) -> Lookup:
 @pytest.mark.parametrize("text", ["max_batch_size: 8", "max_batch_size: 2"])
 @pytest.mark.parametrize("has_types", [True, False])
 async def test_a_cross_encoder_scores_pairs_of_tokens(tmp_path: Path, text: str, has_types: bool) -> None:
-    model = await cross_encoder(tmp_path, text, has_types=has_types)
-    reranker = ModelReranker(lookup_of(model), "cross", PairTokenizer(write_tokenizer(tmp_path)))
+    model = await onnx_parts.load(tmp_path, cross_encoder(has_types=has_types), text)
+    reranker = ModelReranker(lookup_of(model), "cross", PairTokenizer.load(write_tokenizer(tmp_path)))
     others = 0 if has_types else 3  # [CLS], the question's word and [SEP]
     assert await reranker.scores("one", PASSAGES) == [2.0 + others, 3.0 + others, 4.0 + others]
     await model.close()
@@ -123,11 +122,11 @@ async def test_long_pairs_are_cut_to_what_the_tokenizer_says(tmp_path: Path) -> 
     tokenizer.enable_truncation(16)
     tokenizer.enable_padding(length=32)
     tokenizer.save(str(path))
-    rows = await PairTokenizer(path).encode("one", ["two " * 100, "two"])
+    rows = await PairTokenizer.load(path).encode("one", ["two " * 100, "two"])
     assert [len(row.ids) for row in rows] == [16, 5]
 
 
 def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(SluiceError, match=r"cannot load the reranker's tokenizer .*tokenizer.json") as caught:
-        PairTokenizer(tmp_path)
+        PairTokenizer.load(tmp_path)
     assert (caught.value.code, caught.value.param) == (ErrorCode.UNAVAILABLE, "reranker_tokenizer")
