@@ -2,9 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from typing import TypeVar
 
-import orjson
 from fastapi import APIRouter, Request, Response
 
 from gateway.http.anthropic.messages import (
@@ -16,17 +14,16 @@ from gateway.http.anthropic.messages import (
     parse_messages_request,
 )
 from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
+from gateway.http.bodies import json_response, read_fields
 from gateway.http.errors import client_names
 from gateway.http.openapi import describe_body
-from gateway.http.parsing import RequestObject, parse_pieces_of_body, warning_header
-from gateway.http.request import get_request_id, parse_scheduling, read_pieces, run_while_connected
+from gateway.http.request import get_request_id, parse_scheduling, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
 from sluice.errors import invalid
 
-RequestT = TypeVar("RequestT", bound=RequestObject)
 Events = AsyncGenerator[TextEvent, None]
 
 
@@ -49,13 +46,13 @@ class AnthropicRoutes:
 
     async def messages(self, request: Request) -> Response:
         """Answer a conversation. Raises SluiceError for a refusal and for a failure before its first byte."""
-        fields, ignored = await self._read(request, MessagesRequest)
+        fields, headers = await read_fields(request, MessagesRequest, self._options)
         request_id = get_request_id(request)
         scheduling = parse_scheduling(request.headers, self._defaults)
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **scheduling.fields(None))
         text_request = parse_messages_request(fields, base)
         model = self._service.llm(fields.model, scheduling.sticky_key)
-        reply, headers = MessageReply(request_id, model.name), warning_header(ignored)
+        reply = MessageReply(request_id, model.name)
         events = self._service.generate(model, text_request)
         if fields.stream:
             return EventStreamResponse(_stream_frames(events, reply), error_frame, headers)
@@ -64,7 +61,7 @@ class AnthropicRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation's prompt."""
-        fields, ignored = await self._read(request, CountTokensRequest)
+        fields, headers = await read_fields(request, CountTokensRequest, self._options)
         conversation = parse_conversation(fields)
         model = self._service.llm(fields.model)
         with client_names(PARAM_NAMES):
@@ -72,12 +69,7 @@ class AnthropicRoutes:
         if not isinstance(prompt, EncodedPrompt):
             reason = "a pipeline, which adds what it retrieves to the prompt; name a language model"
             raise invalid("model", f"model '{model.name}' is {reason}")
-        body = orjson.dumps({"input_tokens": len(prompt.token_ids)})
-        return Response(body, headers=warning_header(ignored), media_type="application/json")
-
-    async def _read(self, request: Request, schema: type[RequestT]) -> tuple[RequestT, list[str]]:
-        async with aclosing(read_pieces(request, self._options.max_input_bytes)) as pieces:
-            return await parse_pieces_of_body(schema, pieces, self._options.is_strict)
+        return json_response({"input_tokens": len(prompt.token_ids)}, headers=headers)
 
 
 async def _stream_frames(events: Events, reply: MessageReply) -> AsyncGenerator[bytes, None]:
