@@ -17,12 +17,17 @@ from gateway.options.http import HttpOptions
 RequestT = TypeVar("RequestT", bound=BaseModel)
 
 
+async def read_body(request: Request, schema: type[RequestT], options: HttpOptions) -> tuple[RequestT, list[str]]:
+    """Read and parse the body as it arrives. Returns its fields, and the names of those that the schema lacks."""
+    async with aclosing(read_pieces(request, options.max_input_bytes)) as pieces:
+        return await parse_pieces_of_body(schema, pieces, options.is_strict)
+
+
 async def read_fields(
     request: Request, schema: type[RequestT], options: HttpOptions
 ) -> tuple[RequestT, dict[str, str]]:
     """Read and parse the body. Returns its fields, and the headers that the response must carry."""
-    async with aclosing(read_pieces(request, options.max_input_bytes)) as pieces:
-        fields, ignored = await parse_pieces_of_body(schema, pieces, options.is_strict)
+    fields, ignored = await read_body(request, schema, options)
     return fields, warning_header(ignored)
 
 

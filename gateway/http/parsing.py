@@ -6,13 +6,18 @@ would silently give another answer than the client asked for. A value that chang
 
 import json
 from collections.abc import AsyncIterable, Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
+from engine.guidance.schema import parse_schema, relaxations
+from engine.guidance.translate import MAX_BYTES
+from engine.types import Grammar, GrammarKind
 from gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits
 from gateway.long_work import run_aside
 from pipelines.rag import owner_keys
@@ -29,6 +34,7 @@ MAX_FIELDS = 1024
 MAX_LIST = 4096
 """Most elements of lists of strings and token ids that are no prompt. What checks them may allow fewer."""
 _SHOWN_CHARS = 60
+_NAMED_RELAXATIONS = 10
 _WARNED_FIELDS = 10
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     # of the other route, or of several answers
@@ -145,6 +151,17 @@ def _check_request(validate: Callable[[], RequestT], is_strict: bool) -> tuple[R
     if ignored and is_strict:
         raise invalid(ignored[0], f"unknown field {quote_name(ignored[0])}; this server refuses what it does not know")
     return request, ignored
+
+
+def relaxed_parts(grammar: Grammar) -> list[str]:
+    """Return the first of what a JSON schema says and answers are not held to. The engine refuses what is no schema."""
+    text = grammar.text
+    is_long = len(text) > MAX_BYTES[GrammarKind.JSON_SCHEMA]
+    if grammar.kind is not GrammarKind.JSON_SCHEMA or is_long or not ('"format"' in text or '"oneOf"' in text):
+        return []
+    with suppress(SluiceError):
+        return list(islice(relaxations(parse_schema(text)), _NAMED_RELAXATIONS))
+    return []
 
 
 def warning_header(ignored: Sequence[str], relaxed: Sequence[str] = ()) -> dict[str, str]:

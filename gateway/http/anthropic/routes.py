@@ -14,9 +14,10 @@ from gateway.http.anthropic.messages import (
     parse_messages_request,
 )
 from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
-from gateway.http.bodies import json_response, read_fields
+from gateway.http.bodies import json_response, read_body, read_fields
 from gateway.http.errors import client_names
 from gateway.http.openapi import describe_body
+from gateway.http.parsing import relaxed_parts, warning_header
 from gateway.http.request import get_request_id, parse_scheduling, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
@@ -46,12 +47,14 @@ class AnthropicRoutes:
 
     async def messages(self, request: Request) -> Response:
         """Answer a conversation. Raises SluiceError for a refusal and for a failure before its first byte."""
-        fields, headers = await read_fields(request, MessagesRequest, self._options)
+        fields, ignored = await read_body(request, MessagesRequest, self._options)
         request_id = get_request_id(request)
         scheduling = parse_scheduling(request.headers, self._defaults)
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **scheduling.fields(None))
         text_request = parse_messages_request(fields, base)
         model = self._service.llm(fields.model, scheduling.sticky_key)
+        grammar = text_request.sampling.get("grammar")
+        headers = warning_header(ignored, () if grammar is None else relaxed_parts(grammar))
         reply = MessageReply(request_id, model.name)
         events = self._service.generate(model, text_request)
         if fields.stream:

@@ -3,14 +3,10 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import msgspec
 
-from engine.guidance.schema import parse_schema, relaxations
-from engine.guidance.translate import MAX_BYTES
 from engine.sampling_fields import MAX_SEED, SAMPLING_FIELDS
 from engine.types import Grammar, GrammarKind
 from gateway.http.errors import client_names
@@ -22,7 +18,7 @@ from gateway.http.openai.schemas import (
     RetrievalFields,
     StructuredOutputs,
 )
-from gateway.http.parsing import retriever_parameters
+from gateway.http.parsing import relaxed_parts, retriever_parameters
 from pipelines.rag.filters import parse_filter
 from pipelines.text.sampling import drop_random_seed
 from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
@@ -30,7 +26,6 @@ from sluice.errors import SluiceError, invalid
 
 _NO_BEAMS = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 _RETRIEVAL_NAMES = {"parameters": "rag", **{name: f"rag.{name}" for name in ("collection", "filter", "mode")}}
-_NAMED_RELAXATIONS = 10
 Constraint = tuple[str, Grammar]
 """Path of the client's field, and the grammar in it."""
 
@@ -83,7 +78,7 @@ def parse_generation(
         top_logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
         param_names={**_retrieval_param_names(fields), **(param_names or {}), **logprobs_name, **grammar_name},
-        relaxed=() if grammar is None else _relaxations(grammar),
+        relaxed=() if grammar is None else relaxed_parts(grammar),
     )
     return requests, options
 
@@ -206,17 +201,6 @@ def _read_guided(
         yield f"{prefix}choice", Grammar(GrammarKind.CHOICE, _json_text(choice))
     if grammar is not None:
         yield f"{prefix}grammar", Grammar(GrammarKind.EBNF, grammar)
-
-
-def _relaxations(grammar: Grammar) -> list[str]:
-    """Return the first of what a JSON schema says and answers are not held to. The engine refuses what is no schema."""
-    text = grammar.text
-    is_long = len(text) > MAX_BYTES[GrammarKind.JSON_SCHEMA]
-    if grammar.kind is not GrammarKind.JSON_SCHEMA or is_long or not ('"format"' in text or '"oneOf"' in text):
-        return []
-    with suppress(SluiceError):
-        return list(islice(relaxations(parse_schema(text)), _NAMED_RELAXATIONS))
-    return []
 
 
 def _json_text(value: str | dict[str, Any] | list[str]) -> str:

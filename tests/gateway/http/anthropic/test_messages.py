@@ -1,17 +1,17 @@
 """Messages as Anthropic's own client sees them, and to the byte as HTTP carries them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import anthropic
 import pytest
 
-from engine.types import GrammarKind
+from engine.types import FinishReason, GrammarKind
 from gateway.http.anthropic.messages import parse_messages_request
 from gateway.http.anthropic.schemas import MessagesRequest
 from gateway.http.parsing import parse_body
-from pipelines.text.types import ChatMessage, TextRequest
+from pipelines.text.types import ChatMessage, TextEvent, TextRequest
 from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
 
 PATH = "/v1/messages"
@@ -111,6 +111,20 @@ def test_the_format_of_an_answer_is_a_grammar() -> None:
     request = parse_messages_request(fields, TextRequest(request_id="r", prompt=""))
     grammar = request.sampling["grammar"]
     assert (grammar.kind, json.loads(grammar.text), ignored) == (GrammarKind.JSON_SCHEMA, schema, [])
+
+
+def test_what_a_schema_says_and_answers_are_not_held_to_is_named(live: LiveServer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(live.service, "generate", answer_in_one)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "format": "phone"}}}
+    output = {"format": {"type": "json_schema", "schema": schema}}
+    response = live.post(PATH, {**BODY, "output_config": output, "made_up": 1})
+    assert response.json()["content"] == [{"type": "text", "text": "{}"}]
+    warning = response.headers["x-sluice-warning"]
+    assert "made_up" in warning and "relaxed in the JSON schema" in warning and "phone" in warning
+
+
+async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
+    yield TextEvent("{}", 1, 1, 1, FinishReason.STOP)
 
 
 @pytest.mark.parametrize(
