@@ -12,8 +12,11 @@ _MAX_NICENESS = 19
 
 
 def lower_process() -> None:
-    """Lower the priority of this process. Call it before threads start, which inherit it."""
+    """Lower the priority of this process: of the threads it has, such as those of numpy, and of all that they start."""
     os.nice(NICENESS)
+    for thread in Path("/proc/self/task").glob("*"):
+        with suppress(ProcessLookupError):  # it has ended
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), os.getpriority(os.PRIO_PROCESS, os.getpid()))
     with suppress(OSError):  # where Linux ranks the processes of a session among themselves, each session has its own
         Path("/proc/self/autogroup").write_text(str(NICENESS))
 

@@ -100,8 +100,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     url = b""
     _framing_bytes = 0
+    _has_ended_in_piece = False
     _head_began = 0.0
     _is_in_head = True
+    _is_piece_shared = False
     _is_refused = False
     _num_chunks = 0
     _head_timer: asyncio.TimerHandle
@@ -115,6 +117,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._is_piece_shared = self._has_ended_in_piece
         self._names: list[bytes] = []
         self.scope["extensions"] = {NAMES_AS_SENT: {"names": self._names}}
         self._begin_head()
@@ -128,6 +131,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         self._unset_keepalive_if_required()
+        self._has_ended_in_piece = self._is_piece_shared = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -135,7 +139,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, f"the request is not valid HTTP: {error}")
             return
-        self._framing_bytes = max(0, self._framing_bytes + len(data))
+        # Where a client was answered before its body was read, one piece holds the rest of it and the next head, and
+        # how much is whose is not known: such a piece counts for nothing.
+        self._framing_bytes = 0 if self._is_piece_shared else max(0, self._framing_bytes + len(data))
         if self._framing_bytes > MAX_HEAD_BYTES:
             text = f"the request's line, headers and trailers exceed {MAX_HEAD_BYTES} bytes"
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
@@ -148,6 +154,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._num_chunks = 0
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._has_ended_in_piece = True
+        super().on_message_complete()
 
     def on_chunk_complete(self) -> None:
         """Count a chunk; the last, empty one is more than the limit only where the others are at it."""

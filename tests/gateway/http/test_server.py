@@ -128,6 +128,18 @@ def test_an_ordinary_large_head_passes(url: str) -> None:
     assert httpx.get(url, headers={"x": "y" * (server.MAX_HEAD_BYTES // 2)}).status_code == 200
 
 
+def test_a_head_behind_a_long_body_passes(url: str) -> None:
+    """One piece of what arrives may hold both, where a client was answered early and goes on to its next request."""
+    body = b"y" * (server.MAX_HEAD_BYTES * 2)
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
+        assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body + b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.count(b"HTTP/1.1 200 ") == 2 and answer.endswith(b"hello")
+
+
 def test_a_head_that_never_ends_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
     answer = exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\n")
