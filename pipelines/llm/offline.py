@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.model_folder import find_checkpoint
 from engine.types import SamplingParams
 from pipelines.llm.text import LlmText
-from pipelines.text.types import ChatMessage, Prompt, SamplingOverrides, TextLogprob, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, Prompt, SamplingOverrides, TextLogprob, TextRequest
 from serving.task_model import gather_all
 from sluice.bundled import BUNDLED_MODEL, models_folder
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -311,9 +311,9 @@ def _is_prompt(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, int) for each in value)
 
 
-def _parse_conversation(messages: object) -> tuple[ChatMessage, ...]:
+def _parse_conversation(messages: object) -> Conversation:
     try:
-        return msgspec.convert(messages, tuple[ChatMessage, ...])
+        return Conversation(msgspec.convert(messages, tuple[ChatMessage, ...]))
     except msgspec.ValidationError as error:
         raise invalid("messages", f"messages: {error}") from None
 

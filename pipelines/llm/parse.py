@@ -14,7 +14,7 @@ from pipelines.llm.services import RequestLimits
 from pipelines.llm.tokens import TokenSequences
 from pipelines.llm.values import SEQUENCES, Values
 from pipelines.text.text_tensors import decode_messages
-from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
+from pipelines.text.types import Conversation, PlainPrompt, SamplingOverrides, TextRequest
 from serving.request import InferRequest
 from sluice.errors import invalid
 
@@ -164,7 +164,7 @@ def _prompt(values: Values) -> PlainPrompt:
     if len(given) > 1:
         raise invalid(given[1], f"give {given[0]} or {given[1]}, not both")
     if given[0] == "messages":
-        return decode_messages(values["messages"])
+        return Conversation(decode_messages(values["messages"]))
     if given[0] == "text_input":
         text: str = values["text_input"]
         return text
@@ -178,7 +178,7 @@ def _prompt(values: Values) -> PlainPrompt:
 
 def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) -> str | list[int]:
     """Return what the output begins with."""
-    if isinstance(prompt, tuple):
+    if isinstance(prompt, Conversation):
         if not values.get("exclude_input_in_output", True):
             raise invalid("exclude_input_in_output", "exclude_input_in_output must be true with messages")
         return ""

@@ -31,7 +31,15 @@ from pipelines.text.stream import (
     no_record,
 )
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
+from pipelines.text.types import (
+    Conversation,
+    EncodedPrompt,
+    PlainPrompt,
+    Prompt,
+    SamplingOverrides,
+    TextEvent,
+    TextRequest,
+)
 from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError
 
@@ -115,8 +123,8 @@ class LlmText:
         """Return the prompt's token ids. Raises SluiceError INVALID; the engine checks length and range of ids."""
         if isinstance(prompt, str):
             return await self.tokenizer.encode_text(prompt, self.max_model_len)
-        if isinstance(prompt, tuple):
-            return await self.tokenizer.encode_chat(prompt, self.max_model_len)
+        if isinstance(prompt, Conversation):
+            return await self.tokenizer.encode_chat(prompt.messages, self.max_model_len, prompt.options)
         return prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
 
     async def warm_up(self) -> None:
@@ -216,7 +224,7 @@ class LlmText:
                 )
             )
         except SluiceError as error:
-            if error.param == "prompt" and isinstance(_sent_prompt(request.prompt), tuple):
+            if error.param == "prompt" and isinstance(_sent_prompt(request.prompt), Conversation):
                 error.param = "messages"
             raise
 

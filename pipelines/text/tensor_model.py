@@ -17,6 +17,7 @@ from pipelines.text.sampling import SamplingDefaults, build_request_parameters, 
 from pipelines.text.text_tensors import encode_messages
 from pipelines.text.types import (
     ChatMessage,
+    Conversation,
     EncodedPrompt,
     Prompt,
     Retrieval,
@@ -188,10 +189,10 @@ class TensorText:
         if isinstance(prompt, list):
             raise invalid("prompt", f"model '{self.name}' takes text, not token ids")
         if isinstance(prompt, str):
-            prompt = (ChatMessage("user", prompt),)
+            prompt = Conversation((ChatMessage("user", prompt),))
         if self._signature.takes_messages:
-            return encode_messages(prompt), ()
-        *history, question = prompt
+            return encode_messages(prompt.messages), ()
+        *history, question = prompt.messages
         if question.role != "user":
             message = f"model '{self.name}' answers a question, so the last message must be the user's"
             raise invalid("messages", f"{message}, got the role {question.role!r}")

@@ -16,12 +16,13 @@ import jinja2
 
 from pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEncoder, SplitEncoder
 from pipelines.text.detokenizer import Detokenizer, SlowDetokenizer, TokenTexts, detokenizer_factory
-from pipelines.text.types import ChatMessage
+from pipelines.text.types import ChatMessage, TemplateOptions
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.heap import trim_heap
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Roles that a message may have, and their names in the chat template."""
+_DEFAULT_OPTIONS = TemplateOptions()
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -169,15 +170,18 @@ class Tokenizer:
         return await self.run(len(text), work)
 
     async def encode_chat(
-        self, messages: Sequence[ChatMessage], max_tokens: int | None = None, *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[ChatMessage],
+        max_tokens: int | None = None,
+        options: TemplateOptions = _DEFAULT_OPTIONS,
     ) -> list[int]:
-        """Return the token ids of a conversation, up to where the assistant's answer begins; without
-        `add_generation_prompt`, up to the end of the last message. Raises as `encode_text`, and INVALID for no
-        messages, a role not in `ROLES`, messages that the model's template refuses, and a model without a template."""
+        """Return the token ids of a conversation, as its `options` say: by default up to where the assistant's answer
+        begins. Raises as `encode_text`, and INVALID for no messages, a role not in `ROLES`, messages that the model's
+        template refuses, and a model without a template."""
         num_chars = sum([len(message.content) for message in messages]) + TURN_CHARS * len(messages)
         if max_tokens is not None and num_chars > self._max_chars(max_tokens):
             raise _too_long("messages", f"{num_chars} characters", max_tokens)
-        render = partial(self._render, add_generation_prompt=add_generation_prompt)
+        render = partial(self._render, options=options)
         return await self.run(num_chars, lambda: self._encode_turns(_turns(messages), max_tokens, render))
 
     def _encode_turns(
@@ -239,13 +243,13 @@ class Tokenizer:
             encode = RenamingEncoder(self._backend, special)
         return ControlTokenGuard(list(special.values()), self._backend.normalizer, encode)
 
-    def _render(self, turns: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+    def _render(self, turns: list[dict[str, str]], *, options: TemplateOptions) -> str:
         if self._tokenizer.chat_template is None:
             message = "this model has no chat template: use completions, or add a chat_template to its directory"
             raise invalid("messages", message)
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=add_generation_prompt
+                turns, tokenize=False, add_generation_prompt=options.adds_generation_prompt
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error

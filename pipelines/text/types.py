@@ -8,14 +8,53 @@ from engine.types import FinishReason
 from pipelines.text.citations import Citation, EncodingProgress, Source
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
-    """One turn of a conversation. Roles are checked where the model's chat template is rendered."""
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a function that the model made. `arguments` is the text of a JSON object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One turn of a conversation. Roles are checked where the model's chat template is rendered.
+
+    An assistant's turn may have `tool_calls` and the `reasoning` before its answer. A tool's turn has the `content`
+    that the call `tool_call_id` of the function `name` returned.
+    """
 
     role: str
     content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
 
 
-PlainPrompt = str | list[int] | tuple[ChatMessage, ...]
+class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a chat template is rendered with, besides the messages.
+
+    `tools` are functions in OpenAI's form, `{"type": "function", "function": {...}}`; `documents` are objects with a
+    title and a text; `template` replaces the model's own; `arguments` are further variables of the template. Without
+    `adds_generation_prompt` the text ends after the last message; with `continues_final_message` it ends within it.
+    """
+
+    tools: tuple[dict[str, Any], ...] = ()
+    documents: tuple[dict[str, Any], ...] = ()
+    template: str | None = None
+    arguments: dict[str, Any] = {}
+    adds_generation_prompt: bool = True
+    continues_final_message: bool = False
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """Messages to answer, and how the model's chat template turns them into text."""
+
+    messages: tuple[ChatMessage, ...]
+    options: TemplateOptions = TemplateOptions()
+
+
+PlainPrompt = str | list[int] | Conversation
 """Text to continue, token ids to continue, or a conversation to answer."""
 
 

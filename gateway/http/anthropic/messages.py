@@ -12,7 +12,7 @@ from engine.types import FinishReason, Grammar, GrammarKind
 from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest, TextBlock, Turn
 from gateway.http.errors import anthropic_error_body
 from gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
-from pipelines.text.types import ChatMessage, TextEvent, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
 from sluice.errors import SluiceError, invalid
 
 PROTOCOL = "anthropic_messages"
@@ -60,7 +60,7 @@ def parse_messages_request(fields: MessagesRequest, base: TextRequest) -> TextRe
         sampling["grammar"] = Grammar(GrammarKind.JSON_SCHEMA, schema)
     return msgspec.structs.replace(
         base,
-        prompt=parse_conversation(fields),
+        prompt=Conversation(parse_conversation(fields)),
         sampling={name: value for name, value in sampling.items() if value is not None},
         stop=tuple(fields.stop_sequences or ()),
     )

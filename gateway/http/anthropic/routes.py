@@ -22,7 +22,7 @@ from gateway.http.request import get_request_id, parse_scheduling, run_while_con
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
+from pipelines.text.types import Conversation, EncodedPrompt, TextEvent, TextRequest
 from sluice.errors import invalid
 
 Events = AsyncGenerator[TextEvent, None]
@@ -65,7 +65,7 @@ class AnthropicRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation's prompt."""
         fields, headers = await read_fields(request, CountTokensRequest, self._options)
-        conversation = parse_conversation(fields)
+        conversation = Conversation(parse_conversation(fields))
         model = self._service.llm(fields.model)
         with client_names(PARAM_NAMES):
             prompt = await model.prepare_shared(conversation)

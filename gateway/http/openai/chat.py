@@ -16,19 +16,19 @@ from gateway.http.openai.reply import (
 from gateway.http.openai.requests import parse_generation, wants_beams
 from gateway.http.openai.schemas import ChatCompletionRequest
 from gateway.http.sse import event_frame
-from pipelines.text.types import ChatMessage, TextEvent, TextLogprob, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextLogprob, TextRequest
 from sluice.errors import invalid
 
 
 def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tuple[list[TextRequest], ReplyOptions]:
     """Parse a conversation to answer. Raises INVALID for fields that contradict each other."""
     _check_best_of(request)
-    conversation = tuple(ChatMessage(role=message.role, content=message.text()) for message in request.messages)
+    messages = tuple(ChatMessage(role=message.role, content=message.text()) for message in request.messages)
     is_newer = request.max_completion_tokens is not None
     return parse_generation(
         request,
         msgspec.structs.replace(base, max_tokens_name="max_completion_tokens" if is_newer else "max_tokens"),
-        [conversation],
+        [Conversation(messages)],
         max_tokens=_max_tokens(request),
         logprobs=_logprobs(request),
         param_names={"query": "messages"},

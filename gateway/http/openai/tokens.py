@@ -19,7 +19,7 @@ from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import AdapterText
 from pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage
+from pipelines.text.types import ChatMessage, TemplateOptions
 from sluice.errors import invalid
 
 T = TypeVar("T")
@@ -129,8 +129,8 @@ async def _encode(
         if isinstance(tokenizer, TextTokenizer):
             raise invalid(_MESSAGES, "an encoder has no chat template; send prompt")
         messages = [ChatMessage(each.role, each.text()) for each in fields.messages]
-        adds_start = fields.add_generation_prompt is not False
-        return await tokenizer.encode_chat(messages, max_model_len, add_generation_prompt=adds_start)
+        options = TemplateOptions(adds_generation_prompt=fields.add_generation_prompt is not False)
+        return await tokenizer.encode_chat(messages, max_model_len, options)
     assert fields.prompt is not None
     if isinstance(tokenizer, Tokenizer):
         return await tokenizer.encode_text(fields.prompt, max_model_len, add_special_tokens=adds_special)

@@ -17,7 +17,7 @@ from pipelines.rag.retrieval.search import SearchOptions, SearchQuery
 from pipelines.rag.types import RetrievalMode, build_source
 from pipelines.text.citations import encoding_field, to_json_objects
 from pipelines.text.model import TextModel
-from pipelines.text.types import ChatMessage, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, TextRequest
 from sluice.errors import ErrorCode, SluiceError
 
 DEFAULT_PIPELINE = "rag_pipeline"
@@ -94,7 +94,7 @@ def build_text_request(
     stop = fields.stop if fields.stop is not None else ()
     return TextRequest(
         request_id=request_id,
-        prompt=(*turns, ChatMessage(role="user", content=fields.question)),
+        prompt=Conversation((*turns, ChatMessage(role="user", content=fields.question))),
         sampling=fields.model_dump(include={"max_tokens", *QUERY_SAMPLING}, exclude_none=True),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         cache_salt=fields.cache_salt or "",

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.llm.model import LlmModel
-from pipelines.text.types import ChatMessage
+from pipelines.text.types import ChatMessage, Conversation
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.llm.calls import Record, ask, echo, request, stream
 from tests.serving.backends.ensemble.parts import config_of
@@ -17,7 +17,7 @@ from tests.serving.backends.ensemble.parts import config_of
 Make = Callable[[ModelConfig], LlmModel]
 TURNS = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a tensor?"}]
 MESSAGES = json.dumps(TURNS)
-CHAT = tuple(ChatMessage(**turn) for turn in TURNS)
+CHAT = Conversation(tuple(ChatMessage(turn["role"], turn["content"]) for turn in TURNS))
 
 
 async def expected(model: LlmModel, count: int) -> str:

@@ -26,7 +26,15 @@ from engine.types import (
 from pipelines.llm.text import LlmText
 from pipelines.text.sampling import SamplingDefaults, tokenize_bad_words
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage, EncodedPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
+from pipelines.text.types import (
+    ChatMessage,
+    Conversation,
+    EncodedPrompt,
+    Prompt,
+    SamplingOverrides,
+    TextEvent,
+    TextRequest,
+)
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.engine.in_process_client import InProcessEngineClient
@@ -45,7 +53,7 @@ INFO = EngineInfo(
     load_seconds=0.0,
 )
 STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
-CHAT = (ChatMessage("user", "hi"),)
+CHAT = Conversation((ChatMessage("user", "hi"),))
 
 
 class ScriptedEngine(EngineClient):
@@ -125,7 +133,7 @@ async def submit(model: LlmText, engine: ScriptedEngine, sent: TextRequest) -> N
 
 
 async def test_text_comes_from_the_tokens_of_the_engine(echo: LlmText, rill: Tokenizer) -> None:
-    token_ids = await rill.encode_chat(CHAT)
+    token_ids = await rill.encode_chat(CHAT.messages)
     num_prompt = len(token_ids)
     for _ in range(20):
         token_ids.append(echo_next(token_ids, 4096))
@@ -308,8 +316,8 @@ async def test_a_full_queue_is_an_error_at_the_first_event(model: LlmText, engin
         ("", {}, "prompt", "at least 1 token"),
         ("word " * 200, {}, "prompt", "context is 100 tokens"),
         ([1, 5000], {}, "prompt", "between 0 and 4095, got 5000"),
-        ((), {}, "messages", "empty"),
-        ((ChatMessage("user", "word " * 200),), {}, "messages", "context is 100 tokens"),
+        (Conversation(()), {}, "messages", "empty"),
+        (Conversation((ChatMessage("user", "word " * 200),)), {}, "messages", "context is 100 tokens"),
         ([1, 2], {"max_tokens": 99}, "max_tokens", "at most 98"),
         ([1, 2], {"max_tokens": 0}, "max_tokens", "1 or more, got 0"),
         ([1, 2], {"temperature": 9.0}, "temperature", "between 0 and 2"),

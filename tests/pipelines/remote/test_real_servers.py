@@ -11,7 +11,7 @@ import pytest
 
 from engine.types import FinishReason
 from pipelines.text.model import text_model_of
-from pipelines.text.types import ChatMessage, SamplingOverrides, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, SamplingOverrides, TextRequest
 from serving.model import infer_stream
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode
@@ -135,7 +135,7 @@ async def test_it_is_a_chat_model(api: RemoteApi, load: Load) -> None:
     assert chat is not None
     sent = TextRequest(
         request_id="r",
-        prompt=(ChatMessage("system", "be brief"), ChatMessage("user", "why")),
+        prompt=Conversation((ChatMessage("system", "be brief"), ChatMessage("user", "why"))),
         sampling=SamplingOverrides(max_tokens=5, temperature=0.5),
         stop=("x",),
     )

@@ -10,6 +10,7 @@ from pipelines.text.model import text_model_of
 from pipelines.text.tensor_model import TensorText
 from pipelines.text.types import (
     ChatMessage,
+    Conversation,
     EncodedPrompt,
     Prompt,
     SamplingOverrides,
@@ -114,14 +115,14 @@ async def test_only_what_may_retrieve_takes_parameters(outputs: str, more: str, 
 @pytest.mark.parametrize(("batch", "shape"), [(0, (1,)), (4, (1, 1))])
 async def test_the_question_and_what_came_before_it(batch: int, shape: tuple[int, ...]) -> None:
     model = Told(config(batch=batch), DONE)
-    await events_of(model, text_request(TURNS))
+    await events_of(model, text_request(Conversation(TURNS)))
     question = model.last_request.inputs["query"]
     assert (question.shape, question.array.ravel().tolist()) == (shape, [b"What is a tensor?"])
     history = json.loads(str(model.last_request.parameters["history"]))
     assert history == [{"role": turn.role, "content": turn.content} for turn in TURNS[:-1]]
 
 
-@pytest.mark.parametrize("prompt", ["Hi", (ChatMessage("user", "Hi"),), EncodedPrompt("Hi", [1, 2])])
+@pytest.mark.parametrize("prompt", ["Hi", Conversation((ChatMessage("user", "Hi"),)), EncodedPrompt("Hi", [1, 2])])
 async def test_a_question_without_history(prompt: Prompt) -> None:
     model = Told(config(), DONE)
     await events_of(model, text_request(prompt))
@@ -129,7 +130,7 @@ async def test_a_question_without_history(prompt: Prompt) -> None:
     assert "history" not in model.last_request.parameters
 
 
-@pytest.mark.parametrize("prompt", ["Hi", TURNS])
+@pytest.mark.parametrize("prompt", ["Hi", Conversation(TURNS)])
 async def test_an_input_called_messages_gets_the_whole_conversation(prompt: Prompt) -> None:
     model = Told(config("messages"), DONE)
     await events_of(model, text_request(prompt))
@@ -215,7 +216,7 @@ async def test_fields_that_were_not_sent_are_left_out() -> None:
         ({"sampling": SamplingOverrides(grammar=Grammar(GrammarKind.CHOICE, '["a"]'))}, "grammar"),
         ({"echo": True}, "echo"),
         ({"prompt": [1, 2]}, "prompt"),
-        ({"prompt": TURNS[:-1]}, "messages"),
+        ({"prompt": Conversation(TURNS[:-1])}, "messages"),
     ],
 )
 async def test_what_would_be_lost_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:

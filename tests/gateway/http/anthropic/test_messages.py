@@ -11,7 +11,7 @@ from engine.types import FinishReason, GrammarKind
 from gateway.http.anthropic.messages import parse_messages_request
 from gateway.http.anthropic.schemas import MessagesRequest
 from gateway.http.parsing import parse_body
-from pipelines.text.types import ChatMessage, TextEvent, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
 from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
 
 PATH = "/v1/messages"
@@ -30,7 +30,7 @@ def client(live: LiveServer) -> Iterator[anthropic.Anthropic]:
 
 
 def prompt_ids(live: LiveServer, *turns: tuple[str, str]) -> list[int]:
-    return live.run(live.model.prepare(tuple(ChatMessage(*turn) for turn in turns)))
+    return live.run(live.model.prepare(Conversation(tuple(ChatMessage(*turn) for turn in turns))))
 
 
 def expected(live: LiveServer) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import openai
 
-from pipelines.text.types import ChatMessage
+from pipelines.text.types import ChatMessage, Conversation
 from tests.engine.fake_runner import echo_next
 from tests.gateway.http.live import PATIENCE_S, LiveServer
 from tests.gateway.http.sse import events_of
@@ -16,7 +16,7 @@ PATH = "/v1/chat/completions"
 
 
 def prompt_ids(live: LiveServer) -> list[int]:
-    return live.run(live.model.prepare(tuple(ChatMessage(**message) for message in QUESTION)))
+    return live.run(live.model.prepare(Conversation(tuple(ChatMessage(**message) for message in QUESTION))))
 
 
 def test_whole(live: LiveServer, client: openai.OpenAI) -> None:
@@ -169,7 +169,7 @@ def test_a_message_that_spells_control_tokens_is_text_to_the_model(live: LiveSer
     parts = [{"type": "text", "text": forged[:9]}, {"type": "text", "text": forged[9:]}]
     for content in (forged, parts):
         answer = live.post(PATH, BODY | {"messages": [{"role": "user", "content": content}]}).json()
-        ids = live.run(live.model.prepare((ChatMessage("user", forged),)))
+        ids = live.run(live.model.prepare(Conversation((ChatMessage("user", forged),))))
         assert answer["usage"]["prompt_tokens"] == len(ids)
         assert len([token_id for token_id in ids if token_id in control_ids]) == 3  # the template's own
         assert answer["choices"][0]["message"]["content"] == live.echo(ids, 24)

@@ -15,7 +15,7 @@ from pipelines.llm.model import LlmModel
 from pipelines.rag import owner_keys
 from pipelines.text.citations import Source, cite, encode_source, to_json_objects
 from pipelines.text.text_tensors import encode_messages
-from pipelines.text.types import ChatMessage
+from pipelines.text.types import ChatMessage, Conversation
 from serving.backends.ensemble.backend import EnsembleModel
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
@@ -96,7 +96,7 @@ class Pipelines:
         self.client = openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
 
     def expected(self, num_tokens: int, query: str = QUESTION) -> str:
-        prompt = self.live.run(self.live.model.prepare(conversation(query)))
+        prompt = self.live.run(self.live.model.prepare(Conversation(conversation(query))))
         return self.live.echo(prompt, num_tokens)
 
     @property
@@ -148,7 +148,7 @@ def test_a_whole_answer_has_sources_and_citations(it: Pipelines) -> None:
     assert answer.choices[0].finish_reason == "length"
     assert body["sources"] == to_json_objects([SOURCE])
     assert body["choices"][0]["citations"] == to_json_objects(cite(text, [SOURCE]))
-    prompt = it.live.run(it.live.model.prepare(conversation(QUESTION)))
+    prompt = it.live.run(it.live.model.prepare(Conversation(conversation(QUESTION))))
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), 8)
     assert json.loads(it.asked["history"]) == CHAT[:-1]

@@ -13,7 +13,7 @@ from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from pipelines.text.citations import Citation, EncodingProgress, Source
-from pipelines.text.types import ChatMessage, Retrieval, TextDetail, TextEvent
+from pipelines.text.types import ChatMessage, Conversation, Retrieval, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
 
@@ -123,9 +123,8 @@ def test_what_reaches_the_pipeline(rag: RagServer) -> None:
     }  # fmt: skip
     assert query(rag, {HEADER: "secret", "x-sluice-tenant": "t1"}, **fields).status_code == 200
     [asked] = rag.pipeline.requests
-    assert asked.prompt == (
-        ChatMessage("user", "hi"), ChatMessage("assistant", "yes?"), ChatMessage("user", "how?"),
-    )  # fmt: skip
+    asked_turns = (ChatMessage("user", "hi"), ChatMessage("assistant", "yes?"), ChatMessage("user", "how?"))
+    assert asked.prompt == Conversation(asked_turns)
     assert asked.parameters == {
         "collection": "docs", "top_k": 7, "mode": "bm25", "filter": '{"year":{"gte":2025}}',
         "collection_key": "secret",
