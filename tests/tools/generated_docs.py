@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.paths import DOCS, ROOT
 from tests.tools import (
+    compatibility_tables,
     flag_tables,
     metric_tables,
     sampling_tables,
@@ -22,6 +23,7 @@ from tests.tools import (
 
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES: Mapping[str, Callable[[], str]] = {
+    **compatibility_tables.TABLES,
     **flag_tables.TABLES,
     **metric_tables.TABLES,
     **sampling_tables.TABLES,

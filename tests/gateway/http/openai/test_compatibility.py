@@ -1,0 +1,106 @@
+"""docs/openai-compatibility.md is true: a running server treats every field as the page says."""
+
+from typing import Any
+
+import pytest
+
+from tests.gateway.http.live import LiveServer
+from tests.tools.compatibility_tables import FieldRow, Treatment, rows
+
+TURNS = [{"role": "user", "content": "hi"}]
+ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "rill", "messages": TURNS, **ONE_TOKEN},
+    "/v1/completions": {"model": "rill", "prompt": "hi", **ONE_TOKEN},
+    "/v1/messages": {"model": "rill", "messages": TURNS, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"model": "rill", "messages": TURNS},
+}
+"""A request to each route of a language model. Those to encoders have tests of their own."""
+VALUES: dict[str, Any] = {
+    "bad_words": ["x"],
+    "cache_salt": "s",
+    "echo": True,
+    "early_stopping": True,
+    "frequency_penalty": 0.5,
+    "ignore_eos": True,
+    "logit_bias": {"5": 1},
+    "max_completion_tokens": 1,
+    "metadata": {},
+    "min_p": 0.5,
+    "min_tokens": 1,
+    "n": 2,
+    "output_config": {},
+    "presence_penalty": 0.5,
+    "priority": 1,
+    "prompt_logprobs": 1,
+    "repetition_penalty": 1.5,
+    "seed": 1,
+    "stop": "x",
+    "stop_sequences": ["x"],
+    "stop_token_ids": [5],
+    "stream": True,
+    "system": "Be brief.",
+    "thinking": {"type": "disabled"},
+    "top_k": 5,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_p_reset_ids": 2,
+    "typical_p": 0.5,
+    "user": "ada",
+    "cache_control": {"type": "ephemeral"},
+    "service_tier": "auto",
+    "tool_choice": {"type": "auto"},
+}
+"""A value for each field that has an effect, or none, but is known."""
+FIELDS: dict[tuple[str, str], dict[str, Any]] = {
+    ("/v1/chat/completions", "logprobs"): {"logprobs": True},
+    ("/v1/chat/completions", "top_logprobs"): {"top_logprobs": 1, "logprobs": True},
+    ("/v1/completions", "logprobs"): {"logprobs": 1},
+    ("/v1/chat/completions", "stream_options"): {"stream_options": {"include_usage": True}, "stream": True},
+    ("/v1/completions", "stream_options"): {"stream_options": {"include_usage": True}, "stream": True},
+    ("/v1/completions", "best_of"): {"best_of": 2},
+}
+"""All that is sent for a field whose value depends on the route, or needs another field."""
+REFUSED: dict[str, Any] = {"tools": [{}], "functions": [{}], "modalities": ["audio"], "service_tier": "flex"}
+"""A value with an effect for fields that refuse it; others refuse any text."""
+LACKING: dict[str, Any] = {
+    **dict.fromkeys(("beam_search_diversity_rate", "length_penalty", "top_p_decay", "top_p_min"), 0.5),
+    **dict.fromkeys(("beam_width", "no_repeat_ngram_size"), 2),
+    "guided_choice": ["a", "b"],
+    "guided_grammar": 'root ::= "a"',
+    "guided_json": {"type": "object"},
+    "guided_regex": "a",
+    "response_format": {"type": "json_object"},
+    "structured_outputs": {"regex": "a"},
+    "use_beam_search": True,
+    "best_of": 2,
+    "lora_request": {"lora_name": "none"},
+    "rag": {"collection": "docs"},
+}
+"""Fields that need what the server of this test lacks: another runtime, grammars, an adapter, a pipeline."""
+ROWS = [row for row in rows() if row.route in BODIES and row.name not in BODIES[row.route]]
+
+
+def _id(row: FieldRow) -> str:
+    return f"{row.route.removeprefix('/v1/')}-{row.name}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=_id)
+def test_a_field_is_treated_as_the_page_says(live: LiveServer, row: FieldRow) -> None:
+    given = FIELDS.get((row.route, row.name))
+    if row.treatment is Treatment.REFUSED:
+        refuse(live, row, REFUSED.get(row.name, "x"))
+    elif given is None and row.name in LACKING:
+        refuse(live, row, LACKING[row.name])
+    else:
+        value = "x" if row.treatment is Treatment.IGNORED else VALUES.get(row.name)
+        response = live.post(row.route, BODIES[row.route] | (given or {row.name: value}))
+        assert (given or value) is not None and response.status_code == 200, response.text
+        warning = response.headers.get("x-sluice-warning")
+        assert warning == (f"ignored unknown fields: {row.name}" if row.treatment is Treatment.IGNORED else None)
+
+
+def refuse(live: LiveServer, row: FieldRow, value: Any) -> None:
+    response = live.post(row.route, BODIES[row.route] | {row.name: value})
+    assert response.status_code in (400, 404), response.text
+    assert row.name in response.text or (row.name == "lora_request" and "no LoRA adapter 'none'" in response.text)
