@@ -46,6 +46,7 @@ TOWER = (
     "serving.backends.tensorflow serving.backends.python serving.backends.ensemble",
     "serving.repository",
     "pipelines.text",
+    "pipelines.chat",
     "pipelines.llm",
     "pipelines.remote",
     "pipelines.stages",

@@ -11,7 +11,9 @@ import msgspec
 from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
 from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
+from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
 from pipelines.text.model import UNCOUNTED, refuse_parameters
+from pipelines.text.parts import ChatReader
 from pipelines.text.sampling import (
     SamplingDefaults,
     add_word_biases,
@@ -29,12 +31,13 @@ from pipelines.text.stream import (
     check_complete,
     measure,
     no_record,
+    sent_prompt,
+    with_prompt_end,
 )
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import (
     Conversation,
     EncodedPrompt,
-    PlainPrompt,
     Prompt,
     SamplingOverrides,
     TextEvent,
@@ -44,6 +47,8 @@ from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError
 
 ObserveDetail = Callable[[EventDetail], None]
+_PROMPT_END_TOKENS = 16
+"""Tokens that have the tags of reasoning with which a prompt may end."""
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Bounds of the histograms of lengths, in tokens; TensorRT-LLM's."""
 
@@ -64,9 +69,10 @@ class LlmText:
         *,
         created: int,
         version: str = "1",
+        formats: ChatFormats = NO_FORMATS,
         open_record: OpenRecord = no_record,
     ) -> None:
-        """`open_record` opens the measurements of each request."""
+        """`formats` are those of its answers in a chat. `open_record` opens the measurements of each request."""
         self.name = name
         self.version = version
         self.created = created
@@ -74,6 +80,7 @@ class LlmText:
         self.engine = engine
         self.defaults = defaults
         self.tokenizer = tokenizer
+        self.formats = formats
         self.activity = TextActivity()
         self._open_record = open_record
 
@@ -94,7 +101,16 @@ class LlmText:
         tokenizer = Tokenizer.load(tokenizer_path or path, allows_special_tokens=allows_special_tokens)
         defaults = load_sampling_defaults(path)
         created = int((path / "config.json").stat().st_mtime)
-        return cls(name, tokenizer, engine, defaults, created=created, version=version, open_record=open_record)
+        return cls(
+            name,
+            tokenizer,
+            engine,
+            defaults,
+            created=created,
+            version=version,
+            formats=find_formats(tokenizer.chat_template),
+            open_record=open_record,
+        )
 
     @property
     def info(self) -> EngineInfo:
@@ -126,6 +142,14 @@ class LlmText:
         if isinstance(prompt, Conversation):
             return await self.tokenizer.encode_chat(prompt.messages, self.max_model_len, prompt.options)
         return prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
+
+    def chat_reader(self, request: TextRequest) -> ChatReader | None:
+        """Return a reader of one answer to `request`; None where the answer is text alone. Raises INVALID for tools
+        that the model cannot take."""
+        prompt = sent_prompt(request.prompt)
+        if not isinstance(prompt, Conversation) or not (prompt.options.tools or self.formats.reasoning):
+            return None
+        return self.formats.reader(prompt.options.tools)
 
     async def warm_up(self) -> None:
         """Generate one token as for a client, but outside the metrics. Raises the error that a client would get. The
@@ -174,6 +198,7 @@ class LlmText:
             token_ids = await self.prepare(request.prompt)
             sampling = await self.sampling(request, len(token_ids))
             echo = await self._echo(request, token_ids) if request.echo else None
+            prompt_end = self._prompt_end(request.prompt, token_ids)
             logprobs = self._logprob_tracker(sampling, token_ids, echo)
             stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), logprobs)
             with self.activity.follow(self.submit(request, token_ids, sampling)) as generation:
@@ -183,6 +208,8 @@ class LlmText:
                     event = stream.feed(token_event)
                     if event is None:
                         continue
+                    if prompt_end:
+                        event, prompt_end = with_prompt_end(event, prompt_end), ""
                     if echo is not None:
                         is_alone = request.sampling.get("max_tokens") == 0
                         event, echo = echo.alone(event) if is_alone else echo.prepend_to(event), None
@@ -224,7 +251,7 @@ class LlmText:
                 )
             )
         except SluiceError as error:
-            if error.param == "prompt" and isinstance(_sent_prompt(request.prompt), Conversation):
+            if error.param == "prompt" and isinstance(sent_prompt(request.prompt), Conversation):
                 error.param = "messages"
             raise
 
@@ -254,6 +281,13 @@ class LlmText:
     async def _echo(self, request: TextRequest, token_ids: list[int]) -> PromptEcho:
         return await self.tokenizer.run(len(token_ids), lambda: PromptEcho(self.tokenizer, request.prompt, token_ids))
 
+    def _prompt_end(self, prompt: Prompt, token_ids: list[int]) -> str:
+        """Return the end of a conversation's prompt, which says whether its answer begins with reasoning; "" for a
+        model that does not reason."""
+        if self.formats.reasoning is None or not isinstance(sent_prompt(prompt), Conversation):
+            return ""
+        return self.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special_tokens=False)
+
     def _logprob_tracker(
         self, sampling: SamplingParams, token_ids: list[int], echo: PromptEcho | None
     ) -> LogprobTracker | None:
@@ -280,11 +314,6 @@ class LlmText:
         if eos is None or sampling.ignore_eos or eos in self.info.eos_token_ids:
             return sampling
         return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, eos))
-
-
-def _sent_prompt(prompt: Prompt) -> PlainPrompt:
-    """Return the prompt as the client sent it."""
-    return prompt.source if isinstance(prompt, EncodedPrompt) else prompt
 
 
 class Unstarted(NamedTuple):

@@ -9,6 +9,7 @@ import pipelines.text.tensor_model  # noqa: F401 - registers the text model of m
 from pipelines.llm.model import llm_text_of
 from pipelines.llm.text import LlmText
 from pipelines.text.model import UNCOUNTED, TextModel, text_model_of
+from pipelines.text.parts import ChatReader
 from pipelines.text.types import Prompt, TextEvent, TextRequest
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
@@ -76,6 +77,9 @@ class AdapterText:
 
     async def prepare_shared(self, prompt: Prompt) -> Prompt:
         return await self.base.prepare_shared(prompt)
+
+    def chat_reader(self, request: TextRequest) -> ChatReader | None:
+        return self.base.chat_reader(request)
 
     def generate(
         self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
 from typing import Protocol
 
+from pipelines.text.parts import ChatReader
 from pipelines.text.types import Prompt, TextEvent, TextRequest
 from serving.model import Model
 from sluice.errors import invalid
@@ -54,6 +55,12 @@ class TextModel(Protocol):
 
     async def prepare_shared(self, prompt: Prompt) -> Prompt:
         """Return the prompt with the work done that several requests for it share. Raises INVALID."""
+        ...
+
+    def chat_reader(self, request: TextRequest) -> ChatReader | None:
+        """Return a reader of one answer to `request`, in the formats of the model; None where the answer is text alone,
+        without tools in the request and for a model without a format of reasoning. Raises INVALID for tools that the
+        model cannot take, naming the field."""
         ...
 
     def generate(

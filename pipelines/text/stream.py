@@ -10,7 +10,7 @@ import msgspec
 from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, TokenLogprob
 from pipelines.text.detokenizer import Detokenizer
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import EncodedPrompt, Prompt, TextDetail, TextEvent, TextLogprob, TokenText
+from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, TextDetail, TextEvent, TextLogprob, TokenText
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 MAX_STOP_STRINGS = 64
@@ -142,7 +142,7 @@ class StopStrings:
             _, end, self.matched = min(found)
             self._pending = ""
         else:
-            end = min((_find_partial(text, s) for s in self._strings), default=len(text))
+            end = min((find_partial(text, s) for s in self._strings), default=len(text))
             self._pending = text[end:]
         return text[:end]
 
@@ -152,7 +152,7 @@ class StopStrings:
         return text
 
 
-def _find_partial(text: str, string: str) -> int:
+def find_partial(text: str, string: str) -> int:
     """Return where the longest suffix of `text` that begins `string` starts; len(text) where there is none."""
     start = text.find(string[0], max(0, len(text) - len(string) + 1))
     while start >= 0:
@@ -243,7 +243,7 @@ class PromptEcho:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, token_ids: list[int]) -> None:
         """Echo text as it was sent, and token ids as the text that they stand for."""
-        source = prompt.source if isinstance(prompt, EncodedPrompt) else prompt
+        source = sent_prompt(prompt)
         detokenizer = tokenizer.detokenizer()
         pieces = [detokenizer.feed((token_id,)) for token_id in token_ids]
         pieces.append(detokenizer.flush())
@@ -274,6 +274,17 @@ class PromptEcho:
             detail = msgspec.structs.replace(detail, logprobs=detail.prompt_logprobs, total_logprob=0.0)
         reason = event.finish_reason if event.finish_reason in _ENDED_EARLY else FinishReason.LENGTH
         return TextEvent(self.text, 0, event.prompt_tokens, 0, reason, None, event.cached_tokens, detail)
+
+
+def sent_prompt(prompt: Prompt) -> PlainPrompt:
+    """Return the prompt as the client sent it."""
+    return prompt.source if isinstance(prompt, EncodedPrompt) else prompt
+
+
+def with_prompt_end(event: TextEvent, prompt_end: str) -> TextEvent:
+    """Return the first event with the end of the prompt, for a `ChatReader`."""
+    detail = msgspec.structs.replace(event.detail or TextDetail(), prompt_end=prompt_end)
+    return msgspec.structs.replace(event, detail=detail)
 
 
 # -- how a stream is measured

@@ -14,11 +14,11 @@ from engine.validation import check_sampling
 from pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
 from pipelines.text.model import UNCOUNTED, TextModel, refuse_parameters, text_model_of
 from pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens
+from pipelines.text.stream import sent_prompt
 from pipelines.text.text_tensors import encode_messages
 from pipelines.text.types import (
     ChatMessage,
     Conversation,
-    EncodedPrompt,
     Prompt,
     Retrieval,
     TextDetail,
@@ -138,6 +138,13 @@ class TensorText:
         """Return the prompt unchanged: the model tokenizes it."""
         return prompt
 
+    def chat_reader(self, request: TextRequest) -> None:
+        """Return None: the answer is text alone. Raises INVALID for a conversation with tools."""
+        prompt = sent_prompt(request.prompt)
+        if isinstance(prompt, Conversation) and prompt.options.tools:
+            reason = "is called with tensors, which have no place for tools; leave them out, or name a language model"
+            raise invalid("tools", f"model '{self.name}' {reason}")
+
     async def generate(
         self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
     ) -> AsyncGenerator[TextEvent, None]:
@@ -184,8 +191,7 @@ class TensorText:
 
     def _split_prompt(self, prompt: Prompt) -> tuple[bytes, Sequence[ChatMessage]]:
         """Return the element of the input, and the earlier turns that it does not contain."""
-        if isinstance(prompt, EncodedPrompt):
-            prompt = prompt.source
+        prompt = sent_prompt(prompt)
         if isinstance(prompt, list):
             raise invalid("prompt", f"model '{self.name}' takes text, not token ids")
         if isinstance(prompt, str):

@@ -122,6 +122,12 @@ class Tokenizer:
         return len(self._tokenizer)
 
     @property
+    def chat_template(self) -> str:
+        """The text of the chat template, of all where there are several; "" where there is none."""
+        template = self._tokenizer.chat_template or ""
+        return "\n".join(template.values()) if isinstance(template, dict) else template
+
+    @property
     def added_tokens(self) -> list[Any]:
         """Tokens that are matched in a text before any other, with `content`, `special` and `normalized`."""
         return list(self._backend.get_added_tokens_decoder().values())

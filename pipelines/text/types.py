@@ -31,6 +31,15 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
 
 
+class ToolChoice(msgspec.Struct, frozen=True):
+    """Which of a conversation's tools the answer may or must call: only those in `names` where there are some. A call
+    is required or not (`is_required`), and more than one allowed or not (`is_parallel`)."""
+
+    is_required: bool = False
+    is_parallel: bool = True
+    names: tuple[str, ...] = ()
+
+
 class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a chat template is rendered with, besides the messages.
 
@@ -101,6 +110,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     adapter: str = ""
+    tool_choice: ToolChoice = ToolChoice()
+    """Has an effect with tools in the conversation. Without a choice to call none: leave out the tools."""
     parameters: dict[str, str | int | float | bool] = {}
     protocol: str = ""
     """The protocol's label in metrics, for models that are measured behind the text model."""
@@ -146,12 +157,14 @@ class TextDetail(msgspec.Struct, frozen=True):
     `logprobs` belong to the tokens whose text begins in the event; a token that ended the text without being
     shown has none. `total_logprob` is the sum over all tokens so far, including that one. `prompt_logprobs` come
     with the first event. `retrieval` comes from pipelines, on an event before the first text and on the last one.
+    `prompt_end` is the end of the prompt's text, with the first event of an answer for a `ChatReader`.
     """
 
     logprobs: list[TextLogprob] | None = None
     total_logprob: float = 0.0
     prompt_logprobs: list[TextLogprob] | None = None
     retrieval: Retrieval | None = None
+    prompt_end: str = ""
 
 
 class TextEvent(msgspec.Struct, frozen=True, gc=False):

@@ -103,6 +103,9 @@ class ScriptedPipeline:
     async def prepare_shared(self, prompt: Prompt) -> Prompt:
         return prompt
 
+    def chat_reader(self, request: TextRequest) -> None:
+        return None
+
     async def generate(
         self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
     ) -> AsyncGenerator[TextEvent, None]:

@@ -1,0 +1,160 @@
+"""How families of models write tool calls and reasoning: what each of their formats says of itself."""
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import msgspec
+
+from pipelines.chat.lark import LarkWriter
+from pipelines.chat.source import PartReader, Steps, UnexpectedText
+from pipelines.text.parts import CallArguments, CallStart
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_ID_BYTES = 12
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+class Tool(msgspec.Struct, frozen=True):
+    """A function that a model may call. `parameters` is the JSON schema of its arguments, an object's."""
+
+    name: str
+    parameters: dict[str, Any]
+
+
+def parse_tools(tools: Sequence[dict[str, Any]]) -> list[Tool]:
+    """Return tools in OpenAI's form as values. One without parameters has no arguments."""
+    functions = [tool["function"] for tool in tools]
+    return [Tool(each["name"], each.get("parameters") or _NO_PARAMETERS) for each in functions]
+
+
+class ChatFormat(ABC):
+    """What one family of models writes, and how to recognise it. Formats have no state: all models share one."""
+
+    name: ClassVar[str]
+    """The name that operators give: vLLM's, where it has the format."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Other names that operators may give."""
+    markers: ClassVar[tuple[str, ...]]
+    """What the family marks its parts with. Those that are special tokens are kept in the text for the reader."""
+
+    @abstractmethod
+    def matches(self, template: str) -> bool:
+        """Whether a chat template, or several in one text, is of a model that writes this format."""
+        ...
+
+
+class ToolFormat(ChatFormat):
+    """How a family writes tool calls."""
+
+    @abstractmethod
+    def reader(self, tools: Sequence[Tool]) -> "CallReader":
+        """Return a reader of one answer's text, after its reasoning."""
+        ...
+
+    @abstractmethod
+    def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        """Return a Lark expression of a call of one of the tools, or of several where `is_parallel`, with all that
+        opens and closes them. It begins with `opening`, where the format has one."""
+        ...
+
+    @property
+    @abstractmethod
+    def opening(self) -> str:
+        """The text in front of a call, which no other text may have: the grammar is triggered by it."""
+        ...
+
+    def new_call_id(self, index: int, name: str) -> str:
+        """Return the id of the call number `index` of an answer, by which its result is sent back."""
+        return f"call_{secrets.token_hex(_ID_BYTES)}"
+
+
+class ReasoningFormat(ChatFormat):
+    """How a family writes the reasoning before its answer."""
+
+    @abstractmethod
+    def reader(self, prompt_end: str) -> PartReader:
+        """Return a reader of one answer's text, which follows the prompt that ends with `prompt_end`. It yields the
+        reasoning as such and all other text, tool calls included, as the answer's."""
+        ...
+
+    @abstractmethod
+    def preamble(self, prompt_end: str, lark: LarkWriter) -> str:
+        """Return a Lark expression of what may, or must, stand before an answer that a grammar constrains."""
+        ...
+
+
+class CallReader(PartReader):
+    """Reads the tool calls of one answer. What only looks like a call is text of the answer."""
+
+    def __init__(self, format: ToolFormat) -> None:
+        super().__init__()
+        self._format = format
+        self.num_calls = 0
+        """Calls that have begun."""
+
+    def attempt(self, call: Steps[None]) -> Steps[bool]:
+        """Read a call, and take it back where the text turns out to be none. Return whether it was one. A call that has
+        begun stays one."""
+        self.source.mark()
+        num_before = self.num_calls
+        try:
+            yield from call
+        except UnexpectedText:
+            if self.num_calls == num_before:
+                self.source.unread()
+                return False
+        return True
+
+    def begin(self, name: str) -> CallStart:
+        """Return the beginning of the next call."""
+        index, self.num_calls = self.num_calls, self.num_calls + 1
+        return CallStart(index, self._format.new_call_id(index, name), name)
+
+    def json_call(self) -> Steps[None]:
+        """Read a call that is a JSON object with the function's name and its arguments, in any order."""
+        source, pending = self.source, ""
+        has_name = has_arguments = False
+        yield from source.skip_space()
+        yield from source.expect("{")
+        while (char := (yield from source.skip_space())) != "}":
+            if char == ",":
+                yield from source.expect(",")
+                yield from source.skip_space()
+            key = _decoded_text((yield from source.take_json()))
+            yield from source.skip_space()
+            yield from source.expect(":")
+            first = yield from source.skip_space()
+            if key == "name" and not has_name:
+                yield self.begin(_decoded_text((yield from source.take_json())))
+                has_name = True
+            elif key in _ARGUMENT_KEYS and not has_arguments:
+                has_arguments = True
+                if has_name and first == "{":
+                    yield from source.copy_arguments(self.num_calls - 1)
+                else:
+                    pending = yield from source.take_json()
+            else:
+                yield from source.take_json()
+            if has_name and pending:
+                # Some models write the object as a string.
+                text = _decoded_text(pending) if pending.startswith('"') else pending
+                yield CallArguments(self.num_calls - 1, text)
+                pending = ""
+        yield from source.expect("}")
+        if not has_name:
+            raise UnexpectedText
+        if not has_arguments:
+            yield CallArguments(self.num_calls - 1, "{}")
+
+
+def _decoded_text(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise UnexpectedText from None
+    if not isinstance(value, str):
+        raise UnexpectedText
+    return value

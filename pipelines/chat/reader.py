@@ -1,0 +1,68 @@
+"""Finds the parts of one answer: its reasoning first, and tool calls in the rest."""
+
+from collections.abc import Callable
+
+from pipelines.chat.formats import CallReader
+from pipelines.chat.source import PartReader
+from pipelines.text.parts import AnswerText, CallStart, Part
+from pipelines.text.types import TextEvent
+
+
+class FormatReader:
+    """The `ChatReader` of one answer in the formats of a model."""
+
+    def __init__(self, open_reasoning: Callable[[str], PartReader] | None, calls: CallReader | None) -> None:
+        """`open_reasoning` takes the end of the prompt, which comes with the first event."""
+        self._open_reasoning = open_reasoning
+        self._reasoning: PartReader | None = None
+        self._calls = calls
+        self._space = ""
+        """White space at the end of the answer's text so far, which does not count in front of a call."""
+
+    def read(self, event: TextEvent) -> list[Part]:
+        if event.detail is not None and event.detail.prompt_end:
+            self._open(event.detail.prompt_end)
+        parts = self.feed(event.text) if event.text else []
+        return parts if event.finish_reason is None else parts + self.finish()
+
+    def feed(self, text: str) -> list[Part]:
+        self._open("")
+        return self._find_calls([AnswerText(text)] if self._reasoning is None else self._reasoning.feed(text))
+
+    def finish(self) -> list[Part]:
+        self._open("")
+        parts = self._find_calls([] if self._reasoning is None else self._reasoning.finish())
+        if self._calls is not None:
+            parts += self._hold_space(self._calls.finish())
+            if self._space:
+                parts.append(AnswerText(self._space))
+        return parts
+
+    def _open(self, prompt_end: str) -> None:
+        if self._reasoning is None and self._open_reasoning is not None:
+            self._reasoning = self._open_reasoning(prompt_end)
+
+    def _find_calls(self, parts: list[Part]) -> list[Part]:
+        """Return the parts with the calls that the answer's text has."""
+        if self._calls is None:
+            return parts
+        found: list[Part] = []
+        for part in parts:
+            found += self._hold_space(self._calls.feed(part.text)) if isinstance(part, AnswerText) else [part]
+        return found
+
+    def _hold_space(self, parts: list[Part]) -> list[Part]:
+        """Return the parts without the white space in front of calls."""
+        found: list[Part] = []
+        for part in parts:
+            if isinstance(part, CallStart):
+                self._space = ""
+            elif isinstance(part, AnswerText):
+                text = self._space + part.text
+                shown = text.rstrip()
+                self._space = text[len(shown) :]
+                if not shown:
+                    continue
+                part = AnswerText(shown)
+            found.append(part)
+        return found

@@ -1,0 +1,98 @@
+"""The formats that are installed, and which of them a model's chat template speaks."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, TypeVar
+
+from pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, ToolFormat, parse_tools
+from pipelines.chat.hermes import HermesFormat
+from pipelines.chat.reader import FormatReader
+from pipelines.chat.think import ThinkFormat
+from pipelines.text.parts import ChatReader
+from sluice.errors import invalid
+
+TOOL_GROUP = "sluice.tool_formats"
+REASONING_GROUP = "sluice.reasoning_formats"
+"""Groups of entry points of further formats, each a subclass of `ToolFormat` or `ReasoningFormat`."""
+AUTO, NONE = "auto", "none"
+"""What operators give in place of a format's name: the one that the template speaks, and none."""
+
+TOOL_FORMATS: tuple[type[ToolFormat], ...] = (HermesFormat,)
+REASONING_FORMATS: tuple[type[ReasoningFormat], ...] = (ThinkFormat,)
+"""The formats of this distribution, in the order in which they try to recognise a template."""
+
+FormatT = TypeVar("FormatT", bound=ChatFormat)
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormats:
+    """The formats of one model; None for those that it does not have."""
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+    def reader(self, tools: Sequence[dict[str, Any]]) -> ChatReader:
+        """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. Raises INVALID for
+        tools where the model has no format of calls."""
+        calls = self._calls(tools) if tools else None
+        return FormatReader(self.reasoning.reader if self.reasoning is not None else None, calls)
+
+    def _calls(self, tools: Sequence[dict[str, Any]]) -> CallReader:
+        if self.tools is None:
+            message = "this model's chat template has no tool calls in a known format; leave out the tools"
+            raise invalid("tools", message)
+        return self.tools.reader(parse_tools(tools))
+
+
+NO_FORMATS = ChatFormats()
+"""Those of a model that answers with text alone."""
+
+
+def find_formats(template: str, tools: str = AUTO, reasoning: str = AUTO) -> ChatFormats:
+    """Return the formats of these names, or those that a chat template speaks. Raises INVALID for an unknown name."""
+    return ChatFormats(
+        _choose(tool_formats(), tools, template, "tool_call_parser"),
+        _choose(reasoning_formats(), reasoning, template, "reasoning_parser"),
+    )
+
+
+@cache
+def tool_formats() -> tuple[ToolFormat, ...]:
+    """Return the installed formats of tool calls, those of other distributions first."""
+    return tuple(kind() for kind in (*_installed(TOOL_GROUP, ToolFormat), *TOOL_FORMATS))
+
+
+@cache
+def reasoning_formats() -> tuple[ReasoningFormat, ...]:
+    """Return the installed formats of reasoning, those of other distributions first."""
+    return tuple(kind() for kind in (*_installed(REASONING_GROUP, ReasoningFormat), *REASONING_FORMATS))
+
+
+def _installed(group: str, base: type[object]) -> Iterator[Any]:
+    """Yield the classes of a group of entry points. One that cannot be loaded is left out and logged."""
+    for entry_point in sorted(entry_points(group=group), key=lambda each: each.name):
+        try:
+            kind = entry_point.load()
+            if not issubclass(kind, base):
+                raise TypeError(f"it is not a subclass of {base.__name__}")
+        except Exception:
+            logger.exception("the chat format %s (%s) cannot be loaded", entry_point.name, entry_point.value)
+        else:
+            yield kind
+
+
+def _choose(formats: Sequence[FormatT], name: str, template: str, param: str) -> FormatT | None:
+    if name == NONE:
+        return None
+    if name == AUTO:
+        found = [each for each in formats if each.matches(template)]
+        return found[0] if found else None
+    found = [each for each in formats if name in (each.name, *each.aliases)]
+    if not found:
+        names = ", ".join([AUTO, NONE, *(known.name for known in formats)])
+        raise invalid(param, f"{param} must be one of {names}, got {name!r}")
+    return found[0]
