@@ -58,6 +58,7 @@ TOWER = (
     "gateway",
     "gateway.http",
     "gateway.http.openai gateway.http.v2 gateway.http.rag gateway.grpc",
+    "gateway.http.ollama",
     "gateway.http.app",
     "gateway.assembly",
     "gateway.lifecycle",

@@ -88,8 +88,12 @@ def find_api_category(path: str) -> ApiCategory | None:
             return ApiCategory.MODEL_REPOSITORY
         case ["v1", "models", *_] | ["v2"]:
             return ApiCategory.METADATA
-        case ["v1", *_]:
+        case ["api", "tags" | "show" | "ps" | "version"]:
+            return ApiCategory.METADATA
+        case ["v1", *_] | ["api", "chat" | "generate" | "embed" | "embeddings"]:
             return ApiCategory.INFERENCE
+        case ["api", *_]:
+            return ApiCategory.MODEL_REPOSITORY
         case ["v2", "models", _] | ["v2", "models", _, "versions", _]:
             return ApiCategory.STATISTICS if path == "/v2/models/stats" else ApiCategory.METADATA
         case ["v2", "models", *_, last]:

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.http import root
 from gateway.http.access import ApiKeyMiddleware, RestrictedApiMiddleware
 from gateway.http.anthropic import routes as anthropic_routes
-from gateway.http.errors import install_error_handlers, is_v2
+from gateway.http.errors import install_error_handlers, is_ollama, is_v2
+from gateway.http.ollama import routes as ollama_routes
 from gateway.http.openai import routes as openai_routes
 from gateway.http.openapi import v2_paths
 from gateway.http.rag import routes as rag_routes
@@ -43,6 +44,7 @@ def create_app(service: InferenceService, config: ServeConfig, metrics_port: int
     app.include_router(root.router(service, restrictions, metrics_port))
     app.include_router(openai_routes.router(service, config))
     app.include_router(anthropic_routes.router(service, config))
+    app.include_router(ollama_routes.router(service, config))
     if service.library is not None:
         app.include_router(rag_routes.build_router(service, service.library, config))
     install_error_handlers(app)
@@ -111,4 +113,6 @@ def _protocol(path: str) -> str:
         return "v2"
     if path.startswith("/v1/"):
         return "rag" if path.startswith("/v1/rag/") else "openai"
+    if is_ollama(path):
+        return "ollama"
     return "other"

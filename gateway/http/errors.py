@@ -99,7 +99,7 @@ def anthropic_error_body(error: SluiceError) -> bytes:
 
 
 def v2_error_body(error: SluiceError) -> bytes:
-    """Return `{"error": "message"}`, as Triton's HTTP protocol has it."""
+    """Return `{"error": "message"}`, as Triton's HTTP protocol and Ollama have it."""
     return orjson.dumps({"error": client_message(error)})
 
 
@@ -109,13 +109,18 @@ def is_v2(path: str) -> bool:
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether `path` belongs to Anthropic's protocol. What is neither Anthropic's nor Triton's has OpenAI's shape."""
+    """Whether `path` belongs to Anthropic's protocol."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def is_ollama(path: str) -> bool:
+    """Whether `path` belongs to Ollama's protocol. What is of none of these protocols has OpenAI's shape."""
+    return path.startswith("/api/")
 
 
 def error_response(path: str, error: SluiceError) -> Response:
     """Return the answer to a failed request of `path`, in the shape of the protocol that owns it."""
-    if is_v2(path):
+    if is_v2(path) or is_ollama(path):
         body = v2_error_body(error)
     else:
         body = anthropic_error_body(error) if is_anthropic(path) else openai_error_body(error)

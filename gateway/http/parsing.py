@@ -12,8 +12,17 @@ from itertools import islice
 from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from engine.guidance.schema import parse_schema, relaxations
 from engine.guidance.translate import MAX_BYTES
@@ -36,6 +45,10 @@ MAX_LIST = 4096
 _SHOWN_CHARS = 60
 _NAMED_RELAXATIONS = 10
 _WARNED_FIELDS = 10
+_MEDIA_ERROR = "media"
+_IMAGE_PARTS = ("image_url", "input_image", "image", "video_url", "video")
+_MEDIA_PARTS = {*_IMAGE_PARTS, "input_audio", "audio_url", "audio", "input_file", "file", "document"}
+"""Types of parts of a message that are no text, in the words of OpenAI, vLLM and Anthropic."""
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     # of the other route, or of several answers
     "echo": (False,),
@@ -82,6 +95,12 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "messages.tool_call_id": (),
     "messages.function_call": (),
     "messages.audio": (),
+    # Ollama's
+    "template": ("",),
+    "options.mirostat": (0,),
+    "options.tfs_z": (1, 1.0),
+    "options.repeat_last_n": (-1,),
+    "options.penalize_newline": (True,),
 }
 """Unsupported fields, and for each the values that change nothing."""
 
@@ -233,6 +252,9 @@ def _as_invalid(error: ErrorDetails) -> SluiceError:
         return SluiceError(ErrorCode.INVALID, f"the request body must be a JSON object, got {quote_value(value)}")
     if kind == "missing":
         return invalid(path, f"{path} is required")
+    if kind == _MEDIA_ERROR:
+        path += error["msg"] and f".{error['msg']}"
+        return invalid(path, f"{path} is not supported: this server's models take text alone")
     if kind in ("too_short", "string_too_short"):
         return invalid(path, f"{path} must not be empty")
     if kind == "string_too_long":
@@ -271,6 +293,23 @@ def union_error(what: str) -> dict[str, str]:
     return {"custom_error_type": "expected", "custom_error_message": f"Input should be {what}"}
 
 
+def _refuse_media(value: Any) -> Any:
+    raise PydanticCustomError(_MEDIA_ERROR, "")
+
+
+def refuse_media_part(value: Any) -> Any:
+    """Return a part of a message's content. Raises a validator's error for an image, a sound or a file."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA_PARTS:
+        field = next((name for name in (kind, "source") if name in value), "")
+        raise PydanticCustomError(_MEDIA_ERROR, "{field}", {"field": field})
+    return value
+
+
+Media = Annotated[Any, AfterValidator(_refuse_media)]
+"""An image or a sound, which is refused: no model takes one."""
+
+
 class RequestObject(BaseModel):
     """A JSON object. Fields that it does not declare are kept, for `parse_body` to judge."""
 
@@ -290,8 +329,9 @@ class TextPart(RequestObject):
     text: str
 
 
+_Part = Annotated[TextPart, BeforeValidator(refuse_media_part)]
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    Annotated[str, Tag("<text>")] | Annotated[list[_Part], Field(min_length=1, fail_fast=True), Tag("<list>")],
     Discriminator(text_or_list, **union_error('a string or an array of {"type": "text", "text": ...} parts')),
 ]
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from gateway.http.parsing import MAX_LIST, RequestObject, text_or_list, union_error
+from gateway.http.parsing import MAX_LIST, RequestObject, refuse_media_part, text_or_list, union_error
 
 MAX_MODEL_CHARS = 1024
 _ACCEPTED = "Accepted and not used."
@@ -45,6 +45,7 @@ Block = Annotated[
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
     Discriminator(_block_kind, **union_error("a block of type text, thinking or redacted_thinking")),
+    BeforeValidator(refuse_media_part),
 ]
 Content = Annotated[
     _Text | Annotated[list[Block], Field(min_length=1, fail_fast=True), Tag("<list>")],

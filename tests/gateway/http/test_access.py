@@ -62,10 +62,9 @@ def test_the_scheme_s_case_does_not_matter() -> None:
     assert get("/v1/models", f"bearer {KEY}".encode()).text == "inside"
 
 
-def test_v2_refuses_in_its_own_shape() -> None:
-    assert get("/v2").json() == {
-        "error": "this server asks for an API key: send the header 'Authorization: Bearer KEY'"
-    }
+@pytest.mark.parametrize("path", ["/v2", "/api/chat"])
+def test_v2_and_ollama_are_refused_in_their_own_shape(path: str) -> None:
+    assert get(path).json() == {"error": "this server asks for an API key: send the header 'Authorization: Bearer KEY'"}
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live/../../models", "/healthz", "/v2/health", "/health/"])

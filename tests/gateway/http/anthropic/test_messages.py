@@ -135,7 +135,11 @@ async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
         ({"messages": []}, "messages must not be empty"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be 'user' or 'assistant'"),
         ({"messages": [*TURNS, {"role": "assistant", "content": "A"}]}, "messages[1].role must be 'user'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0] must be a block of"),
+        ({"messages": [{"role": "user", "content": [{"type": "xyz"}]}]}, "messages[0].content[0] must be a block of"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64"}}]}]},
+            "messages[0].content[0].source is not supported: this server's models take text alone",
+        ),
         ({"tools": [{"name": "t", "input_schema": {}}]}, "tools are not supported, got 1"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type must be 'disabled' or 'adaptive'"),
         ({"temperature": "hot"}, 'temperature must be a valid number, got "hot"'),

@@ -30,10 +30,18 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].content",
         'messages[0].content must be a string or an array of {"type": "text", "text": ...} parts, got 5',
     ),
+    *(
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": kind, kind: {}}]}]},
+            f"messages[0].content[1].{kind}",
+            f"messages[0].content[1].{kind} is not supported: this server's models take text alone",
+        )
+        for kind in ("image_url", "input_audio", "file")
+    ),
     (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": ["image_url"]}]}]},
         "messages[0].content[0].type",
-        "messages[0].content[0].type must be 'text', got \"image_url\"",
+        "messages[0].content[0].type must be 'text', got an array of 1",
     ),
     (
         {"messages": [{"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]}]},

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import ollama
 import openai
 import pytest
 import tokenizers
@@ -106,6 +107,22 @@ def test_every_kind_of_input_and_of_encoding(server: ServerProcess, stock: opena
                 read = [np.frombuffer(base64.b64decode(each), "<f4") for each in read]
             assert np.abs(np.array(read) - expected).max() < 1e-5
             assert answer["usage"]["total_tokens"] == num_tokens
+
+
+def test_ollamas_client_gets_the_same_vectors(server: ServerProcess, stock: openai.OpenAI) -> None:
+    whole = vectors(stock.embeddings.create(model="sentence_encoder", input=["hello world", "hi"]))
+    with ollama.Client(server.base_url, timeout=PATIENCE_S) as client:
+        found = client.embed("sentence_encoder:latest", ["hello world", "hi"])
+        alone = client.embed("sentence_encoder", "hello world")
+        old = client.embeddings("sentence_encoder", "hello world")
+        assert (found.prompt_eval_count, alone.prompt_eval_count) == (7, 4)
+        assert np.abs(np.array(found.embeddings) - whole).max() < 1e-5
+        assert np.abs(np.array([*alone.embeddings, old.embedding]) - whole[:1]).max() < 1e-5
+        assert len(client.embed("nested", LONG, dimensions=64).embeddings[0]) == 64
+        with pytest.raises(ollama.ResponseError, match="input has more tokens than the 256"):
+            client.embed("nested", LONG, truncate=False)
+        assert client.show("sentence_encoder").capabilities == ["embedding"]
+        assert {each.model for each in client.list().models} >= {"sentence_encoder:latest", "nested:latest"}
 
 
 def test_as_many_inputs_as_openai_takes(stock: openai.OpenAI) -> None:

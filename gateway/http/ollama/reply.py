@@ -1,0 +1,108 @@
+"""The shape of Ollama's answers: lines of JSON when streamed, one object when whole; and how long they took."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+
+from gateway.http.errors import v2_error_body
+from gateway.http.openai.reply import chat_logprobs
+from gateway.http.sse import PLACEHOLDER, EventStreamResponse, encode_text
+from pipelines.text.types import TextEvent, TextLogprob
+from sluice.errors import SluiceError
+
+_TIME = "\N{OBJECT REPLACEMENT CHARACTER}time"
+"""Placeholder for the time at which a line was written."""
+
+
+class LineStreamResponse(EventStreamResponse):
+    """Streams lines of JSON as `EventStreamResponse` streams its frames."""
+
+    media_type = "application/x-ndjson"
+
+
+def error_line(error: SluiceError) -> bytes:
+    """Return the last line of a stream that failed; no line with `done` follows it."""
+    return v2_error_body(error) + b"\n"
+
+
+def current_time() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+class OllamaReply:
+    """Formats one answer, of `/api/chat` or else of `/api/generate`."""
+
+    def __init__(self, model: str, num_logprobs: int | None, *, is_chat: bool) -> None:
+        """`model` is the client's name of it. `num_logprobs` None: without log probabilities."""
+        self._model = model
+        self._num_logprobs = num_logprobs
+        self._is_chat = is_chat
+        self._began_ns = time.perf_counter_ns()
+        self._first_ns = 0
+        line = orjson.dumps({**self._head(_TIME), **self._text(PLACEHOLDER), "done": False})
+        self._before_time, rest = line.split(orjson.dumps(_TIME)[1:-1])
+        self._before_text, self._after_text = rest.split(orjson.dumps(PLACEHOLDER))
+
+    def line(self, event: TextEvent) -> bytes:
+        """Return the line of an event's text, empty where it has none."""
+        self._first_ns = self._first_ns or time.perf_counter_ns()
+        entries = _logprobs(event)
+        if entries and self._num_logprobs is not None:
+            payload = {**self._head(current_time()), **self._text(event.text), "done": False}
+            return orjson.dumps({**payload, "logprobs": self._format_logprobs(entries)}) + b"\n"
+        if not event.text:
+            return b""
+        now = current_time().encode()
+        return self._before_time + now + self._before_text + encode_text(event.text) + self._after_text + b"\n"
+
+    def last_line(self, end: TextEvent, context: Sequence[int] | None) -> bytes:
+        """Return the line that ends a stream."""
+        return orjson.dumps({**self._head(current_time()), **self._text(""), **self._ending(end, context)}) + b"\n"
+
+    def whole(self, events: Sequence[TextEvent], context: Sequence[int] | None) -> bytes:
+        """Return the answer as one object."""
+        payload = {**self._head(current_time()), **self._text("".join([event.text for event in events]))}
+        payload |= self._ending(events[-1], context)
+        if self._num_logprobs is not None:
+            payload["logprobs"] = self._format_logprobs([entry for event in events for entry in _logprobs(event)])
+        return orjson.dumps(payload)
+
+    def loaded(self) -> bytes:
+        """Return the answer to a request without a prompt: the model is loaded."""
+        return orjson.dumps({**self._head(current_time()), **self._text(""), "done": True, "done_reason": "load"})
+
+    def note_event(self) -> None:
+        """Take the time of the first event, for an answer that is not streamed."""
+        self._first_ns = self._first_ns or time.perf_counter_ns()
+
+    def _head(self, created_at: str) -> dict[str, Any]:
+        return {"model": self._model, "created_at": created_at}
+
+    def _text(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}} if self._is_chat else {"response": text}
+
+    def _ending(self, end: TextEvent, context: Sequence[int] | None) -> dict[str, Any]:
+        """Return the fields of the end. Times are nanoseconds; the prompt's has the wait to be admitted."""
+        now = time.perf_counter_ns()
+        return {
+            "done": True,
+            "done_reason": end.finish_reason,
+            **({} if context is None else {"context": context}),
+            "total_duration": now - self._began_ns,
+            "load_duration": 0,
+            "prompt_eval_count": end.prompt_tokens,
+            "prompt_eval_duration": self._first_ns - self._began_ns,
+            "eval_count": end.completion_tokens,
+            "eval_duration": max(1, now - self._first_ns),
+        }
+
+    def _format_logprobs(self, entries: Sequence[TextLogprob]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = chat_logprobs(entries, self._num_logprobs or 0)["content"]
+        return found
+
+
+def _logprobs(event: TextEvent) -> Sequence[TextLogprob]:
+    return () if event.detail is None else event.detail.logprobs or ()

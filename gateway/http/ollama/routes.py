@@ -1,0 +1,177 @@
+"""Ollama's API: answers and embeddings, from request to HTTP answer."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from gateway.http.bodies import dump_list, json_response, read_body, read_fields
+from gateway.http.ollama import models
+from gateway.http.ollama.reply import LineStreamResponse, OllamaReply, error_line
+from gateway.http.ollama.requests import GenerateMemory, parse_answer_request, parse_chat
+from gateway.http.ollama.schemas import (
+    AnswerRequest,
+    EmbedRequest,
+    OldEmbedRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+)
+from gateway.http.openapi import describe_body
+from gateway.http.parsing import relaxed_parts, warning_header
+from gateway.http.request import TIMEOUT_HEADER, get_request_id, parse_scheduling, run_in_time, run_while_connected
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from pipelines.rag.encoder import TextEncoder
+from pipelines.text.model import TextModel
+from pipelines.text.types import Prompt, TextEvent, TextRequest
+from sluice.errors import invalid
+
+RequestT = TypeVar("RequestT", bound=AnswerRequest)
+Events = AsyncGenerator[TextEvent, None]
+
+
+def router(service: InferenceService, config: ServeConfig) -> APIRouter:
+    """Return the routes under /api, which answer from `service`."""
+    routes = OllamaRoutes(service, config)
+    api = APIRouter(prefix="/api", tags=["Ollama"], default_response_class=Response)
+    api.post("/chat", openapi_extra=describe_body(OllamaChatRequest))(routes.chat)
+    api.post("/generate", openapi_extra=describe_body(OllamaGenerateRequest))(routes.generate)
+    api.post("/embed", openapi_extra=describe_body(EmbedRequest, (TIMEOUT_HEADER,)))(routes.embed)
+    api.post("/embeddings", openapi_extra=describe_body(OldEmbedRequest, (TIMEOUT_HEADER,)))(routes.embeddings)
+    api.include_router(models.router(service, config))
+    return api
+
+
+class OllamaRoutes:
+    """Handlers of Ollama's API over one service."""
+
+    def __init__(self, service: InferenceService, config: ServeConfig) -> None:
+        self._service = service
+        self._options = config.http
+        self._defaults = config.requests
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a conversation."""
+        fields, ignored = await read_body(request, OllamaChatRequest, self._options)
+        model = self._find(request, fields)
+        reply = _reply(fields, is_chat=True)
+        if not fields.messages:
+            return _loaded(fields, reply)
+        return await self._answer(request, fields, ignored, model, reply, parse_chat(fields), None)
+
+    async def generate(self, request: Request) -> Response:
+        """Continue a text, or answer one question."""
+        fields, ignored = await read_body(request, OllamaGenerateRequest, self._options)
+        model = self._find(request, fields)
+        reply = _reply(fields, is_chat=False)
+        if not fields.prompt:
+            return _loaded(fields, reply)
+        if fields.raw:
+            return await self._answer(request, fields, ignored, model, reply, fields.prompt, None)
+        memory = GenerateMemory(model, fields)
+        return await self._answer(request, fields, ignored, model, reply, await memory.prompt(), memory)
+
+    def _find(self, request: Request, fields: AnswerRequest) -> TextModel:
+        key = parse_scheduling(request.headers, self._defaults).sticky_key
+        return self._service.llm(models.repository_name(self._service, fields.model), key)
+
+    async def _answer(
+        self,
+        request: Request,
+        fields: AnswerRequest,
+        ignored: list[str],
+        model: TextModel,
+        reply: OllamaReply,
+        prompt: Prompt,
+        memory: GenerateMemory | None,
+    ) -> Response:
+        """Generate the answer. Raises SluiceError for a refusal and for a failure before its first byte."""
+        scheduling = parse_scheduling(request.headers, self._defaults)
+        protocol = "ollama_generate" if isinstance(fields, OllamaGenerateRequest) else "ollama_chat"
+        request_id = get_request_id(request)
+        base = TextRequest(request_id=request_id, prompt=prompt, protocol=protocol, **scheduling.fields(None))
+        text_request = parse_answer_request(fields, base)
+        grammar = text_request.sampling.get("grammar")
+        headers = warning_header(ignored, () if grammar is None else relaxed_parts(grammar))
+        events = self._service.generate(model, text_request)
+        if fields.stream is not False:
+            return LineStreamResponse(_stream_lines(events, reply, memory), error_line, headers)
+        body = await run_while_connected(request.receive, _collect(events, reply, memory))
+        return Response(body, headers=headers, media_type="application/json")
+
+    async def embed(self, request: Request) -> Response:
+        """Encode one text or several as vectors of length 1."""
+        began_ns = time.perf_counter_ns()
+        fields, headers = await read_fields(request, EmbedRequest, self._options)
+        inputs = [fields.input] if isinstance(fields.input, str) else fields.input
+        work = _embed(self._encoder(fields.model), inputs, fields, began_ns)
+        body = await run_in_time(request, self._defaults, work)
+        return Response(body, headers=headers, media_type="application/json")
+
+    async def embeddings(self, request: Request) -> Response:
+        """Encode one text as a vector of length 1, in the shape before /api/embed."""
+        fields, headers = await read_fields(request, OldEmbedRequest, self._options)
+        work = self._encoder(fields.model).embed([fields.prompt], lambda _: "prompt", truncates=True)
+        found = await run_in_time(request, self._defaults, work)
+        return json_response({"embedding": found.vectors[0].tolist()}, headers=headers)
+
+    def _encoder(self, name: str) -> TextEncoder:
+        return self._service.encoder(models.repository_name(self._service, name))
+
+
+def _reply(fields: AnswerRequest, *, is_chat: bool) -> OllamaReply:
+    num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+    return OllamaReply(fields.model, num_logprobs, is_chat=is_chat)
+
+
+def _loaded(fields: AnswerRequest, reply: OllamaReply) -> Response:
+    """Answer a request that asks for no text. Raises INVALID for one that would unload the model."""
+    if fields.keep_alive in (0, "0", "0s", "0m", "0h"):
+        remedy = f"POST /v2/repository/models/{fields.model}/unload unloads one for good"
+        raise invalid("keep_alive", f"keep_alive must not be 0 without a prompt: models stay loaded; {remedy}")
+    return Response(reply.loaded(), media_type="application/json")
+
+
+async def _stream_lines(
+    events: Events, reply: OllamaReply, memory: GenerateMemory | None
+) -> AsyncGenerator[bytes, None]:
+    pieces = []
+    async with aclosing(events):
+        async for event in events:
+            line = reply.line(event)
+            if memory is not None:
+                pieces.append(event.text)
+            if event.finish_reason is None:
+                yield line
+                continue
+            context = None if memory is None else await memory.context("".join(pieces))
+            yield line + reply.last_line(event, context)
+
+
+async def _collect(events: Events, reply: OllamaReply, memory: GenerateMemory | None) -> bytes:
+    collected = []
+    async with aclosing(events):
+        async for event in events:
+            reply.note_event()
+            collected.append(event)
+    context = None if memory is None else await memory.context("".join([event.text for event in collected]))
+    return reply.whole(collected, context)
+
+
+async def _embed(encoder: TextEncoder, inputs: list[str], fields: EmbedRequest, began_ns: int) -> bytes:
+    is_single = isinstance(fields.input, str)
+    found = await encoder.embed(
+        inputs,
+        lambda index: "input" if is_single else f"input[{index}]",
+        truncates=fields.truncate is not False,
+        dimensions=fields.dimensions,
+    )
+    head = {
+        "model": fields.model,
+        "total_duration": time.perf_counter_ns() - began_ns,
+        "load_duration": 0,
+        "prompt_eval_count": found.num_tokens,
+    }
+    return await dump_list(head, "embeddings", found.vectors, len(inputs), found.vectors.size)

@@ -1,0 +1,122 @@
+"""Field names and types of requests to Ollama's routes. As for OpenAI's, everything is strict."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from engine.sampling_fields import MAX_LOGPROBS
+from gateway.http.openai.embeddings import Texts
+from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, text_or_object
+from gateway.http.parsing import Media, RequestObject, StopStrings, text_or_list, union_error
+
+_ACCEPTED = "Accepted and not used."
+_ALWAYS_LOADED = "Accepted and not used: models stay loaded."
+Format = Annotated[
+    Annotated[Literal["", "json"], Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
+    Discriminator(text_or_object, **union_error("'json' or a JSON schema")),
+]
+
+
+class _LoadingOptions(RequestObject):
+    """Options of how Ollama loads a model, and those that refine an option that is refused: accepted and not used."""
+
+    num_ctx: Any = None
+    num_batch: Any = None
+    num_gpu: Any = None
+    main_gpu: Any = None
+    num_thread: Any = None
+    numa: Any = None
+    low_vram: Any = None
+    f16_kv: Any = None
+    use_mmap: Any = None
+    use_mlock: Any = None
+    logits_all: Any = None
+    vocab_only: Any = None
+    embedding_only: Any = None
+    num_keep: Any = None
+    mirostat_tau: Any = None
+    mirostat_eta: Any = None
+
+
+class Options(_LoadingOptions):
+    """How tokens are chosen. The model's own values hold for those that are absent, not Ollama's."""
+
+    num_predict: int | None = Field(None, ge=-2, description="Most tokens to generate; 0 or less: all of the context.")
+    temperature: float | None = None
+    top_k: int | None = Field(None, ge=-1)
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    seed: int | None = Field(None, ge=-1)
+    repeat_penalty: float | None = Field(None, gt=0, description="Over the whole text.")
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    stop: StopStrings | None = None
+
+
+class ModelRequest(RequestObject):
+    """The fields of every route that runs a model."""
+
+    model: str = Field(max_length=MAX_MODEL_CHARS, description="A model of the repository; `:latest` is left out.")
+    options: Options | None = None
+    keep_alive: Any = Field(None, description=_ALWAYS_LOADED)
+
+
+class AnswerRequest(ModelRequest):
+    """The fields of both routes that generate text."""
+
+    stream: bool | None = Field(None, description="true where absent.")
+    format: Format | None = None
+    think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Refused, unless false.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
+
+
+class OllamaMessage(RequestObject):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+    thinking: str | None = Field(None, description=_ACCEPTED)
+    images: list[Media] | None = None
+
+
+class OllamaChatRequest(AnswerRequest):
+    """`POST /api/chat`."""
+
+    messages: list[OllamaMessage] | None = Field(None, fail_fast=True, description="None: whether the model is loaded.")
+
+
+class OllamaGenerateRequest(AnswerRequest):
+    """`POST /api/generate`."""
+
+    prompt: str | None = Field(None, description="Absent or empty: whether the model is loaded.")
+    system: str | None = None
+    raw: bool | None = Field(None, description="Whether the prompt is used as it is, without the chat template.")
+    context: TokenIds | None = Field(None, description="That of an earlier answer, which this one continues.")
+    images: list[Media] | None = None
+
+
+class EmbedRequest(ModelRequest):
+    """`POST /api/embed`."""
+
+    input: Annotated[
+        Annotated[str, Tag("<text>")] | Annotated[Texts, Tag("<list>")],
+        Discriminator(text_or_list, **union_error("a string or an array of strings")),
+    ]
+    truncate: bool | None = Field(None, description="Whether to cut long texts; true where absent.")
+    dimensions: int | None = Field(None, ge=1)
+
+
+class OldEmbedRequest(ModelRequest):
+    """`POST /api/embeddings`, which `/api/embed` replaced."""
+
+    prompt: str
+
+
+class ShowRequest(RequestObject):
+    """`POST /api/show`."""
+
+    model: str | None = Field(None, max_length=MAX_MODEL_CHARS)
+    name: str | None = Field(None, max_length=MAX_MODEL_CHARS, description="The older name of model.")
+    verbose: bool | None = Field(None, description=_ACCEPTED)

@@ -1,0 +1,250 @@
+"""Ollama's API as its own client sees it, and to the byte as HTTP carries it."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import ollama
+import pytest
+
+from engine.types import GrammarKind
+from gateway.http.ollama.requests import parse_answer_request
+from gateway.http.ollama.schemas import OllamaChatRequest
+from gateway.http.parsing import parse_body
+from pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextRequest
+from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+
+CHAT, GENERATE = "/api/chat", "/api/generate"
+SYSTEM, QUESTION = "Be brief.", "What is a block table?"
+TURNS = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+GREEDY: dict[str, Any] = {"temperature": 0, "num_predict": 24, "num_ctx": 8192}
+BODY: dict[str, Any] = {"model": MODEL, "messages": TURNS, "options": GREEDY}
+ASKED: dict[str, Any] = {"model": MODEL, "system": SYSTEM, "prompt": QUESTION, "options": GREEDY}
+
+
+@pytest.fixture(scope="module")
+def client(live: LiveServer) -> Iterator[ollama.Client]:
+    with ollama.Client(live.url, timeout=PATIENCE_S) as stock:
+        yield stock
+
+
+def prompt_ids(live: LiveServer, *turns: tuple[str, str], begins_answer: bool = True) -> list[int]:
+    messages = tuple(ChatMessage(*turn) for turn in turns)
+    return live.run(live.model.prepare(Conversation(messages, TemplateOptions(adds_generation_prompt=begins_answer))))
+
+
+def asked_ids(live: LiveServer) -> list[int]:
+    return prompt_ids(live, ("system", SYSTEM), ("user", QUESTION))
+
+
+def expected(live: LiveServer) -> str:
+    return live.echo(asked_ids(live), 24)
+
+
+def check_end(live: LiveServer, end: ollama.ChatResponse | ollama.GenerateResponse) -> None:
+    assert (end.model, end.done, end.done_reason) == (MODEL, True, "length")
+    assert (end.prompt_eval_count, end.eval_count, end.load_duration) == (len(asked_ids(live)), 24, 0)
+    assert end.total_duration and end.prompt_eval_duration and end.eval_duration
+    assert end.prompt_eval_duration + end.eval_duration <= end.total_duration
+
+
+def test_chat_whole_and_streamed_are_the_same(live: LiveServer, client: ollama.Client) -> None:
+    whole = client.chat(MODEL, TURNS, options=GREEDY)
+    *pieces, end = client.chat(f"{MODEL}", TURNS, options=GREEDY, stream=True)
+    assert len(pieces) > 10, "the tokens did not come one by one"
+    assert whole.message.content == "".join(each.message.content or "" for each in pieces) == expected(live)
+    assert {each.message.role for each in (*pieces, end)} == {"assistant"}
+    assert not any(each.done for each in pieces)
+    check_end(live, whole)
+    check_end(live, end)
+
+
+def test_generate_whole_and_streamed_are_the_same(live: LiveServer, client: ollama.Client) -> None:
+    whole = client.generate(MODEL, QUESTION, system=SYSTEM, options=GREEDY)
+    *pieces, end = client.generate(MODEL, QUESTION, system=SYSTEM, options=GREEDY, stream=True)
+    assert whole.response == "".join(each.response or "" for each in pieces) == expected(live)
+    assert whole.context == end.context
+    check_end(live, whole)
+    check_end(live, end)
+
+
+def test_a_context_continues_the_conversation(live: LiveServer, client: ollama.Client) -> None:
+    first = client.generate(MODEL, QUESTION, system=SYSTEM, options=GREEDY)
+    turns = (("system", SYSTEM), ("user", QUESTION), ("assistant", expected(live)))
+    assert first.context == prompt_ids(live, *turns, begins_answer=False)
+    second = client.generate(MODEL, "And then?", context=first.context, options=GREEDY)
+    ids = [*first.context, *prompt_ids(live, ("user", "And then?"))]
+    assert second.response == live.echo(ids, 24)
+    assert second.context is not None and list(second.context[: len(ids)]) == ids
+
+
+def test_a_raw_prompt_is_used_as_it_is_and_has_no_context(live: LiveServer, client: ollama.Client) -> None:
+    answer = client.generate(MODEL, QUESTION, raw=True, options=GREEDY)
+    assert answer.response == live.echo(live.run(live.model.prepare(QUESTION)), 24)
+    assert answer.context is None
+
+
+def test_lines_are_streamed_by_default(live: LiveServer) -> None:
+    response = live.post(CHAT, BODY)
+    assert response.headers["content-type"] == "application/x-ndjson"
+    *pieces, end = map(json.loads, response.text.splitlines())
+    assert all(each.keys() == {"model", "created_at", "message", "done"} for each in pieces)
+    assert end["message"] == {"role": "assistant", "content": ""}
+
+
+def test_the_tag_latest_is_the_model(client: ollama.Client) -> None:
+    assert client.generate(f"{MODEL}:latest", QUESTION, options=GREEDY).model == f"{MODEL}:latest"
+
+
+def test_a_stop_string_ends_the_answer(live: LiveServer, client: ollama.Client) -> None:
+    text = expected(live)
+    stop = text[6:9]
+    answer = client.chat(MODEL, TURNS, options={**GREEDY, "stop": ["never there", stop]})
+    assert (answer.done_reason, answer.message.content) == ("stop", text[: text.index(stop)])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_logprobs(live: LiveServer, streams: bool) -> None:
+    response = live.post(CHAT, {**BODY, "logprobs": True, "top_logprobs": 2, "stream": streams})
+    found = [entry for line in response.text.splitlines() for entry in json.loads(line).get("logprobs", ())]
+    assert "".join(entry["token"] for entry in found) == expected(live)
+    assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in found)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kind"), [("json", GrammarKind.JSON_OBJECT), ({}, GrammarKind.JSON_SCHEMA), ("", None)]
+)
+def test_options_and_formats(sent: Any, kind: GrammarKind | None) -> None:
+    options = {"repeat_penalty": 1.2, "top_k": -1, "seed": -1, "num_predict": -1, "min_p": 0.1, "num_thread": 4}
+    body = {
+        "model": "m",
+        "options": {**options, "repeat_last_n": -1, "mirostat": 0},
+        "format": sent,
+        "keep_alive": "5m",
+    }
+    fields, ignored = parse_body(OllamaChatRequest, json.dumps(body).encode(), True)
+    sampling = parse_answer_request(fields, TextRequest(request_id="r", prompt="")).sampling
+    grammar = sampling.pop("grammar", None)
+    assert sampling == {"repetition_penalty": 1.2, "top_k": 0, "min_p": 0.1}
+    assert (grammar and grammar.kind, ignored) == (kind, [])
+
+
+def test_a_schema_is_a_grammar() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["é"]}}}
+    fields, _ = parse_body(OllamaChatRequest, json.dumps({"model": "m", "format": schema}).encode(), True)
+    grammar = parse_answer_request(fields, TextRequest(request_id="r", prompt="")).sampling["grammar"]
+    assert (grammar.kind, json.loads(grammar.text)) == (GrammarKind.JSON_SCHEMA, schema)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "message"),
+    [
+        (CHAT, {"model": None}, "model must be a valid string, got null"),
+        (CHAT, {"messages": "x"}, 'messages must be a valid array, got "x"'),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content must be a valid string"),
+        (CHAT, {"messages": [{"role": "none", "content": ""}]}, "messages[0].role must be 'system', 'user'"),
+        (CHAT, {"messages": [*TURNS, {"role": "assistant", "content": "A"}]}, "messages[2].role must be 'user'"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": "", "images": ["aGk="]}]},
+            "messages[0].images[0] is not supported: this server's models take text alone",
+        ),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools is not supported, got an array of 1"),
+        (CHAT, {"think": True}, "think must be false, got true"),
+        (CHAT, {"format": "xml"}, "format must be '' or 'json'"),
+        (CHAT, {"format": 1}, "format must be 'json' or a JSON schema"),
+        (CHAT, {"top_logprobs": 2}, "top_logprobs needs logprobs"),
+        (CHAT, {"options": {"temperature": 3}}, "temperature must be between 0 and 2"),
+        (CHAT, {"options": {"repeat_penalty": 0}}, "options.repeat_penalty must be greater than 0"),
+        (CHAT, {"options": {"num_predict": 10**6}}, "options.num_predict"),
+        (CHAT, {"options": {"mirostat": 1}}, "options.mirostat is not supported, got 1; leave it out or send 0"),
+        (CHAT, {"messages": [], "keep_alive": 0}, "keep_alive must not be 0 without a prompt"),
+        (GENERATE, {"images": ["aGk="]}, "images[0] is not supported"),
+        (GENERATE, {"template": "{{ .Prompt }}"}, "template is not supported"),
+        (GENERATE, {"suffix": "}"}, "suffix is not supported"),
+        (GENERATE, {"context": [10**6]}, "1000000"),
+        (GENERATE, {"options": []}, "options must be"),
+    ],
+)
+def test_bad_input_is_refused_in_ollamas_shape(
+    live: LiveServer, path: str, change: dict[str, Any], message: str
+) -> None:
+    response = live.post(path, {**(BODY if path == CHAT else ASKED), **change})
+    assert response.status_code == 400
+    [(key, text)] = response.json().items()
+    assert key == "error" and message in text
+
+
+def test_nothing_to_answer_says_that_the_model_is_loaded(client: ollama.Client) -> None:
+    for answer in (client.generate(MODEL), client.chat(MODEL)):
+        assert (answer.done, answer.done_reason) == (True, "load")
+
+
+def test_models_are_listed_and_described(live: LiveServer, client: ollama.Client) -> None:
+    [model] = client.list().models
+    assert model.model == f"{MODEL}:latest"
+    [running] = client.ps().models
+    assert (running.digest, running.context_length) == (model.digest, live.model.max_model_len)
+    shown = client.show(f"{MODEL}:latest")
+    assert shown.capabilities == ["completion"]
+    assert shown.modelinfo is not None
+    family = shown.modelinfo["general.architecture"]
+    assert shown.modelinfo[f"{family}.context_length"] == live.model.max_model_len
+    assert live.get("/api/version").json()["version"]
+
+
+def test_what_would_change_the_models_is_refused_with_what_to_do(live: LiveServer, client: ollama.Client) -> None:
+    changes: list[Any] = [
+        lambda: client.pull(MODEL),
+        lambda: client.push(MODEL),
+        lambda: client.create("other", from_=MODEL),
+        lambda: client.copy(MODEL, "other"),
+        lambda: client.delete(MODEL),
+    ]
+    for change in changes:
+        with pytest.raises(ollama.ResponseError, match=r"this server .* no models: ") as caught:
+            change()
+        assert caught.value.status_code == 501
+    assert live.request("HEAD", "/api/blobs/sha256:0").status_code == 501
+
+
+def test_clients_raise_their_own_errors(live: LiveServer, client: ollama.Client) -> None:
+    with pytest.raises(ollama.ResponseError, match="'nobody' not found") as caught:
+        client.chat("nobody", TURNS)
+    assert caught.value.status_code == 404
+    assert live.get(CHAT).json() == {"error": f"method GET is not allowed for {CHAT}"}
+    with pytest.raises(ollama.ResponseError, match="has no embeddings"):
+        client.embed(MODEL, "text")
+
+
+def test_a_failure_in_the_middle_ends_the_stream_with_an_error(live: LiveServer, client: ollama.Client) -> None:
+    live.runner.hold_after(3)
+    try:
+        pieces = client.chat(MODEL, TURNS, options=GREEDY, stream=True)
+        next(pieces)
+        live.runner.error = RuntimeError("a broken step")
+        live.runner.release()
+        with pytest.raises(ollama.ResponseError):
+            list(pieces)
+    finally:
+        live.runner.error = None
+        live.runner.release()
+
+
+@pytest.mark.parametrize(("path", "body"), [(CHAT, BODY), (GENERATE, ASKED)])
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_leaves_frees_its_blocks(
+    live: LiveServer, path: str, body: dict[str, Any], streams: bool
+) -> None:
+    live.runner.hold_after(4)
+    connection = live.send(path, {**body, "options": {"num_predict": 400}, "stream": streams})
+    try:
+        if streams:
+            assert connection.recv(1024)
+        else:
+            live.runner.wait_held()
+    finally:
+        connection.close()
+        live.runner.release()
+    live.wait_idle()
+    assert live.blocks_used_after_step() == 0
