@@ -86,10 +86,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({},),
     "documents": ([],),
     "truncate_prompt_tokens": (),
-    # service and storage
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "stream_options.continuous_usage_stats": (False,),
     # a message's
     "messages.tool_calls": ([],),
     "messages.tool_call_id": (),
@@ -183,15 +179,24 @@ def relaxed_parts(grammar: Grammar) -> list[str]:
     return []
 
 
-def warning_header(ignored: Sequence[str], relaxed: Sequence[str] = ()) -> dict[str, str]:
-    """Return the response header that tells a client which of its fields had no effect, and what of its JSON schema
-    was `relaxed`."""
-    warnings = []
-    if ignored:
-        warnings.append(f"ignored unknown fields: {_list(ignored)}")
-    if relaxed:
-        warnings.append(f"relaxed in the JSON schema: {_list(relaxed)}")
+def warning_header(
+    ignored: Sequence[str], relaxed: Sequence[str] = (), without_effect: Sequence[str] = ()
+) -> dict[str, str]:
+    """Return the response header that tells a client which of its fields were unknown or had no effect, and what of its
+    JSON schema was `relaxed`."""
+    kinds = {
+        "ignored unknown fields": ignored,
+        "fields without effect here": without_effect,
+        "relaxed in the JSON schema": relaxed,
+    }
+    warnings = [f"{kind}: {_list(names)}" for kind, names in kinds.items() if names]
     return {"x-sluice-warning": "; ".join(warnings)} if warnings else {}
+
+
+def refuse_without_effect(names: Sequence[str]) -> None:
+    """Raise INVALID for the first of the fields that have no effect here, as a strict server does."""
+    if names:
+        raise invalid(names[0], f"{quote_name(names[0])} has no effect here; this server refuses such fields")
 
 
 def _list(names: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -12,7 +13,7 @@ from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
 from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
-from pipelines.text.model import UNCOUNTED, refuse_parameters
+from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_parameters
 from pipelines.text.parts import ChatReader
 from pipelines.text.sampling import (
     SamplingDefaults,
@@ -116,6 +117,17 @@ class LlmText:
     def info(self) -> EngineInfo:
         """Facts about the loaded engine. Raises SluiceError UNAVAILABLE before it has started."""
         return self.engine.info
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes with the model, its version and the settings that its answers depend on."""
+        info = msgspec.structs.replace(self.info, load_seconds=0.0)
+        return fingerprint_of(self.name, self.version, self.created, info, sorted(self.defaults.items()))
+
+    @property
+    def template_names(self) -> frozenset[str]:
+        """Names that the chat template refers to, variables among them."""
+        return self.tokenizer.template_names
 
     @property
     def max_model_len(self) -> int:

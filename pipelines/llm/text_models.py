@@ -8,7 +8,7 @@ import msgspec
 import pipelines.text.tensor_model  # noqa: F401 - registers the text model of models that are not LLMs
 from pipelines.llm.model import llm_text_of
 from pipelines.llm.text import LlmText
-from pipelines.text.model import UNCOUNTED, TextModel, text_model_of
+from pipelines.text.model import UNCOUNTED, TextModel, fingerprint_of, text_model_of
 from pipelines.text.parts import ChatReader
 from pipelines.text.types import Prompt, TextEvent, TextRequest
 from serving.model import Model
@@ -70,6 +70,14 @@ class AdapterText:
         self.created = base.created
         self.max_model_len = base.max_model_len
         self.max_beam_width = base.max_beam_width
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.base.fingerprint, self._adapter)
+
+    @property
+    def template_names(self) -> frozenset[str]:
+        return self.base.template_names
 
     @property
     def failure(self) -> str | None:

@@ -2,7 +2,9 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager, nullcontext
-from functools import singledispatch
+from functools import cache, singledispatch
+from hashlib import blake2b
+from importlib.metadata import version
 from typing import Protocol
 
 from pipelines.text.parts import ChatReader
@@ -49,6 +51,16 @@ class TextModel(Protocol):
         ...
 
     @property
+    def fingerprint(self) -> str:
+        """Changes with the model, its version and the settings that its answers depend on."""
+        ...
+
+    @property
+    def template_names(self) -> frozenset[str]:
+        """Names that its chat template refers to, variables among them."""
+        ...
+
+    @property
     def takes_parameters(self) -> bool:
         """Whether a request may have `parameters`, because steps before the language model may read them."""
         ...
@@ -73,6 +85,17 @@ class TextModel(Protocol):
         at the first event where the request is refused, and at a later one where it failed.
         """
         ...
+
+
+def fingerprint_of(*facts: object) -> str:
+    """Return a short name of the server's version and of `facts`, in OpenAI's form."""
+    text = repr((_server_version(), *facts))
+    return f"fp_{blake2b(text.encode(), digest_size=5).hexdigest()}"
+
+
+@cache
+def _server_version() -> str:
+    return version("sluice")
 
 
 def refuse_parameters(model: str, request: TextRequest) -> None:

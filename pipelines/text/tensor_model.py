@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.types import FinishReason
 from engine.validation import check_sampling
 from pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
-from pipelines.text.model import UNCOUNTED, TextModel, refuse_parameters, text_model_of
+from pipelines.text.model import UNCOUNTED, TextModel, fingerprint_of, refuse_parameters, text_model_of
 from pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens
 from pipelines.text.stream import sent_prompt
 from pipelines.text.text_tensors import encode_messages
@@ -119,6 +119,7 @@ class TensorText:
     max_beam_width = 1
     parent = None
     failure = None
+    template_names: frozenset[str] = frozenset()
 
     def __init__(self, model: Model, signature: TextSignature) -> None:
         self._model = model
@@ -127,6 +128,10 @@ class TensorText:
         self.version = str(model.version)
         self.created = model.created
         """When the model was loaded, in seconds since 1970."""
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.name, self.version)
 
     @property
     def takes_parameters(self) -> bool:

@@ -116,6 +116,11 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.pad_token_id
         return token_id
 
+    @cached_property
+    def template_names(self) -> frozenset[str]:
+        """Names that the chat template refers to, variables among them."""
+        return names_in_template(self._tokenizer.chat_template)
+
     @property
     def num_tokens(self) -> int:
         """Size of the vocabulary, including added tokens."""
@@ -255,11 +260,20 @@ class Tokenizer:
             raise invalid("messages", message)
         try:
             text: str = self._tokenizer.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=options.adds_generation_prompt
+                turns,
+                tokenize=False,
+                add_generation_prompt=options.adds_generation_prompt,
+                **options.arguments,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         return text
+
+
+def names_in_template(template: str | dict[str, str] | None) -> frozenset[str]:
+    """Return every name in a chat template or in several, variables among them."""
+    texts = template.values() if isinstance(template, dict) else [template or ""]
+    return frozenset(re.findall(r"[A-Za-z_]\w*", " ".join(texts)))
 
 
 class _Encoding(NamedTuple):

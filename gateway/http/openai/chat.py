@@ -13,10 +13,10 @@ from gateway.http.openai.reply import (
     ending_fields,
     prompt_logprobs,
 )
-from gateway.http.openai.requests import parse_generation, wants_beams
+from gateway.http.openai.requests import parse_generation, template_arguments, wants_beams
 from gateway.http.openai.schemas import ChatCompletionRequest
 from gateway.http.sse import event_frame
-from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextLogprob, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextEvent, TextLogprob, TextRequest
 from sluice.errors import invalid
 
 
@@ -28,7 +28,7 @@ def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tup
     return parse_generation(
         request,
         msgspec.structs.replace(base, max_tokens_name="max_completion_tokens" if is_newer else "max_tokens"),
-        [Conversation(messages)],
+        [Conversation(messages, TemplateOptions(arguments=template_arguments(request)))],
         max_tokens=_max_tokens(request),
         logprobs=_logprobs(request),
         param_names={"query": "messages"},
@@ -69,12 +69,13 @@ class ChatReply(OpenAIReply):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def opening(self) -> bytes:
-        return b"".join(self._opening(index) for index in range(self._options.n))
+    def opening(self, first: TextEvent) -> bytes:
+        return b"".join(self._opening(index, first) for index in range(self._options.n))
 
-    def _opening(self, index: int) -> bytes:
+    def _opening(self, index: int, first: TextEvent) -> bytes:
         delta = {"role": "assistant", "content": ""}
-        return event_frame(self.chunk({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}))
+        piece = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return event_frame(self.chunk(piece, first.prompt_tokens))
 
     def piece(self, index: int, text: str, logprobs: JsonObject | None) -> JsonObject:
         return {"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}

@@ -23,19 +23,22 @@ class ReplyOptions:
     """The parts of an answer that the client chooses.
 
     Each of `num_prompts` prompts gets `n` choices, the likeliest of `best_of` sequences. With `include_usage` a stream
-    ends with the token counts. `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out
-    log probabilities. `param_names` maps the names that models use in their errors to the client's names. `relaxed`
-    says what of the client's JSON schema answers are not held to.
+    ends with the token counts, and with `continuous_usage` each of its chunks has those of its choice so far.
+    `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out log probabilities.
+    `param_names` maps the names that models use in their errors to the client's names. `relaxed` says what of the
+    client's JSON schema answers are not held to. `service_tier` is the one that the answer names; None for none.
     """
 
     num_prompts: int
     n: int = 1
     best_of: int = 1
     include_usage: bool = False
+    continuous_usage: bool = False
     top_logprobs: int | None = None
     prompt_logprobs: int | None = None
     param_names: Mapping[str, str] = field(default_factory=dict)
     relaxed: Sequence[str] = ()
+    service_tier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +65,15 @@ class OpenAIReply(ABC):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, *, reply_id: str, created: int, model: str, options: ReplyOptions) -> None:
+    def __init__(self, *, reply_id: str, created: int, model: str, fingerprint: str, options: ReplyOptions) -> None:
         """`created` is in Unix seconds."""
-        self._head = {"id": reply_id, "object": self.kind, "created": created, "model": model}
+        head = {"id": reply_id, "object": self.kind, "created": created, "model": model}
+        tier = {} if options.service_tier is None else {"service_tier": options.service_tier}
+        self._head = {**head, "system_fingerprint": fingerprint, **tier}
         self._chunk_head = {**self._head, "object": self.chunk_kind}
         self._options = options
-        self._text_frames = [self._text_frame(index) for index in range(self._num_choices)]
-        self._unsent_opening = self.opening()
+        self._text_frames = [self._empty_frame(index) for index in range(self._num_choices)]
+        self._has_begun = False
         self._ends: dict[int, TextEvent] = {}
         """The last event of each stream that has ended."""
 
@@ -88,8 +93,8 @@ class OpenAIReply(ABC):
     def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
         """Return the log probabilities of a choice or of a piece of one."""
 
-    def opening(self) -> bytes:
-        """Return the frames that a stream sends before its first text."""
+    def opening(self, first: TextEvent) -> bytes:
+        """Return the frames that a stream sends before its first event, of whichever choice."""
         return b""
 
     def extra_fields(self, choices: Sequence[Choice]) -> JsonObject:
@@ -101,16 +106,25 @@ class OpenAIReply(ABC):
 
         The opening goes out with the first event of any stream.
         """
-        frame, self._unsent_opening = self._unsent_opening, b""
+        frame = b"" if self._has_begun else self.opening(event)
+        self._has_begun = True
         if event.finish_reason is not None:
             self._ends[index] = event
         if event.detail is not None:
             return frame + self._detailed_frame(index, event, event.detail)
         if event.text:
-            frame += self._text_frames[index].fill(event.text)
+            frame += self._text_frame(index, event)
         if event.finish_reason is not None:
-            frame += event_frame(self.chunk(self.last_piece(index, event, None)))
+            frame += self._choice_frame(self.last_piece(index, event, None), event)
         return frame
+
+    def _text_frame(self, index: int, event: TextEvent) -> bytes:
+        if self._options.continuous_usage:
+            return self._choice_frame(self.piece(index, event.text, None), event)
+        return self._text_frames[index].fill(event.text)
+
+    def _choice_frame(self, piece: JsonObject, event: TextEvent) -> bytes:
+        return event_frame(self.chunk(piece, event.prompt_tokens, event.completion_tokens))
 
     def _detailed_frame(self, index: int, event: TextEvent, detail: TextDetail) -> bytes:
         logprobs, frame = self._format_logprobs(detail.logprobs or ()), b""
@@ -118,10 +132,10 @@ class OpenAIReply(ABC):
             # The chunk has an empty choice, because many clients read the first choice of every chunk.
             frame = event_frame({**self.chunk(self.piece(index, "", None)), **sources_field(detail)})
         if event.text:
-            frame += event_frame(self.chunk(self.piece(index, event.text, logprobs)))
+            frame += self._choice_frame(self.piece(index, event.text, logprobs), event)
             logprobs = None
         if event.finish_reason is not None:
-            frame += event_frame(self.chunk(self.last_piece(index, event, logprobs if detail.logprobs else None)))
+            frame += self._choice_frame(self.last_piece(index, event, logprobs if detail.logprobs else None), event)
         return frame
 
     def closing(self) -> bytes:
@@ -159,16 +173,18 @@ class OpenAIReply(ABC):
         num_top = self._options.top_logprobs
         return None if num_top is None else self.logprobs(entries, num_top)
 
-    def chunk(self, piece: JsonObject) -> JsonObject:
-        """Return a stream's object with one choice."""
+    def chunk(self, piece: JsonObject, num_prompt: int = 0, num_output: int = 0) -> JsonObject:
+        """Return a stream's object with one choice, which has so many tokens up to here."""
         chunk = {**self._chunk_head, "choices": [piece]}
-        return {**chunk, "usage": None} if self._options.include_usage else chunk
+        if not self._options.include_usage:
+            return chunk
+        return {**chunk, "usage": _counts(num_prompt, num_output) if self._options.continuous_usage else None}
 
     @property
     def _num_choices(self) -> int:
         return self._options.num_prompts * self._options.n
 
-    def _text_frame(self, index: int) -> TextFrame:
+    def _empty_frame(self, index: int) -> TextFrame:
         return TextFrame.around(self.chunk(self.piece(index, PLACEHOLDER, None)))
 
 
@@ -191,11 +207,19 @@ def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject | None:
     # The other sequences find what the first one computed.
     cached_tokens = sum(min(end.cached_tokens for end in group) for group in groups)
     return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        **_counts(prompt_tokens, completion_tokens),
+        "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
+        "completion_tokens_details": {
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
+        },
     }
+
+
+def _counts(num_prompt: int, num_output: int) -> JsonObject:
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_output, "total_tokens": num_prompt + num_output}
 
 
 def ending_fields(end: TextEvent) -> JsonObject:

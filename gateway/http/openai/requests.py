@@ -16,16 +16,22 @@ from gateway.http.openai.schemas import (
     GenerationRequest,
     ResponseFormat,
     RetrievalFields,
+    StreamOptions,
     StructuredOutputs,
 )
 from gateway.http.parsing import relaxed_parts, retriever_parameters
 from pipelines.rag.filters import parse_filter
+from pipelines.text.model import TextModel
 from pipelines.text.sampling import drop_random_seed
-from pipelines.text.types import PlainPrompt, SamplingOverrides, TextRequest
+from pipelines.text.types import Conversation, PlainPrompt, Prompt, SamplingOverrides, TextRequest
 from sluice.errors import SluiceError, invalid
 
 _NO_BEAMS = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
 _RETRIEVAL_NAMES = {"parameters": "rag", **{name: f"rag.{name}" for name in ("collection", "filter", "mode")}}
+_TIER_PRIORITIES = {"priority": -1, "flex": 1}
+"""Priorities of the service tiers besides the default one's 0. Lower runs earlier."""
+_TEMPLATE_FIELDS = ("verbosity",)
+"""Fields that are arguments of a chat template."""
 Constraint = tuple[str, Grammar]
 """Path of the client's field, and the grammar in it."""
 
@@ -74,13 +80,42 @@ def parse_generation(
         num_prompts=len(prompts),
         n=n,
         best_of=best_of,
-        include_usage=fields.stream_options is not None and bool(fields.stream_options.include_usage),
+        **_usage_options(fields.stream_options),
+        service_tier={"auto": "default"}.get(fields.service_tier or "", fields.service_tier),
         top_logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
         param_names={**_retrieval_param_names(fields), **(param_names or {}), **logprobs_name, **grammar_name},
         relaxed=() if grammar is None else relaxed_parts(grammar),
     )
     return requests, options
+
+
+def requested_priority(fields: GenerationRequest) -> int | None:
+    """Return the priority that the body asks for, by its number or by its service tier."""
+    return _TIER_PRIORITIES.get(fields.service_tier or "") if fields.priority is None else fields.priority
+
+
+def template_arguments(fields: GenerationRequest) -> dict[str, Any]:
+    """Return the fields that become variables of the chat template."""
+    return {name: value for name in _TEMPLATE_FIELDS if (value := getattr(fields, name, None)) is not None}
+
+
+def without_effect(fields: GenerationRequest, prompt: Prompt, model: TextModel) -> list[str]:
+    """Return the paths of the fields that change nothing with this model."""
+    names = ["store"] if fields.store else []
+    if isinstance(prompt, Conversation) and prompt.options.arguments:
+        unknown = sorted(prompt.options.arguments.keys() - model.template_names)
+        names += [name if name in _TEMPLATE_FIELDS else f"chat_template_kwargs.{name}" for name in unknown]
+    return names
+
+
+def _usage_options(sent: StreamOptions | None) -> dict[str, bool]:
+    """Return whether a stream ends with the counts of its tokens, and whether each of its chunks has them."""
+    includes = sent is not None and bool(sent.include_usage)
+    return {
+        "include_usage": includes,
+        "continuous_usage": includes and sent is not None and bool(sent.continuous_usage_stats),
+    }
 
 
 def _sequence_sampling(sampling: SamplingOverrides, index: int) -> SamplingOverrides:

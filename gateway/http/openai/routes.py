@@ -15,10 +15,10 @@ from gateway.http.openai import embeddings, rerank, tokens
 from gateway.http.openai.chat import ChatReply, parse_chat_request
 from gateway.http.openai.completions import CompletionReply, parse_completion_request
 from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
-from gateway.http.openai.requests import check_beams
+from gateway.http.openai.requests import check_beams, requested_priority, without_effect
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.http.openapi import describe_body
-from gateway.http.parsing import parse_pieces_of_body, warning_header
+from gateway.http.parsing import parse_pieces_of_body, refuse_without_effect, warning_header
 from gateway.http.request import get_request_id, parse_scheduling, read_pieces, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
@@ -79,12 +79,11 @@ class OpenAIRoutes:
             fields, ignored = await parse_pieces_of_body(schema, pieces, self._options.is_strict)
         request_id = get_request_id(request)
         scheduling = parse_scheduling(request.headers, self._defaults)
-        base = TextRequest(
-            request_id=request_id, prompt="", protocol=reply_type.protocol, **scheduling.fields(fields.priority)
-        )
+        queued = scheduling.fields(requested_priority(fields))
+        base = TextRequest(request_id=request_id, prompt="", protocol=reply_type.protocol, **queued)
         requests, options = parse(fields, base)
-        headers = warning_header(ignored, options.relaxed)
-        model = self._service.llm(_model_name(fields), scheduling.sticky_key)
+        model = self._service.llm(_model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
+        headers = self._warnings(ignored, options, without_effect(fields, requests[0].prompt, model))
         check_beams(fields, model.max_beam_width)
         key = request.headers.get(owner_keys.HEADER)
         if key and model.takes_parameters:  # a language model alone has no collection to open
@@ -92,12 +91,24 @@ class OpenAIRoutes:
         if options.best_of > 1:
             requests = await _share_prompts(model, requests, options.best_of)
         reply_id = f"{reply_type.id_prefix}-{request_id}"
-        reply = reply_type(reply_id=reply_id, created=int(time.time()), model=model.name, options=options)
+        reply = reply_type(
+            reply_id=reply_id,
+            created=int(time.time()),
+            model=model.name,
+            fingerprint=model.fingerprint,
+            options=options,
+        )
         streams = [self._service.generate(model, each) for each in requests]
         if fields.stream:
             return EventStreamResponse(stream_frames(streams, reply, options), error_frame, headers)
         choices = await run_while_connected(request.receive, whole_choices(streams, options))
         return Response(reply.whole(choices), headers=headers, media_type="application/json")
+
+    def _warnings(self, ignored: Sequence[str], options: ReplyOptions, without_effect: Sequence[str]) -> dict[str, str]:
+        """Return the header that warns the client. Raises INVALID instead where the server is strict."""
+        if self._options.is_strict:
+            refuse_without_effect(without_effect)
+        return warning_header(ignored, options.relaxed, without_effect)
 
     async def models(self) -> Response:
         """List the models: language models first, then pipelines, then encoders and rerankers."""

@@ -30,6 +30,7 @@ _INLINE_IDS = 16 << 10
 """Most token ids that pydantic checks at once."""
 
 MAX_MODEL_CHARS = 1024
+UNUSED = "Accepted and not used."
 
 
 def text_or_object(value: Any) -> str | None:
@@ -80,12 +81,14 @@ class StreamOptions(RequestObject):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = Field(None, description="vLLM's; with include_usage, counts in every chunk.")
+    include_obfuscation: bool | None = Field(None, description=UNUSED)
 
 
 class JsonSchema(RequestObject):
     """The schema that an answer must match."""
 
-    name: str = Field(description="Accepted and not used.")
+    name: str = Field(description=UNUSED)
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = Field(None, description="Accepted and not used: the answer always matches.")
 
@@ -120,7 +123,7 @@ class LoraRequest(RequestObject):
     """A LoRA adapter, as trtllm-serve and vLLM name one."""
 
     lora_name: str = Field(min_length=1)
-    lora_int_id: int | None = Field(None, description="Accepted and not used.")
+    lora_int_id: int | None = Field(None, description=UNUSED)
     lora_path: str | None = Field(None, description="Accepted and not used: adapters are given at the start.")
 
 
@@ -137,7 +140,20 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     max_tokens: int | None = Field(None, ge=1)
     stop: StopStrings | None = None
     response_format: ResponseFormat | None = None
-    user: str | None = Field(None, description="Accepted and not used.")
+    user: str | None = Field(None, description=UNUSED)
+    safety_identifier: str | None = Field(None, description=UNUSED)
+    metadata: dict[str, Any] | None = Field(None, description=UNUSED)
+    store: bool | None = Field(None, description="true is accepted with a warning: no answer is stored.")
+    prompt_cache_key: str | None = Field(
+        None,
+        max_length=MAX_MODEL_CHARS,
+        description="Requests with the same key get the same version of a model whose versions share them, as with "
+        "the header x-sluice-sticky, which wins.",
+    )
+    prompt_cache_retention: str | None = Field(None, description=UNUSED)
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(
+        None, description="priority runs before default and flex after it. The field priority wins."
+    )
     bad_words: list[str] | None = Field(
         None, max_length=MAX_LIST, fail_fast=True, description="vLLM's; words that must not come."
     )
@@ -172,6 +188,9 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
+    verbosity: Literal["low", "medium", "high"] | None = Field(
+        None, description="An argument of the chat template. A template that does not use it: a warning."
+    )
 
 
 Prompt = Annotated[

@@ -147,11 +147,7 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.structural_tag is not supported",
     ),
     ({"guided_regex": "a+", "ignore_eos": True}, "ignore_eos", "ignore_eos must be false"),
-    (
-        {"stream_options": {"continuous_usage_stats": True}},
-        "stream_options.continuous_usage_stats",
-        "stream_options.continuous_usage_stats is not supported, got true; leave it out or send false",
-    ),
+    ({"service_tier": "gold"}, "service_tier", "'auto', 'default', 'flex' or 'priority', got \"gold\""),
 ]
 
 REFUSED_TEXT: list[tuple[dict[str, Any], str, str]] = [

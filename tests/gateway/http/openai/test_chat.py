@@ -90,7 +90,8 @@ def test_the_bytes_of_a_stream(live: LiveServer) -> None:
     assert response.headers["cache-control"] == "no-cache"
     events = events_of(response.content)
     assert events[-1] == "[DONE]"
-    head = {"id": "chatcmpl-abc", "object": "chat.completion.chunk", "model": "rill", "created": events[0]["created"]}
+    head = {"id": "chatcmpl-abc", "object": "chat.completion.chunk", "model": "rill"}
+    head |= {name: events[0][name] for name in ("created", "system_fingerprint")}
 
     def chunk(delta: dict[str, str], **end: Any) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} | end
@@ -110,7 +111,7 @@ def test_without_include_usage_no_chunk_speaks_of_usage(live: LiveServer) -> Non
 
 def test_the_keys_of_a_whole_answer(live: LiveServer) -> None:
     answer = live.post(PATH, BODY).json()
-    assert answer.keys() == {"id", "object", "created", "model", "choices", "usage"}
+    assert answer.keys() == {"id", "object", "created", "model", "system_fingerprint", "choices", "usage"}
     assert answer["choices"][0].keys() == {"index", "message", "logprobs", "finish_reason", "stop_reason"}
     assert answer["choices"][0]["message"].keys() == {"role", "content", "refusal"}
 

@@ -94,7 +94,7 @@ def test_cached_tokens_are_told_where_openai_tells_them(live: LiveServer, client
     body = {"model": "rill", "prompt": prompt, "max_tokens": 2, "n": 3}
     options = {"stream": True, "stream_options": {"include_usage": True}}
     *_, usage, _ = events_of(live.post(TEXT_PATH, body | options).content)
-    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 96}
+    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 96, "audio_tokens": 0}
 
 
 def test_a_salt_shares_with_nobody_else(live: LiveServer) -> None:

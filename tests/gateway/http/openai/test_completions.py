@@ -77,7 +77,8 @@ def test_the_bytes_of_a_stream(live: LiveServer) -> None:
     ids = ids_of(live, "a")
     body = BODY | {"prompt": "a", "max_tokens": 3, "stream": True}
     *chunks, end, done = events_of(live.post(PATH, body, headers={"x-request-id": "abc"}).content)
-    head = {"id": "cmpl-abc", "object": "text_completion", "model": "rill", "created": end["created"]}
+    head = {"id": "cmpl-abc", "object": "text_completion", "model": "rill"}
+    head |= {name: end[name] for name in ("created", "system_fingerprint")}
     assert done == "[DONE]"
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == live.echo(ids, 3)
     for chunk in chunks:

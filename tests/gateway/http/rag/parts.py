@@ -94,6 +94,8 @@ class ScriptedPipeline:
     max_beam_width: int = 1
     parent: str | None = None
     failure: str | None = None
+    fingerprint: str = "fp_0"
+    template_names: frozenset[str] = frozenset()
     events: list[TextEvent | Exception] = field(default_factory=list)
     requests: list[TextRequest] = field(default_factory=list)
     may_continue: asyncio.Event = field(default_factory=asyncio.Event)
