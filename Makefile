@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 # Errors alone: with an index of many mirrors pip's warnings would fill the screen before the banner.
 INSTALL := -m pip install --quiet --quiet --disable-pip-version-check
 GOLDENS := build/goldens-venv
+CLIENTS := build/clients-venv
 TORCH := torch==2.13.0
 # tests/conftest.py chooses the number of workers (another: ARGS="-n 8") and the order of the files.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
@@ -14,7 +15,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-torch check format docs vectors bench goldens clean
+.PHONY: help run test quick test-torch test-clients check format docs vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -30,6 +31,9 @@ quick: $(VENV)/.dev ## the tests that start no process, no server and no model l
 
 test-torch: $(VENV)/.torch ## compare with transformers live, on fresh random weights (installs torch)
 	$(BIN)/python -m pytest -m torch
+
+test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others against a running server (1.2 GB in build/)
+	cd tests/clients && ../../$(CLIENTS)/bin/python -m pytest --rootdir . --confcutdir . -c pytest.ini .
 
 check: $(VENV)/.dev ## format, lint, types, import layering
 	$(BIN)/ruff format --check .
@@ -85,6 +89,14 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/.dev
 
 $(VENV)/.torch: $(VENV)/.dev
 	@$(BIN)/python $(INSTALL) $(TORCH)
+	@touch $@
+
+# uv finds versions that fit each other in seconds; pip looks for them for ten minutes.
+$(CLIENTS)/.done: tests/clients/requirements.txt
+	@echo "Installing others' clients into $(CLIENTS) (about 1.2 GB, once; a minute or a few) ..."
+	@$(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python $(INSTALL) uv
+	@$(CLIENTS)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/clients/requirements.txt
 	@touch $@
 
 $(GOLDENS)/.done: pyproject.toml

@@ -1,0 +1,109 @@
+"""Frameworks ask the bundled model what it knows, each in its own way, and get its answer."""
+
+import asyncio
+from typing import Any
+
+QUESTION = "What does len do?"
+ANSWER = "len() returns the length (the number of items) of an object."
+MODEL = "rill"
+
+
+def test_litellm(base_url: str) -> None:
+    import litellm
+
+    turns = [{"role": "user", "content": QUESTION}]
+    options: dict[str, Any] = {"model": f"openai/{MODEL}", "messages": turns, "api_base": base_url}
+    assert litellm.completion(**options).choices[0].message.content == ANSWER
+    pieces = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(**options, stream=True)]
+    assert "".join(pieces) == ANSWER
+    vectors = litellm.embedding(model="openai/sentence_encoder", input=["one", "two"], api_base=base_url).data
+    assert len(vectors) == 2 and vectors[0]["embedding"]
+
+
+def test_litellm_speaks_anthropic(url: str) -> None:
+    import litellm
+
+    turns = [{"role": "user", "content": QUESTION}]
+    answer = litellm.completion(model=f"anthropic/{MODEL}", messages=turns, api_base=url, max_tokens=50)
+    assert answer.choices[0].message.content == ANSWER
+
+
+def test_langchain(base_url: str) -> None:
+    from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+
+    chat = ChatOpenAI(base_url=base_url, model=MODEL)
+    assert chat.invoke(QUESTION).content == ANSWER
+    assert "".join(str(chunk.content) for chunk in chat.stream(QUESTION)) == ANSWER
+    embeddings = OpenAIEmbeddings(base_url=base_url, model="sentence_encoder", check_embedding_ctx_length=False)
+    assert len(embeddings.embed_documents(["one", "two"])) == 2
+
+
+def test_langgraph(base_url: str) -> None:
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    chat = ChatOpenAI(base_url=base_url, model=MODEL)
+    graph = StateGraph(MessagesState)
+    graph.add_node("answer", lambda state: {"messages": [chat.invoke(state["messages"])]})
+    graph.add_edge(START, "answer")
+    graph.add_edge("answer", END)
+    assert graph.compile().invoke({"messages": [("user", QUESTION)]})["messages"][-1].content == ANSWER
+
+
+def test_llama_index(base_url: str) -> None:
+    from llama_index.core.llms import ChatMessage
+    from llama_index.llms.openai_like import OpenAILike
+
+    llm = OpenAILike(model=MODEL, api_base=base_url, api_key="unused", is_chat_model=True, context_window=1024)
+    assert llm.chat([ChatMessage(role="user", content=QUESTION)]).message.content == ANSWER
+    assert [each.delta for each in llm.stream_chat([ChatMessage(role="user", content=QUESTION)])]
+
+
+def test_instructor(base_url: str) -> None:
+    import instructor
+    import openai
+    from pydantic import BaseModel, ConfigDict
+
+    class Verdict(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        is_built_in: bool
+
+    client = instructor.from_openai(openai.OpenAI(base_url=base_url), mode=instructor.Mode.JSON_SCHEMA)
+    turns: Any = [{"role": "user", "content": QUESTION}]
+    verdict = client.chat.completions.create(model=MODEL, response_model=Verdict, messages=turns, max_retries=0)
+    assert isinstance(verdict.is_built_in, bool)
+
+
+def test_pydantic_ai(base_url: str) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    agent = Agent(OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=base_url)))
+    assert agent.run_sync(QUESTION).output == ANSWER
+
+
+def test_haystack(base_url: str) -> None:
+    from haystack.components.generators.chat import OpenAIChatGenerator
+    from haystack.dataclasses import ChatMessage
+
+    found = OpenAIChatGenerator(model=MODEL, api_base_url=base_url).run([ChatMessage.from_user(QUESTION)])
+    assert found["replies"][0].text == ANSWER
+
+
+def test_dspy(base_url: str) -> None:
+    import dspy
+
+    assert dspy.LM(f"openai/{MODEL}", api_base=base_url, cache=False)(QUESTION) == [ANSWER]
+
+
+def test_openai_agents_by_chat_completions(base_url: str) -> None:
+    import agents
+    from openai import AsyncOpenAI
+
+    async def ask() -> str:
+        model = agents.OpenAIChatCompletionsModel(model=MODEL, openai_client=AsyncOpenAI(base_url=base_url))
+        result = await agents.Runner.run(agents.Agent(name="one", model=model), QUESTION)
+        return str(result.final_output)
+
+    assert asyncio.run(ask()) == ANSWER
