@@ -25,14 +25,18 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     CHOICE = "choice"
     EBNF = "ebnf"
+    TOOL_CALLS = "tool_calls"
 
 
 class Grammar(msgspec.Struct, frozen=True):
     """A constraint that the whole output must match. `text` is a JSON schema, a regular expression, a JSON array of
-    strings (choice) or a grammar in GBNF or Lark; it is empty for JSON_OBJECT."""
+    strings (choice) or a grammar in GBNF or Lark; it is empty for JSON_OBJECT. That of TOOL_CALLS is Lark which this
+    server wrote (`pipelines/chat/lark.py`). `preamble` is such Lark too, with a rule `start` for what comes before the
+    constrained output, which it calls `@answer`; it needs a runtime that has TOOL_CALLS."""
 
     kind: GrammarKind
     text: str = ""
+    preamble: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,7 +26,7 @@ def check_sampling(params: SamplingParams) -> None:
         raise _out_of_range("min_tokens", params.min_tokens, f"between 0 and max_tokens ({params.max_tokens})")
     if not all(params.bad_words):
         raise invalid("bad_words", "bad_words must be sequences of at least 1 token, got an empty one")
-    if params.grammar is not None and len(params.grammar.text) > MAX_GRAMMAR_CHARS:
+    if params.grammar is not None and len(params.grammar.text) + len(params.grammar.preamble) > MAX_GRAMMAR_CHARS:
         got = len(params.grammar.text)
         raise invalid("grammar", f"the grammar must have at most {MAX_GRAMMAR_CHARS} characters, got {got}")
     if params.grammar is not None and params.ignore_eos:

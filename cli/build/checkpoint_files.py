@@ -5,7 +5,7 @@ from pathlib import Path
 
 from engine.model_folder import ModelFormat
 from engine.runners.openvino.weights.checkpoint import INDEX, WHOLE, weight_files
-from pipelines.text.tokenizer import TOKENIZER_FILES
+from pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 
 CONFIG = "config.json"
 TOKENIZER_PATTERNS = (

@@ -15,7 +15,7 @@ from cli.build.steps import ToolStep
 from cli.gpus import read_driver
 from engine.model_folder import ModelFormat
 from gateway.checkpoint import is_hub_id
-from pipelines.text.tokenizer import TOKENIZER_FILES
+from pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 from sluice import __version__
 
 MANIFEST = "sluice-build.json"

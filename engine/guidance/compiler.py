@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from engine.guidance.matching import CompiledGrammar, MaskThreads
+from engine.guidance.matching import CompiledGrammar, JsonExtent, MaskThreads
 from engine.guidance.tokenizer import Vocabulary, load_vocabulary
 from engine.guidance.translate import translate
 from engine.types import Grammar, GrammarKind
@@ -125,27 +125,34 @@ class GrammarCompiler:
         translation = translate(grammar)
 
         def build(text: str) -> CompiledGrammar:
-            return self._build(vocabulary, text, translation.fuel, grammar.kind in _JSON_KINDS)
+            return self._build(vocabulary, text, translation.fuel, _json_extent(grammar))
 
         compiled = build(translation.text)
         if isinstance(compiled.first, str):
             raise translation.explain(compiled.first, lambda text: _error(build(text)))
         return compiled
 
-    def _build(self, vocabulary: Vocabulary, text: str, fuel: int, is_json: bool) -> CompiledGrammar:
+    def _build(self, vocabulary: Vocabulary, text: str, fuel: int, json: JsonExtent) -> CompiledGrammar:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(
             initial_lexer_fuel=fuel, max_grammar_size=_MAX_SYMBOLS, max_lexer_states=_MAX_STATES, verbose_errors=False
         )
         matcher = LLMatcher(vocabulary.tokenizer, text, log_level=0, limits=limits)
-        return CompiledGrammar(matcher, vocabulary, self._mask_threads, is_json)
+        return CompiledGrammar(matcher, vocabulary, self._mask_threads, json)
 
     def _load_vocabulary(self) -> Vocabulary:
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 self._vocabulary = load_vocabulary(self._model_path, self._vocab_size, self._eos_token_ids)
             return self._vocabulary
+
+
+def _json_extent(grammar: Grammar) -> JsonExtent:
+    """Return how much of the text that matches a grammar is JSON."""
+    if grammar.kind is GrammarKind.TOOL_CALLS or (grammar.kind in _JSON_KINDS and grammar.preamble):
+        return JsonExtent.BRACES
+    return JsonExtent.ALL if grammar.kind in _JSON_KINDS else JsonExtent.NONE
 
 
 def _error(compiled: CompiledGrammar) -> str:

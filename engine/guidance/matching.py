@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass
+from enum import Enum
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,9 +29,19 @@ largest unsigned integer of 64 bits, and more than a double needs."""
 MAX_EXPONENT_DIGITS = 3
 
 _QUOTE, _BACKSLASH, _SIGNS, _EXPONENTS = b'"'[0], b"\\"[0], b"+-", b"eE"
+_BRACES, _LINE_BREAK = b"{}", b"\n"[0]
 
 _FEW = 8
 """A set of at most 1/8 of the vocabulary is kept as a list of token ids."""
+
+
+class JsonExtent(Enum):
+    """Where a grammar's text is JSON."""
+
+    NONE = "none"
+    ALL = "all"
+    BRACES = "braces"
+    """Within braces alone, with any text around them."""
 
 
 class CompiledGrammar:
@@ -38,11 +49,15 @@ class CompiledGrammar:
     that one has reached costs the next nothing."""
 
     def __init__(
-        self, matcher: "LLMatcher", vocabulary: Vocabulary, threads: "MaskThreads", is_json: bool = False
+        self,
+        matcher: "LLMatcher",
+        vocabulary: Vocabulary,
+        threads: "MaskThreads",
+        json: JsonExtent = JsonExtent.NONE,
     ) -> None:
-        """`matcher` must be in its initial state. `is_json`: the text is JSON as a whole, so its numbers get an end."""
+        """`matcher` must be in its initial state. `json` says where numbers are JSON's, so that they get an end."""
         self.vocabulary = vocabulary
-        self.is_json = is_json
+        self.json = json
         self.threads = threads
         self.is_broken = False
         """Whether a sequence met an error that may be the shared automaton's, so that it should not be reused."""
@@ -65,7 +80,7 @@ class GrammarConstraint:
         self._lock = threading.Lock()  # the matcher allows one call at a time
         self._mask: Mask | str | None = grammar.first
         """The mask of the current state, or the reason why no token fits; None until it is computed."""
-        self._digits = DigitCounter() if grammar.is_json else None
+        self._digits = None if grammar.json is JsonExtent.NONE else DigitCounter(grammar.json)
 
     def prepare(self) -> None:
         if self._mask is None:
@@ -113,9 +128,10 @@ class DigitCounter:
     """Counts the digits of the number that a JSON text is in, and how many more it may have. A small model writes
     digits on for as long as it may, and no rule of a grammar could tell every kind of number to end."""
 
-    def __init__(self) -> None:
+    def __init__(self, json: JsonExtent = JsonExtent.ALL) -> None:
+        self._is_whole = json is JsonExtent.ALL
         self._is_in_string = self._is_escaped = self._is_exponent = False
-        self._num_digits = 0
+        self._num_digits = self._depth = 0
 
     @property
     def num_left(self) -> int:
@@ -124,6 +140,8 @@ class DigitCounter:
     def read(self, text: bytes) -> None:
         """Read on in the text."""
         for byte in text:
+            if not self._is_whole and not self._follow_braces(byte):
+                continue
             if self._is_in_string:
                 self._is_in_string = self._is_escaped or byte != _QUOTE
                 self._is_escaped = not self._is_escaped and byte == _BACKSLASH
@@ -133,6 +151,15 @@ class DigitCounter:
                 self._num_digits = 0
                 self._is_exponent = byte in _EXPONENTS
                 self._is_in_string = byte == _QUOTE
+
+    def _follow_braces(self, byte: int) -> bool:
+        """Return whether the byte is within braces. A line break ends a string that other text seemed to begin: JSON
+        has none in its strings."""
+        if byte == _LINE_BREAK:
+            self._is_in_string = self._is_escaped = False
+        if not self._is_in_string and byte in _BRACES:
+            self._depth = max(self._depth + (1 if byte == _BRACES[0] else -1), 0)
+        return self._depth > 0
 
 
 class MaskThreads:

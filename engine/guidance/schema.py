@@ -33,6 +33,8 @@ _NO_SCHEMA = "schema must be an object or boolean"  # llguidance's words
 
 _MAPS = ("$defs", "definitions", "properties", "patternProperties")
 _LISTS = ("prefixItems", "anyOf", "oneOf", "allOf", "items")
+_OTHER_MEMBERS = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
+"""Keys of an object's schema that may allow further members."""
 _SINGLE = ("items", "additionalProperties", "additionalItems")
 
 Probe = Callable[[str], str]
@@ -115,6 +117,19 @@ def drop_unknown_formats(schema: dict[str, Any]) -> bool:
     for node in nodes:
         del node["format"]
     return bool(nodes)
+
+
+def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose objects have no other members than those it names, where it does not say so itself. One
+    with parts that hold together (allOf) stays as it is: each part would refuse the others' members."""
+    closed: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(schema))
+    nodes = [node for _, node in _walk(closed)]
+    if any(isinstance(parts := node.get("allOf"), list) and len(parts) > 1 for node in nodes):
+        return schema
+    for node in nodes:
+        if "properties" in node and _OTHER_MEMBERS.isdisjoint(node):
+            node["additionalProperties"] = False
+    return closed
 
 
 def check_schema(schema: dict[str, Any]) -> None:

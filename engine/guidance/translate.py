@@ -3,8 +3,9 @@
 import bisect
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ MAX_BYTES = {
     GrammarKind.REGEX: 8 << 10,
     GrammarKind.CHOICE: 256 << 10,
     GrammarKind.EBNF: 64 << 10,
+    GrammarKind.TOOL_CALLS: 512 << 10,
 }
 """Most bytes of a grammar's text in UTF-8. The compiler's stack and time grow with it."""
 
@@ -40,6 +42,9 @@ _JSON_STYLE: "JsonCompileOptions" = {
 }
 """Style of generated JSON: at most one space, and only after a comma or colon. Most models write it that way, and small
 ones that may write white space anywhere often write nothing else."""
+
+_SCHEMA_RULE = re.compile(r"^// (?P<owner>.*)\n(?P<head>r\d+: %json )(?P<schema>.*)$", re.MULTILINE)
+"""A rule of a grammar of tool calls that is a JSON schema, after a comment that names its tool."""
 
 _JSON_OBJECT = r"""
 start: object
@@ -75,7 +80,15 @@ def translate(grammar: Grammar) -> Translation:
     if size > limit:
         message = f"the grammar is too long: {size} bytes; {grammar.kind.value} may have {limit}"
         raise invalid("grammar", message)
-    return _TRANSLATORS[grammar.kind](grammar.text)
+    translation = _TRANSLATORS[grammar.kind](grammar.text)
+    return _after(grammar.preamble, translation) if grammar.preamble else translation
+
+
+def _after(preamble: str, answer: Translation) -> Translation:
+    """Return the grammar of an answer after a preamble, which refers to it as `@answer`."""
+    first, *others = json.loads(answer.text)["grammars"]
+    grammars = [{"lark_grammar": preamble}, {**first, "name": "answer"}, *others]
+    return replace(answer, text=json.dumps({"grammars": grammars}))
 
 
 def _json_schema(text: str) -> Translation:
@@ -86,10 +99,14 @@ def _json_schema(text: str) -> Translation:
     check_schema(schema)
 
     def explain(raw: str, probe: Probe) -> SluiceError:
-        pointer, error = locate_error(schema, raw, lambda part: probe(_schema_grammar(part)))
-        return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {reword_error(error)}")
+        return _schema_error(schema, raw, probe)
 
     return Translation(compiled, explain)
+
+
+def _schema_error(schema: dict[str, Any], raw: str, probe: Probe) -> SluiceError:
+    pointer, error = locate_error(schema, raw, lambda part: probe(_schema_grammar(part)))
+    return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {reword_error(error)}")
 
 
 def _schema_grammar(text: str) -> str:
@@ -169,6 +186,45 @@ def _gbnf(grammar: LarkGrammar) -> Translation:
     return Translation(_lark_grammar(grammar.text), explain, _REGEX_FUEL)
 
 
+def _tool_calls(text: str) -> Translation:
+    schemas: list[tuple[str, dict[str, Any]]] = []
+
+    def rewrite(match: re.Match[str]) -> str:
+        with _blamed_on(match["owner"]):
+            schema = parse_schema(match["schema"])
+            drop_unknown_formats(schema)
+            check_schema(schema)
+        schemas.append((match["owner"], schema))
+        return match["head"] + json.dumps({**schema, "x-guidance": _JSON_STYLE})
+
+    def explain(raw: str, probe: Probe) -> SluiceError:
+        for owner, schema in schemas:
+            error = probe(_schema_grammar(json.dumps(schema)))
+            if error:
+                explained = _schema_error(schema, error, probe)
+                _blame(explained, owner)
+                return explained
+        return invalid("tools", f"the tools cannot be used: {reword_error(raw)}")
+
+    return Translation(_lark_grammar(_SCHEMA_RULE.sub(rewrite, text)), explain)
+
+
+@contextmanager
+def _blamed_on(tool: str) -> Iterator[None]:
+    """Make errors in a JSON schema say which tool's it is, none for the schema of the answer's text."""
+    try:
+        yield
+    except SluiceError as error:
+        _blame(error, tool)
+        raise
+
+
+def _blame(error: SluiceError, tool: str) -> None:
+    if tool:
+        error.param = "tools"
+        error.message = error.message.replace("the JSON schema", f"the JSON schema of the tool {tool}", 1)
+
+
 def _inline_schema(text: str, start: int) -> dict[str, Any]:
     try:
         schema, _ = json.JSONDecoder().raw_decode(text, start)
@@ -187,6 +243,7 @@ _TRANSLATORS: dict[GrammarKind, Callable[[str], Translation]] = {
     GrammarKind.REGEX: _regex,
     GrammarKind.CHOICE: _choice,
     GrammarKind.EBNF: _ebnf,
+    GrammarKind.TOOL_CALLS: _tool_calls,
 }
 
 

@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from engine.guidance.schema import close_objects
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.source import PartReader, Steps, UnexpectedText
-from pipelines.text.parts import CallArguments, CallStart
+from pipelines.text.parts import CallArguments, CallStart, ReasoningText
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_BYTES = 12
@@ -25,9 +26,15 @@ class Tool(msgspec.Struct, frozen=True):
 
 
 def parse_tools(tools: Sequence[dict[str, Any]]) -> list[Tool]:
-    """Return tools in OpenAI's form as values. One without parameters has no arguments."""
-    functions = [tool["function"] for tool in tools]
-    return [Tool(each["name"], each.get("parameters") or _NO_PARAMETERS) for each in functions]
+    """Return tools in OpenAI's form as values. One without parameters has no arguments. Unless a tool's `strict` is
+    false, its arguments have no members that their schema does not name."""
+    return [_parse_tool(tool["function"]) for tool in tools]
+
+
+def _parse_tool(function: dict[str, Any]) -> Tool:
+    parameters = function.get("parameters") or _NO_PARAMETERS
+    is_strict = function.get("strict") is not False
+    return Tool(function["name"], close_objects(parameters) if is_strict else parameters)
 
 
 class ChatFormat(ABC):
@@ -54,17 +61,26 @@ class ToolFormat(ChatFormat):
         """Return a reader of one answer's text, after its reasoning."""
         ...
 
-    @abstractmethod
-    def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
-        """Return a Lark expression of a call of one of the tools, or of several where `is_parallel`, with all that
-        opens and closes them. It begins with `opening`, where the format has one."""
-        ...
-
     @property
     @abstractmethod
     def opening(self) -> str:
-        """The text in front of a call, which no other text may have: the grammar is triggered by it."""
+        """The text in front of the first call, which no other text may have: the grammar is triggered by it."""
         ...
+
+    @abstractmethod
+    def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        """Return a Lark expression of what follows `opening`: the rest of a call of one of the tools, and where
+        `is_parallel` of any number of them, with all that opens and closes them."""
+        ...
+
+    def required_calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        """Return a Lark expression of an answer of calls alone."""
+        return f"{lark.text(self.opening)} {self.calls(tools, lark, is_parallel=is_parallel)}"
+
+    def optional_calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        """Return a Lark expression of an answer of any text, which may end with calls."""
+        text, text_and_opening = lark.text_without(self.opening), lark.text_before(self.opening)
+        return f"({text} | {text_and_opening} {self.calls(tools, lark, is_parallel=is_parallel)})"
 
     def new_call_id(self, index: int, name: str) -> str:
         """Return the id of the call number `index` of an answer, by which its result is sent back."""
@@ -82,8 +98,13 @@ class ReasoningFormat(ChatFormat):
 
     @abstractmethod
     def preamble(self, prompt_end: str, lark: LarkWriter) -> str:
-        """Return a Lark expression of what may, or must, stand before an answer that a grammar constrains."""
+        """Return a Lark expression of what may, or must, stand before an answer that a grammar constrains; "" where the
+        prompt already has it."""
         ...
+
+    def is_open(self, prompt_end: str) -> bool:
+        """Whether an answer to a prompt with this end begins within the reasoning."""
+        return any(isinstance(part, ReasoningText) for part in self.reader(prompt_end).feed("."))
 
 
 class CallReader(PartReader):

@@ -25,10 +25,12 @@ class HermesFormat(ToolFormat):
         return _HermesReader(self)
 
     def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
-        heads = [(f'{{"name": {json.dumps(tool.name)}, "arguments": ', tool.parameters) for tool in tools]
-        body = lark.rule(" | ".join(f"{lark.text(head)} {lark.json(schema)}" for head, schema in heads))
-        call = lark.rule(" ".join([lark.text(f"{_OPEN}\n"), body, lark.text(f"}}\n{_CLOSE}")]))
-        return f'{call} ("\\n" {call})*' if is_parallel else call
+        heads = [(tool, f'{{"name": {json.dumps(tool.name)}, "arguments": ') for tool in tools]
+        body = lark.rule(
+            " | ".join(f"{lark.text(head)} {lark.json(tool.parameters, tool.name)}" for tool, head in heads)
+        )
+        call = lark.rule(" ".join([lark.text("\n"), body, lark.text(f"}}\n{_CLOSE}")]))
+        return " ".join([call, "(", lark.text(f"\n{_OPEN}"), call, ")*"]) if is_parallel else call
 
 
 class _HermesReader(CallReader):

@@ -5,17 +5,22 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+_SPECIAL, _ESCAPED = re.compile(r"([.^$*+?()\[\]{}|\\/&~])"), r"\\\1"
+"""Characters with a meaning in a regular expression between slashes."""
+
 
 class LarkWriter:
     """Writes one grammar, rule by rule. Expressions are Lark: join them by a space for a sequence, by ` | ` for a
     choice, put `( ... )?` around what may be left out."""
 
-    def __init__(self, token_ids: Mapping[str, int]) -> None:
+    def __init__(self, token_ids: Mapping[str, int], end_id: int | None = None) -> None:
         """Take the ids of the tokens that the tokenizer finds in a text before any other (added tokens), by content:
-        the model writes them as such, not by their letters."""
+        the model writes them as such, not by their letters. `end_id` is a token that may end a text besides those that
+        end every text of the model."""
         self._token_ids = token_ids
         names = sorted(token_ids, key=len, reverse=True)
         self._tokens = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        self._end = "" if end_id is None else f" <[{end_id}]>?"
         self._rules: list[str] = []
 
     def text(self, text: str) -> str:
@@ -23,9 +28,11 @@ class LarkWriter:
         pieces = self._tokens.split(text) if self._tokens is not None else [text]
         return " ".join(self._piece(piece) for piece in pieces if piece)
 
-    def json(self, schema: dict[str, Any]) -> str:
-        """Return the expression of a JSON value that matches a schema."""
-        return self.rule("%json " + json.dumps(schema, ensure_ascii=False))
+    def json(self, schema: dict[str, Any], tool: str = "") -> str:
+        """Return the expression of a JSON value that matches a schema. Errors in the schema name its `tool`."""
+        name = self.rule("%json " + json.dumps(schema, ensure_ascii=False))
+        self._rules[-1] = f"// {json.dumps(tool, ensure_ascii=False)[1:-1]}\n{self._rules[-1]}"
+        return name
 
     def pattern(self, regex: str) -> str:
         """Return the expression of a text that matches a regular expression."""
@@ -33,8 +40,14 @@ class LarkWriter:
 
     def text_without(self, marker: str) -> str:
         """Return the expression of any text, also none, in which `marker` does not occur."""
-        escaped = re.sub(r"([^\w\s])", r"\\\1", marker)
-        return self._terminal(rf"/(.|\n)*/ & ~/(.|\n)*{escaped}(.|\n)*/")
+        return self._terminal(rf"/(.|\n)*/ & ~/(.|\n)*{_SPECIAL.sub(_ESCAPED, marker)}(.|\n)*/")
+
+    def text_before(self, marker: str) -> str:
+        """Return the expression of any text, also none, up to the first `marker`, and of the marker."""
+        if marker in self._token_ids:
+            return f"{self.text_without(marker)} {self.text(marker)}"
+        # The lexer never goes back: a text that may have the marker's first letters would take them.
+        return self._add(f"t{len(self._rules)}", f"/(.|\\n)*/ {self.text(marker)}", "[lazy]")
 
     def rule(self, expression: str) -> str:
         """Add a rule for an expression and return its name, which stands for it."""
@@ -42,13 +55,13 @@ class LarkWriter:
 
     def grammar(self, start: str) -> str:
         """Return the grammar of texts that match the expression `start`."""
-        return "\n".join([f"start: {start}", *self._rules, ""])
+        return "\n".join([f"start: {start}{self._end}", *self._rules, ""])
 
     def _terminal(self, expression: str) -> str:
         return self._add(f"T{len(self._rules)}", expression)
 
-    def _add(self, name: str, expression: str) -> str:
-        self._rules.append(f"{name}: {expression}")
+    def _add(self, name: str, expression: str, attributes: str = "") -> str:
+        self._rules.append(f"{name}{attributes}: {expression}")
         return name
 
     def _piece(self, piece: str) -> str:

@@ -4,18 +4,22 @@ from collections.abc import Callable
 
 from pipelines.chat.formats import CallReader
 from pipelines.chat.source import PartReader
-from pipelines.text.parts import AnswerText, CallStart, Part
+from pipelines.text.parts import AnswerText, CallArguments, CallStart, Part
 from pipelines.text.types import TextEvent
 
 
 class FormatReader:
     """The `ChatReader` of one answer in the formats of a model."""
 
-    def __init__(self, open_reasoning: Callable[[str], PartReader] | None, calls: CallReader | None) -> None:
-        """`open_reasoning` takes the end of the prompt, which comes with the first event."""
+    def __init__(
+        self, open_reasoning: Callable[[str], PartReader] | None, calls: CallReader | None, *, is_parallel: bool
+    ) -> None:
+        """`open_reasoning` takes the end of the prompt, which comes with the first event. Unless `is_parallel`, calls
+        after the first are left out: not every runtime keeps the model from making them."""
         self._open_reasoning = open_reasoning
         self._reasoning: PartReader | None = None
         self._calls = calls
+        self._is_parallel = is_parallel
         self._space = ""
         """White space at the end of the answer's text so far, which does not count in front of a call."""
 
@@ -55,6 +59,8 @@ class FormatReader:
         """Return the parts without the white space in front of calls."""
         found: list[Part] = []
         for part in parts:
+            if isinstance(part, CallStart | CallArguments) and part.index > 0 and not self._is_parallel:
+                continue
             if isinstance(part, CallStart):
                 self._space = ""
             elif isinstance(part, AnswerText):

@@ -35,11 +35,12 @@ class ChatFormats:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
 
-    def reader(self, tools: Sequence[dict[str, Any]]) -> ChatReader:
-        """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. Raises INVALID for
-        tools where the model has no format of calls."""
+    def reader(self, tools: Sequence[dict[str, Any]], *, is_parallel: bool = True) -> ChatReader:
+        """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. It leaves out all
+        calls but the first unless `is_parallel`. Raises INVALID for tools where the model has no format of calls."""
         calls = self._calls(tools) if tools else None
-        return FormatReader(self.reasoning.reader if self.reasoning is not None else None, calls)
+        open_reasoning = self.reasoning.reader if self.reasoning is not None else None
+        return FormatReader(open_reasoning, calls, is_parallel=is_parallel)
 
     def _calls(self, tools: Sequence[dict[str, Any]]) -> CallReader:
         if self.tools is None:

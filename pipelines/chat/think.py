@@ -24,7 +24,7 @@ class ThinkFormat(ReasoningFormat):
     def preamble(self, prompt_end: str, lark: LarkWriter) -> str:
         if prompt_end.rstrip().endswith(_CLOSE):
             return ""
-        closing = " ".join([lark.text_without(_CLOSE), lark.text(_CLOSE), lark.pattern(r"\n*")])
+        closing = " ".join([lark.text_before(_CLOSE), lark.pattern(r"\n*")])
         return closing if prompt_end.rstrip().endswith(_OPEN) else f"({lark.text(_OPEN)} {closing})?"
 
 

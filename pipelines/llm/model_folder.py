@@ -11,7 +11,7 @@ import msgspec
 
 from engine.model_folder import ModelFormat, model_format
 from engine.runtimes import is_loadable, runtimes_for
-from pipelines.text.tokenizer import TOKENIZER_FILES
+from pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError, invalid
 

@@ -13,6 +13,7 @@ from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
 from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
+from pipelines.llm.chat_grammar import with_chat_grammar
 from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_parameters
 from pipelines.text.parts import ChatReader
 from pipelines.text.sampling import (
@@ -159,9 +160,9 @@ class LlmText:
         """Return a reader of one answer to `request`; None where the answer is text alone. Raises INVALID for tools
         that the model cannot take."""
         prompt = sent_prompt(request.prompt)
-        if not isinstance(prompt, Conversation) or not (prompt.options.tools or self.formats.reasoning):
+        if not isinstance(prompt, Conversation) or not self._is_read(request):
             return None
-        return self.formats.reader(prompt.options.tools)
+        return self.formats.reader(prompt.options.tools, is_parallel=request.tool_choice.is_parallel)
 
     async def warm_up(self) -> None:
         """Generate one token as for a client, but outside the metrics. Raises the error that a client would get. The
@@ -209,8 +210,11 @@ class LlmText:
                 refuse_parameters(self.name, request)
             token_ids = await self.prepare(request.prompt)
             sampling = await self.sampling(request, len(token_ids))
+            prompt_end = ""
+            if self._is_read(request):
+                prompt_end = self._prompt_end(token_ids)
+                sampling = with_chat_grammar(sampling, request, prompt_end, self.formats, self.tokenizer, self.info)
             echo = await self._echo(request, token_ids) if request.echo else None
-            prompt_end = self._prompt_end(request.prompt, token_ids)
             logprobs = self._logprob_tracker(sampling, token_ids, echo)
             stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), logprobs)
             with self.activity.follow(self.submit(request, token_ids, sampling)) as generation:
@@ -293,10 +297,15 @@ class LlmText:
     async def _echo(self, request: TextRequest, token_ids: list[int]) -> PromptEcho:
         return await self.tokenizer.run(len(token_ids), lambda: PromptEcho(self.tokenizer, request.prompt, token_ids))
 
-    def _prompt_end(self, prompt: Prompt, token_ids: list[int]) -> str:
+    def _is_read(self, request: TextRequest) -> bool:
+        """Whether answers to the request have a `ChatReader`."""
+        prompt = sent_prompt(request.prompt)
+        return isinstance(prompt, Conversation) and bool(prompt.options.tools or self.formats.reasoning)
+
+    def _prompt_end(self, token_ids: list[int]) -> str:
         """Return the end of a conversation's prompt, which says whether its answer begins with reasoning; "" for a
         model that does not reason."""
-        if self.formats.reasoning is None or not isinstance(sent_prompt(prompt), Conversation):
+        if self.formats.reasoning is None:
             return ""
         return self.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special_tokens=False)
 

@@ -99,6 +99,8 @@ def _is_text(tensor: TensorSpec | None) -> bool:
     return tensor is not None and tensor.data_type is BYTES and tensor.dims in ((1,), (-1,))
 
 
+_TOOL_ROLES = ("tool", "function")
+
 _signatures: WeakKeyDictionary[Model, TextSignature | None] = WeakKeyDictionary()
 """Signatures by model. Reading a configuration is slow, and every request to an OpenAI route looks at every model."""
 
@@ -201,6 +203,8 @@ class TensorText:
             raise invalid("prompt", f"model '{self.name}' takes text, not token ids")
         if isinstance(prompt, str):
             prompt = Conversation((ChatMessage("user", prompt),))
+        if any(each.tool_calls or each.role in _TOOL_ROLES for each in prompt.messages):
+            raise invalid("messages", f"model '{self.name}' takes no tool calls and no results of them")
         if self._signature.takes_messages:
             return encode_messages(prompt.messages), ()
         *history, question = prompt.messages

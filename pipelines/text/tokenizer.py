@@ -1,41 +1,34 @@
 """Text and conversations to token ids, exactly as transformers makes them."""
 
 import asyncio
-import json
-import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jinja2
 
 from pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEncoder, SplitEncoder
 from pipelines.text.detokenizer import Detokenizer, SlowDetokenizer, TokenTexts, detokenizer_factory
+from pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
+from pipelines.text.turns import Turn, strings_in, tool_turns, with_strings
 from pipelines.text.types import ChatMessage, TemplateOptions
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.heap import trim_heap
 
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
 """Roles that a message may have, and their names in the chat template."""
 _DEFAULT_OPTIONS = TemplateOptions()
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tokenizer.tiktoken",
-)
-"""A tokenizer has at least one of these files. From config.json alone transformers would make an empty one."""
-
-_GENERIC_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 TURN_CHARS = 8
 """Characters that a message counts for besides its content."""
@@ -56,9 +49,6 @@ _LONG_SPACE = re.compile(r"\s{65,}")
 _MAX_CHAR_BYTES = 4
 
 _NUM_WORKERS = 2
-
-_LOADING = Lock()
-"""Serializes loading: transformers imports classes at first use, which fails where two threads do so at a time."""
 
 T = TypeVar("T")
 
@@ -90,16 +80,10 @@ class Tokenizer:
     def load(cls, path: Path, *, allows_special_tokens: bool = False) -> "Tokenizer":
         """Load the tokenizer of a Hugging Face checkpoint directory, which takes most of a second. Raises UNAVAILABLE
         where the directory has no usable tokenizer."""
-        if not path.is_dir():
-            # transformers would take the path for the name of a model to download.
-            raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: it is not a directory")
-        if not any((path / name).is_file() for name in TOKENIZER_FILES):
-            files = ", ".join(TOKENIZER_FILES)
-            raise SluiceError(ErrorCode.UNAVAILABLE, f"{path} has no tokenizer; one of these is needed: {files}")
         try:
-            with _LOADING:
-                loaded = _transformers_loader(path)(path, local_files_only=True, trust_remote_code=False)
-                return cls(loaded, allows_special_tokens=allows_special_tokens)
+            return cls(load_tokenizer(path), allows_special_tokens=allows_special_tokens)
+        except SluiceError:
+            raise
         except Exception as error:  # a damaged file can raise anything in the libraries that read it
             reason = f"{type(error).__name__}: {error}"
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: {reason}") from error
@@ -136,6 +120,11 @@ class Tokenizer:
     def added_tokens(self) -> list[Any]:
         """Tokens that are matched in a text before any other, with `content`, `special` and `normalized`."""
         return list(self._backend.get_added_tokens_decoder().values())
+
+    @cached_property
+    def added_token_ids(self) -> dict[str, int]:
+        """The ids of the added tokens by their content."""
+        return {token.content: i for i, token in self._backend.get_added_tokens_decoder().items()}
 
     @property
     def normalizer(self) -> Any:
@@ -189,23 +178,23 @@ class Tokenizer:
         """Return the token ids of a conversation, as its `options` say: by default up to where the assistant's answer
         begins. Raises as `encode_text`, and INVALID for no messages, a role not in `ROLES`, messages that the model's
         template refuses, and a model without a template."""
-        num_chars = sum([len(message.content) for message in messages]) + TURN_CHARS * len(messages)
+        turns, strings = _turns(messages, options)
+        num_chars = sum(map(len, strings)) + TURN_CHARS * len(messages)
         if max_tokens is not None and num_chars > self._max_chars(max_tokens):
             raise _too_long("messages", f"{num_chars} characters", max_tokens)
-        render = partial(self._render, options=options)
-        return await self.run(num_chars, lambda: self._encode_turns(_turns(messages), max_tokens, render))
+        return await self.run(num_chars, lambda: self._encode_turns(turns, strings, max_tokens, options))
 
     def _encode_turns(
-        self, turns: list[dict[str, str]], max_tokens: int | None, render: Callable[[list[dict[str, str]]], str]
+        self, turns: list[Turn], strings: list[str], max_tokens: int | None, options: TemplateOptions
     ) -> list[int]:
         # The template writes the special tokens itself.
-        contents, guard = [turn["content"] for turn in turns], self._guard
-        text = render(turns)
+        guard = self._guard
+        text = self._render(turns, options)
         self._check_length(text, "messages", max_tokens)
-        if guard is not None and _have_any(contents, guard.first_chars):
+        if guard is not None and _have_any(strings, guard.first_chars):
             with _refused_surrogates("messages"):
-                if guard.is_needed(contents):
-                    return guard.encode(contents, lambda shielded: render(_with_contents(turns, shielded)))
+                if guard.is_needed(strings):
+                    return guard.encode(strings, lambda shielded: self._render(*_shielded(turns, options, shielded)))
         return self.encode_words(text, "messages")
 
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
@@ -254,18 +243,20 @@ class Tokenizer:
             encode = RenamingEncoder(self._backend, special)
         return ControlTokenGuard(list(special.values()), self._backend.normalizer, encode)
 
-    def _render(self, turns: list[dict[str, str]], *, options: TemplateOptions) -> str:
+    def _render(self, turns: list[Turn], options: TemplateOptions) -> str:
         if self._tokenizer.chat_template is None:
             message = "this model has no chat template: use completions, or add a chat_template to its directory"
             raise invalid("messages", message)
         try:
             text: str = self._tokenizer.apply_chat_template(
                 turns,
+                tools=list(options.tools) or None,
+                documents=list(options.documents) or None,
                 tokenize=False,
                 add_generation_prompt=options.adds_generation_prompt,
                 **options.arguments,
             )
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
         return text
 
@@ -276,57 +267,33 @@ def names_in_template(template: str | dict[str, str] | None) -> frozenset[str]:
     return frozenset(re.findall(r"[A-Za-z_]\w*", " ".join(texts)))
 
 
-class _Encoding(NamedTuple):
-    ids: list[int]
-
-
-class SlowBackend:
-    """Gives a tokenizer that transformers has in Python only the methods of a fast one's `backend_tokenizer`."""
-
-    decoder = None
-    """None: only the tokenizer itself knows how its tokens become text."""
-    normalizer = None
-    """None: added tokens are matched in the text as it is."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> _Encoding:
-        return _Encoding(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
-
-    def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[_Encoding]:
-        return [self.encode(text, add_special_tokens) for text in texts]
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of the ids, ignoring those that the vocabulary lacks."""
-        known = [token_id for token_id in token_ids if token_id < len(self._tokenizer)]
-        text: str = self._tokenizer.decode(
-            known, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
-        return text
-
-    def decode_batch(self, rows: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
-        return [self.decode(token_ids, skip_special_tokens) for token_ids in rows]
-
-    def id_to_token(self, token_id: int) -> str | None:
-        if token_id >= len(self._tokenizer):
-            return None
-        token: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
-        return token
-
-    def get_added_tokens_decoder(self) -> dict[int, Any]:
-        added: dict[int, Any] = self._tokenizer.added_tokens_decoder
-        return added
-
-
-def _turns(messages: Sequence[ChatMessage]) -> list[dict[str, str]]:
+def _turns(messages: Sequence[ChatMessage], options: TemplateOptions) -> tuple[list[Turn], list[str]]:
+    """Return messages in the form that chat templates read, and all strings in them and in `options` that the client
+    wrote. Raises INVALID for no messages and for a role not in `ROLES`."""
     if not messages:
         raise invalid("messages", "messages is empty; at least one message is needed")
     for index, message in enumerate(messages):
         if message.role not in ROLES:
             allowed = ", ".join(ROLES)
             raise invalid("messages", f"messages[{index}].role is {message.role!r}; allowed are {allowed}")
-    return [{"role": ROLES[message.role], "content": message.content} for message in messages]
+    roles = [ROLES[message.role] for message in messages]
+    if not (options.tools or options.documents) and not any(map(_has_more, messages)):
+        contents = [message.content for message in messages]
+        return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)], contents
+    turns = tool_turns(messages, roles)
+    return turns, strings_in(turns, options)
+
+
+def _shielded(turns: list[Turn], options: TemplateOptions, strings: list[str]) -> tuple[list[Turn], TemplateOptions]:
+    """Return the conversation with other strings, in the order in which `_turns` returned them."""
+    if len(strings) > len(turns):
+        return with_strings(turns, options, strings)
+    return [{**turn, "content": content} for turn, content in zip(turns, strings, strict=True)], options
+
+
+def _has_more(message: ChatMessage) -> bool:
+    """Whether a message has more than a role and a content."""
+    return bool(message.tool_calls or message.tool_call_id or message.reasoning or message.name)
 
 
 def _trim_after(work: Callable[[], T]) -> T:
@@ -345,10 +312,6 @@ def _too_long(param: str, size: str, max_tokens: int) -> SluiceError:
     )
 
 
-def _with_contents(turns: list[dict[str, str]], contents: list[str]) -> list[dict[str, str]]:
-    return [{**turn, "content": content} for turn, content in zip(turns, contents, strict=True)]
-
-
 def _have_any(contents: list[str], parts: Collection[str]) -> bool:
     return any(part in content for content in contents for part in parts)
 
@@ -360,33 +323,3 @@ def _refused_surrogates(param: str) -> Iterator[None]:
         yield
     except TypeError:
         raise invalid(param, f"{param} is not valid Unicode text: it has half a surrogate pair") from None
-
-
-def _transformers_loader(path: Path) -> Callable[..., Any]:
-    """Return transformers' loader for the tokenizer in `path`, imported here because that takes over half a second.
-    AutoTokenizer also imports torch where it is installed (2 s and 200 MB), so it is used only for a tokenizer whose
-    class it has to find."""
-    log = logging.getLogger("transformers")
-    log.addFilter(_is_not_torch_advice)
-    try:
-        if _is_generic(path):
-            from transformers import PreTrainedTokenizerFast as Loader
-        else:
-            from transformers import AutoTokenizer as Loader
-    finally:
-        log.removeFilter(_is_not_torch_advice)
-    loader: Callable[..., Any] = Loader.from_pretrained
-    return loader
-
-
-def _is_generic(path: Path) -> bool:
-    """Whether the tokenizer is completely described by its tokenizer.json, without a class of its own."""
-    config = path / "tokenizer_config.json"
-    if not ((path / "tokenizer.json").is_file() and config.is_file()):
-        return False
-    return json.loads(config.read_text()).get("tokenizer_class") in _GENERIC_CLASSES
-
-
-def _is_not_torch_advice(record: logging.LogRecord) -> bool:
-    """Drop transformers' advice that models need PyTorch: the engine runs them without it."""
-    return "PyTorch was not found" not in record.getMessage()

@@ -4,7 +4,7 @@ from typing import Any
 
 from engine.guidance.gbnf import is_gbnf, to_lark
 from engine.guidance.schema import parse_schema
-from engine.guidance.translate import MAX_BYTES, choice_in_lark, parse_choices
+from engine.guidance.translate import MAX_BYTES, choice_in_lark, parse_choices, translate
 from engine.types import Grammar, GrammarKind
 from sluice.errors import invalid
 
@@ -15,7 +15,9 @@ BACKENDS = (XGRAMMAR, LLGUIDANCE)
 
 def grammar_kinds(backend: str | None) -> tuple[GrammarKind, ...]:
     """Return the languages of constraints that a guided decoding backend (xgrammar, llguidance; None: none) obeys."""
-    return tuple(GrammarKind) if backend in BACKENDS else ()
+    if backend == LLGUIDANCE:
+        return tuple(GrammarKind)
+    return tuple(kind for kind in GrammarKind if kind is not GrammarKind.TOOL_CALLS) if backend == XGRAMMAR else ()
 
 
 def guide(grammar: Grammar, backend: str | None) -> dict[str, Any]:
@@ -31,6 +33,8 @@ def guide(grammar: Grammar, backend: str | None) -> dict[str, Any]:
     if size > limit:
         message = f"the grammar is too long: {size} bytes; {grammar.kind.value} may have {limit}"
         raise invalid("grammar", message)
+    if grammar.preamble or grammar.kind is GrammarKind.TOOL_CALLS:
+        return {"grammar": _llguidance_alone(grammar, backend)}
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             parse_schema(grammar.text)
@@ -46,6 +50,16 @@ def guide(grammar: Grammar, backend: str | None) -> dict[str, Any]:
             return {"grammar": "root ::= " + " | ".join(map(_quoted, choices))}
         case GrammarKind.EBNF:
             return {"grammar": _ebnf(grammar.text, backend)}
+
+
+def _llguidance_alone(grammar: Grammar, backend: str | None) -> str:
+    if backend != LLGUIDANCE:
+        raise invalid(
+            "grammar",
+            "the guided decoding backend xgrammar keeps to no grammar of tool calls, nor to one after reasoning; start "
+            "the model with the setting guided_decoding_backend=llguidance",
+        )
+    return translate(grammar).text
 
 
 def _quoted(text: str) -> str:

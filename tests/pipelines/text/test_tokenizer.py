@@ -81,7 +81,7 @@ async def test_truncation_in_the_file_does_not_cut_prompts(rill_path: Path, tmp_
 async def test_empty_messages_and_unknown_roles_are_refused(rill: Tokenizer) -> None:
     assert "empty" in await refusal(rill)
     message = await refusal(rill, ChatMessage("user", "hi"), ChatMessage("robot", "beep"))
-    assert message == "messages[1].role is 'robot'; allowed are system, developer, user, assistant"
+    assert message == "messages[1].role is 'robot'; allowed are system, developer, user, assistant, tool, function"
 
 
 async def test_a_model_without_a_template_says_what_to_do() -> None:

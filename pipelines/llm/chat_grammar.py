@@ -1,0 +1,112 @@
+"""The grammar of an answer in a chat: tool calls whose arguments match their schemas, and text after reasoning."""
+
+from typing import Any
+
+import msgspec
+
+from engine.guidance.schema import parse_schema
+from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
+from pipelines.chat.formats import ReasoningFormat, ToolFormat, parse_tools
+from pipelines.chat.lark import LarkWriter
+from pipelines.chat.registry import ChatFormats
+from pipelines.text.stream import sent_prompt
+from pipelines.text.tokenizer import Tokenizer
+from pipelines.text.types import Conversation, TextRequest, ToolChoice
+from sluice.errors import invalid
+
+_JSON_SCHEMAS = {GrammarKind.JSON_SCHEMA: "", GrammarKind.JSON_OBJECT: '{"type": "object"}'}
+"""Kinds of grammars that a text beside tool calls may match, with the schemas of those that have no text."""
+
+
+def allowed_tools(conversation: Conversation, choice: ToolChoice) -> list[dict[str, Any]]:
+    """Return the tools that an answer may call. Raises INVALID for a choice of one that the conversation lacks."""
+    tools = conversation.options.tools
+    names = [tool["function"]["name"] for tool in tools]
+    unknown = next((name for name in choice.names if name not in names), None)
+    if unknown is not None:
+        raise invalid("tool_choice", f"tool_choice names {unknown!r}; tools has {', '.join(names) or 'none'}")
+    return [tool for tool in tools if not choice.names or tool["function"]["name"] in choice.names]
+
+
+def with_chat_grammar(
+    sampling: SamplingParams,
+    request: TextRequest,
+    prompt_end: str,
+    formats: ChatFormats,
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+) -> SamplingParams:
+    """Return the sampling of an answer to a conversation with the grammar of its calls. That of the client holds for
+    the answer's text, after the reasoning. Raises INVALID for what the model's runtime cannot keep to."""
+    conversation, eos = sent_prompt(request.prompt), tokenizer.eos_token_id
+    assert isinstance(conversation, Conversation)
+    tools = allowed_tools(conversation, request.tool_choice)
+    lark = LarkWriter(tokenizer.added_token_ids, None if eos in info.eos_token_ids else eos)
+    if tools and formats.tools is not None:
+        grammar = _with_calls(sampling.grammar, request.tool_choice, tools, prompt_end, formats, lark, info)
+    else:
+        grammar = _after_reasoning(sampling.grammar, prompt_end, formats.reasoning, lark, info)
+    return sampling if grammar is sampling.grammar else msgspec.structs.replace(sampling, grammar=grammar)
+
+
+def _with_calls(
+    sent: Grammar | None,
+    choice: ToolChoice,
+    tools: list[dict[str, Any]],
+    prompt_end: str,
+    formats: ChatFormats,
+    lark: LarkWriter,
+    info: EngineInfo,
+) -> Grammar | None:
+    assert formats.tools is not None
+    if not _is_able(info):
+        _refuse_promises(choice, sent, info)
+        return None
+    answer = _answer(formats.tools, tools, choice, sent, lark)
+    preamble = "" if formats.reasoning is None else formats.reasoning.preamble(prompt_end, lark)
+    return Grammar(GrammarKind.TOOL_CALLS, lark.grammar(f"{preamble} {answer}".lstrip()))
+
+
+def _after_reasoning(
+    sent: Grammar | None, prompt_end: str, reasoning: ReasoningFormat | None, lark: LarkWriter, info: EngineInfo
+) -> Grammar | None:
+    if sent is None or reasoning is None:
+        return sent
+    if _is_able(info):
+        preamble = reasoning.preamble(prompt_end, lark)
+        return msgspec.structs.replace(sent, preamble=lark.grammar(f"{preamble} @answer")) if preamble else sent
+    if reasoning.is_open(prompt_end):
+        reason = f"{info.runtime}, which runs this model, keeps to no grammar after the reasoning; switch that off"
+        raise invalid("grammar", f"the answer cannot be made to match a grammar: {reason}")
+    return sent
+
+
+def _is_able(info: EngineInfo) -> bool:
+    return GrammarKind.TOOL_CALLS in info.grammar_kinds
+
+
+def _answer(
+    format: ToolFormat, tools: list[dict[str, Any]], choice: ToolChoice, sent: Grammar | None, lark: LarkWriter
+) -> str:
+    """Return the Lark expression of calls, or of a text or calls where none is required."""
+    parsed = parse_tools(tools)
+    if choice.is_required:
+        return format.required_calls(parsed, lark, is_parallel=choice.is_parallel)
+    if sent is None:
+        return format.optional_calls(parsed, lark, is_parallel=choice.is_parallel)
+    if sent.kind not in _JSON_SCHEMAS:
+        kinds = " or ".join(_JSON_SCHEMAS)
+        message = f"with tools the answer's text can be made to match {kinds}, got {sent.kind.value}"
+        raise invalid("grammar", message)
+    schema = parse_schema(sent.text or _JSON_SCHEMAS[sent.kind])
+    text = lark.json(schema)
+    return f"({text} | {format.required_calls(parsed, lark, is_parallel=choice.is_parallel)})"
+
+
+def _refuse_promises(choice: ToolChoice, sent: Grammar | None, info: EngineInfo) -> None:
+    """Raise INVALID where the client relies on a grammar of tool calls, which the runtime does not keep to."""
+    reason = f"{info.runtime}, which runs this model, keeps to no grammar of tool calls as it is set up"
+    if choice.is_required or choice.names:
+        raise invalid("tool_choice", f"tool_choice must be 'auto' or 'none': {reason}")
+    if sent is not None:
+        raise invalid("grammar", f"an answer with tools cannot be made to match a grammar: {reason}")

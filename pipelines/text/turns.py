@@ -1,0 +1,109 @@
+"""Conversations with tools in the form that chat templates read, and all that a client wrote in them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from pipelines.text.types import ChatMessage, TemplateOptions
+from sluice.errors import invalid
+
+Turn = dict[str, Any]
+"""A message as a chat template reads it."""
+_APART = "\n"
+"""Stands between strings that a template does not write side by side, when they are searched for control tokens."""
+
+
+def tool_turns(messages: Sequence[ChatMessage], roles: Sequence[str]) -> list[Turn]:
+    """Return messages of these roles with their reasoning, calls and results. A result gets the name of the function
+    that was called. Raises INVALID for arguments that are not a JSON object."""
+    names = {call.id: call.name for message in messages for call in message.tool_calls}
+    return [_turn(*each, names) for each in zip(messages, roles, range(len(messages)), strict=True)]
+
+
+def _turn(message: ChatMessage, role: str, index: int, names: dict[str, str]) -> Turn:
+    turn: Turn = {"role": role, "content": message.content}
+    if message.reasoning:
+        turn["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": _arguments(call.arguments, f"messages[{index}].tool_calls[{number}]"),
+                },
+            }
+            for number, call in enumerate(message.tool_calls)
+        ]
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    name = message.name or names.get(message.tool_call_id, "")
+    if name:
+        turn["name"] = name
+    return turn
+
+
+def _arguments(text: str, path: str) -> dict[str, Any]:
+    """Return a call's arguments as templates take them: as an object."""
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise invalid("messages", f"{path}.function.arguments must be the text of a JSON object: {error}") from None
+    if not isinstance(arguments, dict):
+        raise invalid("messages", f"{path}.function.arguments must be the text of a JSON object, got {text[:40]!r}")
+    return arguments
+
+
+def strings_in(turns: list[Turn], options: TemplateOptions) -> list[str]:
+    """Return every string that the client wrote, in a fixed order: first the contents, which may stand side by side."""
+    found = [turn["content"] for turn in turns]
+    for part in _others(turns, options):
+        for string in _strings(part):
+            found += (_APART, string)
+    return found
+
+
+def with_strings(
+    turns: list[Turn], options: TemplateOptions, strings: Sequence[str]
+) -> tuple[list[Turn], TemplateOptions]:
+    """Return the same conversation with other strings, in the order of `strings_in`."""
+    contents, others = strings[: len(turns)], iter(strings[len(turns) + 1 :: 2])
+    replaced = [_replace(part, others) for part in _others(turns, options)]
+    rests, (tools, documents) = replaced[: len(turns)], replaced[len(turns) :]
+    rebuilt = [
+        {"role": turn["role"], "content": content, **rest}
+        for turn, content, rest in zip(turns, contents, rests, strict=True)
+    ]
+    return rebuilt, msgspec.structs.replace(options, tools=tuple(tools), documents=tuple(documents))
+
+
+def _others(turns: list[Turn], options: TemplateOptions) -> list[Any]:
+    """Return what the client wrote besides roles and contents: of each turn, then the tools, then the documents."""
+    rests = [{key: value for key, value in turn.items() if key not in ("role", "content")} for turn in turns]
+    return [*rests, list(options.tools), list(options.documents)]
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, member in value.items():
+            yield key
+            yield from _strings(member)
+    elif isinstance(value, list | tuple):
+        for element in value:
+            yield from _strings(element)
+
+
+def _replace(value: Any, strings: Iterator[str]) -> Any:
+    """Return the value with each of its strings replaced by the next of `strings`."""
+    if isinstance(value, str):
+        return next(strings)
+    if isinstance(value, dict):
+        return {next(strings): _replace(member, strings) for member in value.values()}
+    if isinstance(value, list | tuple):
+        return [_replace(element, strings) for element in value]
+    return value

@@ -1,0 +1,200 @@
+"""Tool calls under a grammar: a model that writes random tokens calls the tools, with arguments of their schemas."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import msgspec
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.runners.base import FloatArray, StepBatch
+from engine.types import FinishReason, Grammar, GrammarKind
+from pipelines.chat.registry import find_formats
+from pipelines.llm.text import LlmText
+from pipelines.text.parts import Part
+from pipelines.text.sampling import SamplingDefaults
+from pipelines.text.tokenizer import Tokenizer
+from pipelines.text.types import ChatMessage, Conversation, SamplingOverrides, TemplateOptions, TextRequest, ToolChoice
+from sluice.errors import ErrorCode, SluiceError
+from tests.engine.fake_runner import EchoRunner
+from tests.engine.in_process_client import InProcessEngineClient
+from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, MARKERS, THINKING, write_chat_folder
+from tests.pipelines.chat.test_readers import Answer, joined
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "set_light": {
+        "type": "object",
+        "properties": {
+            "room": {"enum": ["kitchen", 'the "hall"']},
+            "level": {"type": "integer", "minimum": 0, "maximum": 100},
+            "colour": {"type": "string", "maxLength": 6},
+        },
+        "required": ["room", "level"],
+    },
+    "count": {"type": "object", "properties": {"to": {"type": "number"}}, "required": ["to"]},
+    "stop": {"type": "object", "properties": {}},
+}
+TOOLS = tuple(
+    {"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in SCHEMAS.items()
+)
+AUTO = ToolChoice()
+
+
+class RandomRunner(EchoRunner):
+    """Every token is equally likely."""
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        return np.zeros_like(super().run(batch))
+
+
+@pytest.fixture(scope="module", params=["spelled", "tokens"])
+def folder(request: pytest.FixtureRequest, rill_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose tags are tokens of their own, and one that spells them."""
+    path = tmp_path_factory.mktemp("chat") / "1"
+    return write_chat_folder(rill_path, path, HERMES_TEMPLATE + THINKING, MARKERS if request.param == "tokens" else ())
+
+
+@pytest.fixture
+async def model(folder: Path) -> AsyncIterator[LlmText]:
+    tokenizer = Tokenizer.load(folder)
+    runner = RandomRunner(vocab_size=tokenizer.num_tokens, max_model_len=2048, num_blocks=512, eos_token_ids=(5,))
+    client = InProcessEngineClient(EngineConfig(model_path=str(folder)), runner)
+    await client.start()
+    formats = find_formats(tokenizer.chat_template)
+    yield LlmText("random", tokenizer, client, SamplingDefaults(), created=1, formats=formats)
+    await client.stop()
+
+
+def chat(choice: ToolChoice = AUTO, tools: Any = TOOLS, **fields: Any) -> TextRequest:
+    arguments = fields.pop("arguments", {"enable_thinking": False})
+    options = TemplateOptions(tools=tools, arguments=arguments)
+    sampling = SamplingOverrides(max_tokens=400, **fields)
+    prompt = Conversation((ChatMessage("user", "hi"),), options)
+    return TextRequest(request_id="r", prompt=prompt, sampling=sampling, tool_choice=choice)
+
+
+async def answer(model: LlmText, request: TextRequest) -> tuple[Answer, FinishReason | None, str]:
+    reader = model.chat_reader(request)
+    assert reader is not None
+    parts: list[Part] = []
+    text, reason = "", None
+    async with aclosing(model.generate(request)) as events:
+        async for event in events:
+            text, reason = text + event.text, event.finish_reason
+            parts += reader.read(event)
+    return joined(parts), reason, text
+
+
+def check(calls: list[tuple[str, str]]) -> None:
+    for name, arguments in calls:
+        jsonschema.validate(json.loads(arguments), {**SCHEMAS[name], "additionalProperties": False})
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_required_call_matches_its_schema(model: LlmText, seed: int) -> None:
+    found, reason, text = await answer(model, chat(ToolChoice(is_required=True, is_parallel=False), seed=seed))
+    assert (len(found.calls), found.text, reason) == (1, "", "stop"), text
+    check(found.calls)
+
+
+async def test_a_named_function_is_called(model: LlmText) -> None:
+    choice = ToolChoice(is_required=True, is_parallel=False, names=("count",))
+    found, _, _ = await answer(model, chat(choice, seed=1))
+    assert [name for name, _ in found.calls] == ["count"]
+    check(found.calls)
+
+
+async def test_parallel_calls_all_match(model: LlmText) -> None:
+    found, _, text = await answer(model, chat(ToolChoice(is_required=True), seed=3, logit_bias={5: -100.0}))
+    assert len(found.calls) > 1, text
+    check(found.calls[:-1])  # the last one may be cut off
+
+
+async def test_an_automatic_call_begins_where_the_model_opens_one(model: LlmText) -> None:
+    """Any text may come before; a model that never opens a call answers with text alone."""
+    opening, *rest = model.tokenizer.encode_words("<tool_call>", "x")
+    found, reason, text = await answer(model, chat(seed=1, logit_bias={opening: -100.0, 5: 6.0}))
+    assert (found.text, found.calls, reason) == (text, [], "stop")
+    if rest:
+        return  # a random model never spells the tag
+    found, _, text = await answer(model, chat(ToolChoice(is_parallel=False), seed=1, logit_bias={opening: 6.0}))
+    assert len(found.calls) == 1 and found.text and not text.startswith("<tool_call>"), text
+    check(found.calls)
+
+
+async def test_reasoning_comes_before_a_required_call(model: LlmText) -> None:
+    close = model.tokenizer.encode_words("</think>", "x")
+    sent = chat(ToolChoice(is_required=True, is_parallel=False), arguments={"opens": True}, seed=1)
+    if len(close) > 1:  # a random model never spells the tag
+        sent = msgspec.structs.replace(sent, sampling={**sent.sampling, "max_tokens": 20})
+        found, reason, _ = await answer(model, sent)
+        assert (found.text, found.calls, reason) == ("", [], "length")
+        return
+    sent = msgspec.structs.replace(sent, sampling={**sent.sampling, "logit_bias": {close[0]: 5.0}})
+    found, _, text = await answer(model, sent)
+    assert found.reasoning and len(found.calls) == 1, text
+    check(found.calls)
+
+
+async def test_a_grammar_of_the_text_holds_after_the_reasoning(model: LlmText) -> None:
+    close = model.tokenizer.encode_words("</think>", "x")
+    grammar = Grammar(GrammarKind.REGEX, "(yes|no)")
+    sent = chat(tools=(), arguments={"opens": len(close) == 1}, grammar=grammar, seed=1, logit_bias={close[0]: 5.0})
+    found, _, text = await answer(model, sent)
+    assert found.text in ("yes", "no"), text
+    assert bool(found.reasoning) == (len(close) == 1)
+
+
+async def test_a_schema_of_the_text_leaves_room_for_calls(model: LlmText) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    kinds = set()
+    for seed in range(8):
+        found, _, text = await answer(model, chat(ToolChoice(is_parallel=False), grammar=grammar, seed=seed))
+        kinds.add(bool(found.calls))
+        assert found.calls or json.loads(found.text) == {"a": 1}, text
+        check(found.calls)
+    assert kinds == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("request_", "param", "words"),
+    [
+        (chat(ToolChoice(names=("dance",))), "tool_choice", "tool_choice names 'dance'; tools has set_light, count"),
+        (chat(grammar=Grammar(GrammarKind.REGEX, "a+")), "grammar", "json_schema or json_object, got regex"),
+        (
+            chat(tools=({"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}},)),
+            "tools",
+            'the JSON schema of the tool f cannot be used: at #: there is no type "x"',
+        ),
+        (
+            chat(tools=({"type": "function", "function": {"name": "f", "parameters": {"x-guidance": {}}}},)),
+            "tools",
+            "the JSON schema of the tool f cannot be used: at #: x-guidance",
+        ),
+    ],
+)
+async def test_what_cannot_be_kept_to_is_refused(model: LlmText, request_: TextRequest, param: str, words: str) -> None:
+    with pytest.raises(SluiceError) as caught:
+        await answer(model, request_)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, param)
+    assert words in caught.value.message
+
+
+async def test_a_runtime_without_grammars_of_calls_refuses_to_promise_one(model: LlmText) -> None:
+    client = model.engine
+    assert isinstance(client, InProcessEngineClient)
+    client._info = msgspec.structs.replace(client.info, grammar_kinds=(GrammarKind.JSON_SCHEMA,))
+    found, _, _ = await answer(model, chat(seed=1, logit_bias={5: 9.0}))
+    assert found.calls == []
+    for choice in (ToolChoice(is_required=True), ToolChoice(names=("stop",))):
+        with pytest.raises(SluiceError, match="tool_choice must be 'auto' or 'none'"):
+            await answer(model, chat(choice))
+    sent = chat(tools=(), arguments={"opens": True}, grammar=Grammar(GrammarKind.JSON_SCHEMA, "{}"))
+    with pytest.raises(SluiceError, match="no grammar after the reasoning"):
+        await answer(model, sent)
