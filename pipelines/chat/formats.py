@@ -11,7 +11,7 @@ import msgspec
 from engine.guidance.schema import close_objects
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.source import PartReader, Steps, UnexpectedText
-from pipelines.text.parts import CallArguments, CallStart, ReasoningText
+from pipelines.text.parts import AnswerText, CallArguments, CallStart, ReasoningText
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_BYTES = 12
@@ -116,28 +116,37 @@ class CallReader(PartReader):
         self.num_calls = 0
         """Calls that have begun."""
 
-    def attempt(self, call: Steps[None]) -> Steps[bool]:
-        """Read a call, and take it back where the text turns out to be none. Return whether it was one. A call that has
-        begun stays one."""
+    def attempt(self, opening: str, call: Steps[None]) -> Steps[None]:
+        """Read a call after its `opening`. Where the text turns out to be none, yield it as the answer's. A call that
+        has begun stays one."""
         self.source.mark()
         num_before = self.num_calls
         try:
             yield from call
         except UnexpectedText:
+            text = self.source.since_mark()
             if self.num_calls == num_before:
-                self.source.unread()
-                return False
-        return True
+                text = opening + text
+            if text:
+                yield AnswerText(text)
+        self.source.since_mark()
 
-    def begin(self, name: str) -> CallStart:
-        """Return the beginning of the next call."""
+    def begin(self, name: str, call_id: str = "") -> CallStart:
+        """Return the beginning of the next call, with the id that the model gave it or a new one."""
+        self.source.since_mark()
         index, self.num_calls = self.num_calls, self.num_calls + 1
-        return CallStart(index, self._format.new_call_id(index, name), name)
+        return CallStart(index, call_id or self._format.new_call_id(index, name), name)
+
+    def copy_arguments(self) -> Steps[None]:
+        """Read a JSON object and yield it as the arguments of the call that has begun."""
+        index = self.num_calls - 1
+        yield from self.source.copy_json(lambda piece: CallArguments(index, piece))
+        self.source.mark()
 
     def json_call(self) -> Steps[None]:
         """Read a call that is a JSON object with the function's name and its arguments, in any order."""
-        source, pending = self.source, ""
-        has_name = has_arguments = False
+        source, num_before = self.source, self.num_calls
+        name = arguments = ""
         yield from source.skip_space()
         yield from source.expect("{")
         while (char := (yield from source.skip_space())) != "}":
@@ -148,27 +157,24 @@ class CallReader(PartReader):
             yield from source.skip_space()
             yield from source.expect(":")
             first = yield from source.skip_space()
-            if key == "name" and not has_name:
-                yield self.begin(_decoded_text((yield from source.take_json())))
-                has_name = True
-            elif key in _ARGUMENT_KEYS and not has_arguments:
-                has_arguments = True
-                if has_name and first == "{":
-                    yield from source.copy_arguments(self.num_calls - 1)
-                else:
-                    pending = yield from source.take_json()
-            else:
+            if key == "name" and not name:
+                name = _decoded_text((yield from source.take_json()))
+            elif key not in _ARGUMENT_KEYS or arguments or self.num_calls > num_before:
                 yield from source.take_json()
-            if has_name and pending:
-                # Some models write the object as a string.
-                text = _decoded_text(pending) if pending.startswith('"') else pending
-                yield CallArguments(self.num_calls - 1, text)
-                pending = ""
+            elif name and first == "{":
+                yield self.begin(name)
+                yield from self.copy_arguments()
+            else:
+                arguments = yield from source.take_json()
         yield from source.expect("}")
-        if not has_name:
+        if not name:
             raise UnexpectedText
-        if not has_arguments:
-            yield CallArguments(self.num_calls - 1, "{}")
+        if self.num_calls == num_before:
+            # Some models write the object as a string.
+            text = _decoded_text(arguments) if arguments.startswith('"') else arguments
+            yield self.begin(name)
+            yield CallArguments(num_before, text or "{}")
+            source.mark()
 
 
 def _decoded_text(text: str) -> str:

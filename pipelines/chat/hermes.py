@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pipelines.chat.formats import CallReader, Tool, ToolFormat
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.source import Steps
-from pipelines.text.parts import AnswerText
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -36,8 +35,7 @@ class HermesFormat(ToolFormat):
 class _HermesReader(CallReader):
     def steps(self) -> Steps[None]:
         while (yield from self.source.copy_until(_OPEN)):
-            if not (yield from self.attempt(self._call())):
-                yield AnswerText(_OPEN)
+            yield from self.attempt(_OPEN, self._call())
 
     def _call(self) -> Steps[None]:
         yield from self.json_call()

@@ -1,18 +1,22 @@
 """Text that arrives in pieces, read by a generator as if all of it were there."""
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import TypeVar
 
-from pipelines.text.parts import AnswerText, CallArguments, Part
+from pipelines.text.parts import AnswerText, Part
 from pipelines.text.stream import find_partial
 
 T = TypeVar("T")
 Steps = Generator[Part | None, None, T]
 """Reads from a source: yields parts, and None where it needs more text before it can go on. Returns a T."""
 
-_SPACE = " \t\r\n"
-_ENDS_SCALAR = ",]}" + _SPACE
+_SPACE = re.compile(r"[ \t\r\n]*")
+_IN_STRING = re.compile(r'[^"\\]*')
+_BETWEEN = re.compile(r'[^"{}\[\]]*')
+_SCALAR = re.compile(r"[^,}\] \t\r\n]*")
 
 
 class UnexpectedText(Exception):
@@ -21,87 +25,82 @@ class UnexpectedText(Exception):
 
 class TextSource:
     """The text that has arrived and was not read yet. Its methods are generators, for use with `yield from`. What they
-    return and yield, once joined, does not depend on how the text arrived."""
+    return and yield, once joined, does not depend on how the text arrived. Each reads text once, whatever its pieces:
+    of the text before a piece, only what may begin a marker is still there when the piece arrives."""
 
     def __init__(self) -> None:
         self._text = ""
+        self._at = 0
         self._is_ended = False
-        self._read: list[str] = []
+        self._marked: list[str] | None = None
         """What was read since `mark`."""
 
     def add(self, text: str) -> None:
         """Add text that has arrived."""
-        self._text += text
+        self._text, self._at = self._text[self._at :] + text, 0
 
     def end(self) -> None:
         """Note that no more text follows."""
         self._is_ended = True
 
+    @property
+    def num_unread(self) -> int:
+        """Number of characters that have arrived and were not read yet."""
+        return len(self._text) - self._at
+
     def mark(self) -> None:
-        """Begin a passage, which `unread` can take back."""
-        self._read.clear()
+        """Begin a passage, which `since_mark` returns."""
+        self._marked = []
 
-    def unread(self) -> None:
-        """Take back all that was read since `mark`."""
-        self._text = "".join(self._read) + self._text
-        self._read.clear()
-
-    def at_end(self) -> Steps[bool]:
-        """Return whether the text ends here, as soon as that is known."""
-        while not self._text and not self._is_ended:
-            yield None
-        return not self._text
+    def since_mark(self) -> str:
+        """Return what was read since `mark`, and end the passage."""
+        marked, self._marked = self._marked or (), None
+        return "".join(marked)
 
     def copy_until(self, *markers: str, make: Callable[[str], Part] = AnswerText) -> Steps[str]:
         """Yield the text before the first of the markers, in the parts that `make` makes of it. Return the marker,
-        which is read; "" at the end of the text."""
+        which is read; "" at the end of the text. Without markers yield all text."""
         while True:
-            found = [(start, -len(each), each) for each in markers if (start := self._text.find(each)) >= 0]
-            start, _, marker = min(found, default=(len(self._text), 0, ""))
-            if not self._is_ended:  # a marker that began earlier or is longer may still be completed
-                partial = min((find_partial(self._text, each) for each in markers), default=start)
-                start, marker = (partial, "") if partial <= start else (start, marker)
-            if start:
+            start, marker = self._find(markers)
+            if start > self._at:
                 yield make(self._take(start))
             if marker:
-                return self._take(len(marker))
+                return self._take(start + len(marker))
             if self._is_ended:
                 return ""
             yield None
 
     def take_until(self, *markers: str) -> Steps[tuple[str, str]]:
-        """Return the text before the first of the markers, and the marker, both read. Raises UnexpectedText at the end
-        of the text."""
+        """Return the text before the first of the markers, and the marker, both read; "" for it at the end."""
         pieces: list[str] = []
-        steps = self.copy_until(*markers)
         while True:
-            try:
-                part = next(steps)
-            except StopIteration as stop:
-                if not stop.value:
-                    raise UnexpectedText from None
-                return "".join(pieces), stop.value
-            if isinstance(part, AnswerText):
-                pieces.append(part.text)
-            else:
-                yield None
+            start, marker = self._find(markers)
+            pieces.append(self._take(start))
+            if marker or self._is_ended:
+                return "".join(pieces), self._take(start + len(marker))
+            yield None
 
     def skip_space(self) -> Steps[str]:
         """Read white space and return the character after it, which is not read; "" at the end of the text."""
+        yield from self.take_run(_SPACE)
+        return self._text[self._at : self._at + 1]
+
+    def take_run(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Read and return characters for as long as they match a pattern of any number of characters of one class."""
+        pieces: list[str] = []
         while True:
-            rest = self._text.lstrip(_SPACE)
-            self._take(len(self._text) - len(rest))
-            if rest or self._is_ended:
-                return rest[:1]
+            pieces.append(self._take(end_of(pattern, self._text, self._at)))
+            if self.num_unread or self._is_ended:
+                return "".join(pieces)
             yield None
 
     def starts_with(self, text: str) -> Steps[bool]:
-        """Return whether `text` is next, and read it if so."""
-        while not self._is_ended and len(self._text) < len(text) and text.startswith(self._text):
+        """Return whether `text` is next, and read it if so. Decides as soon as that is known."""
+        while not self._is_ended and self.num_unread < len(text) and text.startswith(self._text[self._at :]):
             yield None
-        if not self._text.startswith(text):
+        if not self._text.startswith(text, self._at):
             return False
-        self._take(len(text))
+        self._take(self._at + len(text))
         return True
 
     def expect(self, text: str) -> Steps[None]:
@@ -109,14 +108,20 @@ class TextSource:
         if not (yield from self.starts_with(text)):
             raise UnexpectedText
 
+    def take_char(self) -> Steps[str]:
+        """Read and return the next character; "" at the end of the text."""
+        while not self.num_unread and not self._is_ended:
+            yield None
+        return self._take(self._at + 1)
+
     def copy_json(self, make: Callable[[str], Part | None]) -> Steps[str]:
         """Read a JSON value and yield what `make` makes of its pieces. Return its text. Brackets and quotes decide
         where it ends; that its inside is valid is not checked. Raises UnexpectedText where the text ends within it."""
         pieces: list[str] = []
-        scan = JsonScanner()
+        scanner = JsonScanner()
         while True:
-            end = scan.find_end(self._text)
-            if end is None and self._is_ended and scan.is_scalar:
+            end = scanner.find_end(self._text, self._at)
+            if end is None and self._is_ended and scanner.is_scalar:
                 end = len(self._text)
             piece = self._take(len(self._text) if end is None else end)
             if piece:
@@ -133,15 +138,33 @@ class TextSource:
         """Read a JSON value and return its text. Raises as `copy_json`."""
         return (yield from self.copy_json(lambda piece: None))
 
-    def copy_arguments(self, index: int) -> Steps[str]:
-        """Read a JSON value and yield it as the arguments of the call number `index`. Return its text. Raises as
-        `copy_json`."""
-        return (yield from self.copy_json(lambda piece: CallArguments(index, piece)))
+    def _find(self, markers: tuple[str, ...]) -> tuple[int, str]:
+        """Return where the first of the markers starts, and it. Without one, return "" and where one may start that is
+        not complete yet."""
+        if not markers:
+            return len(self._text), ""
+        found = _pattern(markers).search(self._text, self._at)
+        start, marker = (found.start(), found[0]) if found else (len(self._text), "")
+        if not self._is_ended:  # a marker that began earlier or is longer may still be completed
+            longest = max(map(len, markers))
+            tail_start = max(self._at, len(self._text) - longest + 1)
+            if start >= tail_start:
+                tail = self._text[tail_start:]
+                partial = tail_start + min(find_partial(tail, each) for each in markers)
+                if partial <= start:
+                    return partial, ""
+        return start, marker
 
-    def _take(self, length: int) -> str:
-        taken, self._text = self._text[:length], self._text[length:]
-        self._read.append(taken)
+    def _take(self, end: int) -> str:
+        taken, self._at = self._text[self._at : end], min(end, len(self._text))
+        if self._marked is not None:
+            self._marked.append(taken)
         return taken
+
+
+@lru_cache(maxsize=256)
+def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
 
 
 class JsonScanner:
@@ -153,32 +176,38 @@ class JsonScanner:
         self.is_scalar = False
         """Whether the value is a number or a word, which ends before the character that follows it."""
 
-    def find_end(self, piece: str) -> int | None:
-        """Return the length of what the next piece has of the value, None where the value goes on after it."""
-        for at, char in enumerate(piece):
-            if self._is_in_string:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif char == "\\":
-                    self._is_escaped = True
-                elif char == '"':
-                    self._is_in_string = False
-                    if not self._depth:
-                        return at + 1
-            elif char == '"' and not self.is_scalar:
-                self._is_in_string = True
-            elif self.is_scalar:
-                if char in _ENDS_SCALAR:
+    def find_end(self, text: str, at: int) -> int | None:
+        """Return where the value ends in `text`, whose characters from `at` on are the next ones; None where the value
+        goes on after them."""
+        while at < len(text):
+            if self._is_escaped:
+                self._is_escaped = False
+                at += 1
+            elif self._is_in_string:
+                at = end_of(_IN_STRING, text, at) + 1
+                self._is_escaped = text[at - 1 : at] == "\\"
+                self._is_in_string = at > len(text) or self._is_escaped
+                if not self._is_in_string and not self._depth:
                     return at
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return at + 1
-            elif not self._depth:
+            elif self.is_scalar or (not self._depth and text[at] not in '"{['):
                 self.is_scalar = True
+                at = end_of(_SCALAR, text, at)
+                return at if at < len(text) else None
+            else:
+                at = end_of(_BETWEEN, text, at) + 1
+                char = text[at - 1 : at]
+                self._is_in_string = char == '"'
+                self._depth += (char in "{[") - (char in "}]") if char else 0
+                if char in ("}", "]") and not self._depth:
+                    return at
         return None
+
+
+def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return where what a pattern matches at `at` ends. The pattern must match no text too."""
+    found = pattern.match(text, at)
+    assert found is not None
+    return found.end()
 
 
 class PartReader(ABC):

@@ -3,7 +3,7 @@
 from pipelines.chat.formats import ReasoningFormat
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.source import PartReader, Steps
-from pipelines.text.parts import ReasoningText
+from pipelines.text.parts import AnswerText, ReasoningText
 
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -37,10 +37,12 @@ class _ThinkReader(PartReader):
         source = self.source
         source.mark()
         yield from source.skip_space()
-        if self._is_open or (yield from source.starts_with(_OPEN)):
+        is_open = self._is_open or (yield from source.starts_with(_OPEN))
+        start = source.since_mark()
+        if is_open:
             yield from source.skip_space()
             yield from source.copy_until(_CLOSE, make=ReasoningText)
             yield from source.skip_space()
-        else:
-            source.unread()
+        elif start:
+            yield AnswerText(start)
         yield from source.copy_until()
