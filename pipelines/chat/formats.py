@@ -1,6 +1,7 @@
 """How families of models write tool calls and reasoning: what each of their formats says of itself."""
 
 import json
+import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from pipelines.text.parts import AnswerText, CallArguments, CallStart, Reasoning
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_BYTES = 12
+NAME_CHARS = re.compile(r"[\w.:/-]*")
+"""Characters of which the names of functions consist, more than OpenAI allows."""
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -143,6 +146,19 @@ class CallReader(PartReader):
         yield from self.source.copy_json(lambda piece: CallArguments(index, piece))
         self.source.mark()
 
+    def arguments_of(self, name: str, call_id: str = "") -> Steps[None]:
+        """Read a JSON object as the arguments of a new call."""
+        self.check_name(name)
+        if (yield from self.source.skip_space()) != "{":
+            raise UnexpectedText
+        yield self.begin(name, call_id)
+        yield from self.copy_arguments()
+
+    def check_name(self, name: str) -> None:
+        """Raise UnexpectedText where this cannot be the name of a function. A reader may demand that it is a tool's."""
+        if not name:
+            raise UnexpectedText
+
     def json_call(self) -> Steps[None]:
         """Read a call that is a JSON object with the function's name and its arguments, in any order."""
         source, num_before = self.source, self.num_calls
@@ -162,19 +178,27 @@ class CallReader(PartReader):
             elif key not in _ARGUMENT_KEYS or arguments or self.num_calls > num_before:
                 yield from source.take_json()
             elif name and first == "{":
+                self.check_name(name)
                 yield self.begin(name)
                 yield from self.copy_arguments()
             else:
                 arguments = yield from source.take_json()
         yield from source.expect("}")
-        if not name:
-            raise UnexpectedText
+        self.check_name(name)
         if self.num_calls == num_before:
             # Some models write the object as a string.
             text = _decoded_text(arguments) if arguments.startswith('"') else arguments
             yield self.begin(name)
             yield CallArguments(num_before, text or "{}")
             source.mark()
+
+
+def json_calls(tools: Sequence[Tool], lark: LarkWriter, key: str = "arguments") -> str:
+    """Return the expression of a call that is a JSON object: the name of one of the tools, and under `key` its
+    arguments."""
+    heads = [(f'{{"name": {json.dumps(tool.name)}, "{key}": ', tool.parameters) for tool in tools]
+    body = lark.rule(" | ".join(f"{lark.text(head)} {lark.json(schema)}" for head, schema in heads))
+    return lark.rule(f'{body} "}}"')
 
 
 def _decoded_text(text: str) -> str:

@@ -8,9 +8,15 @@ from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
 from pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, ToolFormat, parse_tools
+from pipelines.chat.harmony import HarmonyCallFormat, HarmonyReasoningFormat
 from pipelines.chat.hermes import HermesFormat
+from pipelines.chat.json_lists import FunctoolsFormat, GraniteFormat, LlamaJsonFormat, PhiFormat
+from pipelines.chat.mistral import MistralFormat, MistralNamesFormat
+from pipelines.chat.pythonic import PythonicFormat
 from pipelines.chat.reader import FormatReader
-from pipelines.chat.think import ThinkFormat
+from pipelines.chat.sections import DeepSeekV3Format, DeepSeekV31Format, KimiK2Format
+from pipelines.chat.tagged import GlmFormat, Qwen3CoderFormat
+from pipelines.chat.think import GraniteReasoningFormat, MagistralFormat, ThinkFormat
 from pipelines.text.parts import ChatReader
 from sluice.errors import invalid
 
@@ -20,8 +26,28 @@ REASONING_GROUP = "sluice.reasoning_formats"
 AUTO, NONE = "auto", "none"
 """What operators give in place of a format's name: the one that the template speaks, and none."""
 
-TOOL_FORMATS: tuple[type[ToolFormat], ...] = (HermesFormat,)
-REASONING_FORMATS: tuple[type[ReasoningFormat], ...] = (ThinkFormat,)
+TOOL_FORMATS: tuple[type[ToolFormat], ...] = (
+    HarmonyCallFormat,
+    Qwen3CoderFormat,
+    GlmFormat,
+    KimiK2Format,
+    DeepSeekV3Format,
+    DeepSeekV31Format,
+    MistralFormat,
+    MistralNamesFormat,
+    FunctoolsFormat,
+    PhiFormat,
+    GraniteFormat,
+    HermesFormat,
+    PythonicFormat,
+    LlamaJsonFormat,
+)
+REASONING_FORMATS: tuple[type[ReasoningFormat], ...] = (
+    HarmonyReasoningFormat,
+    MagistralFormat,
+    GraniteReasoningFormat,
+    ThinkFormat,
+)
 """The formats of this distribution, in the order in which they try to recognise a template."""
 
 FormatT = TypeVar("FormatT", bound=ChatFormat)

@@ -108,10 +108,15 @@ class TextSource:
         if not (yield from self.starts_with(text)):
             raise UnexpectedText
 
-    def take_char(self) -> Steps[str]:
-        """Read and return the next character; "" at the end of the text."""
+    def peek(self) -> Steps[str]:
+        """Return the next character, which is not read; "" at the end of the text."""
         while not self.num_unread and not self._is_ended:
             yield None
+        return self._text[self._at : self._at + 1]
+
+    def take_char(self) -> Steps[str]:
+        """Read and return the next character; "" at the end of the text."""
+        yield from self.peek()
         return self._take(self._at + 1)
 
     def copy_json(self, make: Callable[[str], Part | None]) -> Steps[str]:

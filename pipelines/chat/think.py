@@ -1,47 +1,73 @@
-"""Reasoning between think tags, as DeepSeek R1 and Qwen 3 write it."""
+"""Reasoning before the answer, between tags or sentences: DeepSeek R1, Qwen 3 and many more, Magistral, Granite."""
+
+from typing import ClassVar
 
 from pipelines.chat.formats import ReasoningFormat
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.source import PartReader, Steps
 from pipelines.text.parts import AnswerText, ReasoningText
 
-_OPEN, _CLOSE = "<think>", "</think>"
-
 
 class ThinkFormat(ReasoningFormat):
     """`<think>...</think>` before the answer. The prompt may end with the first tag, or with both."""
 
     name = "think"
-    aliases = ("deepseek_r1", "deepseek_v3", "qwen3", "glm45")
-    markers = (_OPEN, _CLOSE)
+    aliases = ("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "nemotron_v3", "minimax_m2", "olmo3")
+    markers = ("<think>", "</think>")
+    openings: ClassVar[tuple[str, ...]] = markers[:1]
+    closings: ClassVar[tuple[str, ...]] = markers[1:]
+    """What may open and close the reasoning, the usual first."""
 
     def matches(self, template: str) -> bool:
-        return _CLOSE in template
+        return self.closings[0] in template
 
     def reader(self, prompt_end: str) -> PartReader:
-        return _ThinkReader(prompt_end)
+        return _ThinkReader(self, is_open=prompt_end.rstrip().endswith(self.openings))
 
     def preamble(self, prompt_end: str, lark: LarkWriter) -> str:
-        if prompt_end.rstrip().endswith(_CLOSE):
+        if prompt_end.rstrip().endswith(self.closings):
             return ""
-        closing = " ".join([lark.text_before(_CLOSE), lark.pattern(r"\n*")])
-        return closing if prompt_end.rstrip().endswith(_OPEN) else f"({lark.text(_OPEN)} {closing})?"
+        closing = " ".join([lark.text_before(self.closings[0]), lark.pattern(r"\s*")])
+        is_open = prompt_end.rstrip().endswith(self.openings)
+        return closing if is_open else f"({lark.text(self.openings[0])} {closing})?"
+
+
+class MagistralFormat(ThinkFormat):
+    """`[THINK]...[/THINK]` before the answer."""
+
+    name = "magistral"
+    aliases = ("mistral",)
+    markers = ("[THINK]", "[/THINK]")
+    openings, closings = markers[:1], markers[1:]
+
+
+class GraniteReasoningFormat(ThinkFormat):
+    """Granite 3's sentences before the reasoning and before the response."""
+
+    name = "granite"
+    aliases = ()
+    markers = ()
+    openings = ("Here is my thought process:", "Here's my thought process:")
+    closings = ("Here is my response:", "Here's my response:")
 
 
 class _ThinkReader(PartReader):
-    def __init__(self, prompt_end: str) -> None:
+    def __init__(self, format: ThinkFormat, *, is_open: bool) -> None:
         super().__init__()
-        self._is_open = prompt_end.rstrip().endswith(_OPEN)
+        self._format = format
+        self._is_open = is_open
 
     def steps(self) -> Steps[None]:
         source = self.source
         source.mark()
         yield from source.skip_space()
-        is_open = self._is_open or (yield from source.starts_with(_OPEN))
+        is_open = self._is_open
+        for opening in self._format.openings:
+            is_open = is_open or (yield from source.starts_with(opening))
         start = source.since_mark()
         if is_open:
             yield from source.skip_space()
-            yield from source.copy_until(_CLOSE, make=ReasoningText)
+            yield from source.copy_until(*self._format.closings, make=ReasoningText)
             yield from source.skip_space()
         elif start:
             yield AnswerText(start)

@@ -1,35 +1,23 @@
-"""Samples of each family's answers: their parts, however the text is split."""
+"""Answers of every family: their parts, however the text is split, and which family a chat template is of."""
 
 import json
-from dataclasses import dataclass, field
+import sys
 from typing import Any
 
 import pytest
 
+from pipelines.chat.formats import parse_tools
 from pipelines.chat.registry import find_formats, reasoning_formats, tool_formats
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
+from pipelines.text.types import TextDetail, TextEvent
 from tests.errors import error_of
+from tests.pipelines.chat.samples import CANONICAL, OTHERS, TOOLS, Answer, Sample
 
-TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
-    for name, properties in {
-        "get_weather": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        "get_time": {},
-    }.items()
-)
-
-
-@dataclass
-class Answer:
-    """The joined parts of an answer. Calls are (name, arguments)."""
-
-    text: str = ""
-    reasoning: str = ""
-    calls: list[tuple[str, Any]] = field(default_factory=list)
+SAMPLES = [*CANONICAL, *OTHERS]
 
 
 def joined(parts: list[Part]) -> Answer:
-    answer, names, arguments = Answer(), list[str](), list[str]()
+    answer, names, arguments = Answer(), list[str](), list[list[str]]()
     for part in parts:
         match part:
             case AnswerText(text):
@@ -39,95 +27,109 @@ def joined(parts: list[Part]) -> Answer:
             case CallStart(index, _, name):
                 assert index == len(names)
                 names.append(name)
-                arguments.append("")
+                arguments.append([])
             case CallArguments(index, text):
                 assert index == len(names) - 1
-                arguments[index] += text
-    answer.calls = list(zip(names, arguments, strict=True))
+                arguments[index].append(text)
+    answer.calls = [(name, "".join(pieces)) for name, pieces in zip(names, arguments, strict=True)]
     return answer
 
 
-def read(reader: ChatReader, *pieces: str) -> Answer:
+def reader_of(sample: Sample) -> ChatReader:
+    formats = find_formats("", sample.tools, sample.reasoning)
+    reader = formats.reader(TOOLS if formats.tools is not None else ())
+    assert reader is not None
+    assert reader.read(TextEvent("", 0, 1, 0, detail=TextDetail(prompt_end=sample.prompt_end))) == []
+    return reader
+
+
+def read(sample: Sample, *pieces: str) -> Answer:
+    reader = reader_of(sample)
     return joined([part for piece in pieces for part in reader.feed(piece)] + reader.finish())
 
 
 def parsed(answer: Answer) -> Answer:
-    return Answer(answer.text, answer.reasoning, [(name, json.loads(text)) for name, text in answer.calls])
+    def value(arguments: str) -> Any:
+        try:
+            return json.loads(arguments)
+        except ValueError:
+            return arguments
+
+    return Answer(answer.text, answer.reasoning, [(name, value(text)) for name, text in answer.calls])
 
 
-WEATHER = ("get_weather", {"city": 'O"slo} é', "days": 2})
-TIME: tuple[str, dict[str, Any]] = ("get_time", {})
-WEATHER_JSON = json.dumps(WEATHER[1])
-
-SAMPLES = {
-    "hermes": (
-        f'Let me look.\n<tool_call>\n{{"name": "get_weather", "arguments": {WEATHER_JSON}}}\n</tool_call>\n'
-        '<tool_call>\n{"arguments": {}, "name": "get_time"}\n</tool_call>',
-        Answer("Let me look.", "", [WEATHER, TIME]),
-    ),
-}
-"""By the format: an answer, and its parts."""
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_calls_are_the_same_however_the_text_is_split(name: str) -> None:
-    text, expected = SAMPLES[name]
-    whole = read(reader_of(name), text)
-    assert parsed(whole) == expected
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.tools} {sample.reasoning}")
+def test_parts_are_the_same_however_the_text_is_split(sample: Sample) -> None:
+    text = sample.text
+    whole = read(sample, text)
+    assert parsed(whole) == sample.answer
     for at in range(len(text)):
-        assert read(reader_of(name), text[:at], text[at:]) == whole
-    assert read(reader_of(name), *text) == whole
+        assert read(sample, text[:at], text[at:]) == whole
+    assert read(sample, *text) == whole
 
 
-def reader_of(tools: str, reasoning: str = "none") -> ChatReader:
-    return find_formats("", tools, reasoning).reader(TOOLS)
+def test_every_format_has_samples() -> None:
+    assert {each.name for each in tool_formats()} == {sample.tools for sample in CANONICAL}
+    names = {sample.reasoning for sample in SAMPLES} - {"none"}
+    assert {each.name for each in reasoning_formats()} == {_reasoning(name) for name in names}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("no call < here <tool", Answer("no call < here <tool")),
-        ("a <tool_call> is a tag", Answer("a <tool_call> is a tag")),
-        ('<tool_call>{"name": 3}', Answer('<tool_call>{"name": 3}')),
-        ('<tool_call>{"name": "f", "arguments": {"a": ', Answer("", "", [("f", '{"a": ')])),
-        ('<tool_call>{"name": "f"}', Answer("", "", [("f", "{}")])),
-        (r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>', Answer("", "", [("f", '{"a": 1}')])),
-        ('<tool_call>{"x": [1], "parameters": {"a": 1} , "name":"f"} x', Answer("x", "", [("f", '{"a": 1}')])),
-    ],
-)
-def test_what_is_not_quite_a_call(text: str, expected: Answer) -> None:
-    assert read(reader_of("hermes"), text) == expected
-    assert read(reader_of("hermes"), *text) == expected
+def _reasoning(name: str) -> str:
+    format = find_formats("", "none", name).reasoning
+    assert format is not None
+    return format.name
 
 
-@pytest.mark.parametrize(
-    ("prompt_end", "text", "expected"),
-    [
-        ("", "<think>\nwhy\n</think>\n\nso <think>", Answer("so <think>", "why\n")),
-        ("", "  plain </think>", Answer("  plain </think>")),
-        ("<think>\n", "why</thin</think>so", Answer("so", "why</thin")),
-        ("<think>\n", "why", Answer("", "why")),
-        ("<think>\n\n</think>\n\n", "so", Answer("so")),
-    ],
-)
-def test_reasoning(prompt_end: str, text: str, expected: Answer) -> None:
-    think = find_formats("", "none", "think").reasoning
-    assert think is not None
-    for pieces in ([text], list(text)):
-        reader = think.reader(prompt_end)
-        assert joined([part for piece in pieces for part in reader.feed(piece)] + reader.finish()) == expected
+@pytest.mark.parametrize("sample", CANONICAL, ids=lambda sample: sample.tools)
+def test_a_long_argument_costs_the_same_for_each_character(sample: Sample) -> None:
+    """Counted in calls of functions, and in the text that is kept until the next piece arrives."""
+    short, long = (_count_calls(sample.tools, sample.text.replace('"x', '"x' + n * " é[{", 1)) for n in (5_000, 50_000))
+    assert 5_000 < short < long < 10 * short
 
 
-def test_reasoning_is_before_the_calls() -> None:
-    text = (
-        '<think>a <tool_call>{"name": "g"}</tool_call></think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    )
-    expected = Answer("", 'a <tool_call>{"name": "g"}</tool_call>', [("f", "{}")])
-    assert read(reader_of("hermes", "think"), *text) == read(reader_of("hermes", "think"), text) == expected
+def _count_calls(name: str, text: str) -> int:
+    format = find_formats("", name).tools
+    assert format is not None
+    reader = format.reader(parse_tools(TOOLS))
+    num_calls, most_kept = 0, 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    for at in range(0, len(text), 4):
+        sys.setprofile(count)
+        try:
+            reader.feed(text[at : at + 4])
+        finally:
+            sys.setprofile(None)
+        most_kept = max(most_kept, reader.source.num_unread)
+    assert reader.num_calls > 0
+    assert most_kept < 40
+    return num_calls
+
+
+def test_malformed_calls_are_read_once() -> None:
+    text = 2_000 * '<tool_call>{"a": [' + 2_000 * "<tool_call>{"
+    assert read(Sample("hermes", "", Answer()), text) == Answer(text)
+    assert _count_calls("hermes", text.replace("[", "1") + CANONICAL[0].text) < 20 * len(text)
 
 
 TEMPLATES = {
-    'return a json object within <tool_call></tool_call>: {"name": .., "arguments": ..}': ("hermes", None),
+    "<|channel|>commentary<|message|>": ("openai", "openai_gptoss"),
+    "<tool_call>\n<function=name>\n<parameter=a>": ("qwen3_coder", None),
+    "<tool_call>{name}\n<arg_key>{key}</arg_key> <think></think>": ("glm45", "think"),
+    "<|tool_calls_section_begin|><|tool_call_begin|>{{ tool_call.id }}<think></think>": ("kimi_k2", "think"),
+    "<｜tool▁call▁begin｜>{{ type }}<｜tool▁sep｜>{{ name }}\\n```json": ("deepseek_v3", None),
+    "</think><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>": ("deepseek_v31", "think"),
+    "[TOOL_CALLS][": ("mistral", None),
+    "[THINK]..[/THINK][TOOL_CALLS]{{ name }}[ARGS]{{ arguments }}": ("mistral_v11", "magistral"),
+    "all calls in one list: functools[{..}]": ("phi4_mini_json", None),
+    "<|tool|>{{ tools }}<|/tool|>": ("phi4", None),
+    "respond with <|tool_call|> and a list. Write 'Here is my response:'": ("granite", "granite"),
+    'return a json object within <tool_call></tool_call>: {\\"name\\": .., \\"arguments\\": ..}': ("hermes", None),
+    "a list: [func_name1(params_name1=params_value1, ...), func_name2(params)]": ("pythonic", None),
+    'answer with {\\"name\\": function name, \\"parameters\\": dictionary': ("llama3_json", None),
     "{% if enable_thinking is false %}<think>\n\n</think>{% endif %}": (None, "think"),
     "{{ messages[0].content }}": (None, None),
 }
@@ -141,9 +143,26 @@ def test_formats_are_found_from_the_template(template: str) -> None:
     assert names == TEMPLATES[template]
 
 
-def test_every_format_has_a_sample() -> None:
-    assert {each.name for each in tool_formats()} == SAMPLES.keys()
-    assert {each.name for each in reasoning_formats()} == {"think"}
+def test_every_format_is_found() -> None:
+    assert {tools for tools, _ in TEMPLATES.values()} - {None} == {each.name for each in tool_formats()}
+    assert {reasoning for _, reasoning in TEMPLATES.values()} - {None} == {each.name for each in reasoning_formats()}
+
+
+def test_names_are_of_one_format() -> None:
+    for formats in (tool_formats(), reasoning_formats()):
+        names = [name for each in formats for name in (each.name, *each.aliases)]
+        assert len(names) == len(set(names))
+
+
+def test_ids_of_calls() -> None:
+    ids = {}
+    for sample in CANONICAL:
+        parts = reader_of(sample).feed(sample.text)
+        ids[sample.tools] = [part.id for part in parts if isinstance(part, CallStart)]
+        assert len(set(ids[sample.tools])) == len(sample.answer.calls)
+    assert ids["kimi_k2"] == ["functions.get_weather:0", "functions.get_time:1", "functions.plan:2"]
+    assert ids["mistral_v11"][0] == "abcDEF123"
+    assert [len(each) for each in ids["mistral"]] == [9, 9, 9]
 
 
 def test_models_without_a_format() -> None:
@@ -151,4 +170,4 @@ def test_models_without_a_format() -> None:
     error = error_of(formats.reader, TOOLS)
     assert (error.param, "no tool calls in a known format" in error.message) == ("tools", True)
     error = error_of(find_formats, "", "x")
-    assert (error.param, "hermes, got 'x'" in error.message) == ("tool_call_parser", True)
+    assert (error.param, "llama3_json, got 'x'" in error.message) == ("tool_call_parser", True)

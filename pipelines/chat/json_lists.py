@@ -1,0 +1,131 @@
+"""Tool calls as JSON objects, alone or in an array, behind a mark: Granite, Phi-4 and Llama 3."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pipelines.chat.formats import CallReader, Tool, ToolFormat, json_calls
+from pipelines.chat.lark import LarkWriter
+from pipelines.chat.source import Steps, UnexpectedText
+from pipelines.text.parts import AnswerText
+
+_PYTHON_TAG = "<|python_tag|>"
+
+
+class JsonListFormat(ToolFormat):
+    """A mark, and an array of calls. `closing` may follow it."""
+
+    closing: ClassVar[str] = ""
+
+    def reader(self, tools: Sequence[Tool]) -> CallReader:
+        return JsonListReader(self, self.markers, self.closing)
+
+    def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        call = json_calls(tools, lark)
+        more = f'(", " {call})*' if is_parallel else ""
+        return " ".join(['"["', call, more, '"]"', lark.text(self.closing)])
+
+
+class GraniteFormat(JsonListFormat):
+    """`<|tool_call|>[{"name": "f", "arguments": {...}}, ...]`. Granite 4 writes as Hermes does."""
+
+    name = "granite"
+    markers = ("<|tool_call|>", "<tool_call>")
+    opening = "<|tool_call|>"
+
+    def matches(self, template: str) -> bool:
+        return self.opening in template
+
+
+class PhiFormat(JsonListFormat):
+    """`<|tool_call|>[{"name": "f", "arguments": {...}}, ...]<|/tool_call|>`."""
+
+    name = "phi4"
+    markers = ("<|tool_call|>", "functools")
+    opening = "<|tool_call|>"
+    closing = "<|/tool_call|>"
+
+    def matches(self, template: str) -> bool:
+        return "<|/tool|>" in template or self.closing in template
+
+
+class FunctoolsFormat(JsonListFormat):
+    """`functools[{"name": "f", "arguments": {...}}, ...]`, for which some templates ask Phi-4 mini."""
+
+    name = "phi4_mini_json"
+    markers = PhiFormat.markers
+    opening = "functools"
+
+    def matches(self, template: str) -> bool:
+        return "functools[" in template
+
+
+class JsonListReader(CallReader):
+    """Reads an object, an array of some or several between semicolons after any of the openings."""
+
+    def __init__(self, format: ToolFormat, openings: Sequence[str], closing: str = "") -> None:
+        super().__init__(format)
+        self._openings = openings
+        self._closing = closing
+
+    def steps(self) -> Steps[None]:
+        while opening := (yield from self.source.copy_until(*self._openings)):
+            yield from self.attempt(opening, self.calls())
+
+    def calls(self) -> Steps[None]:
+        """Read what follows an opening."""
+        source = self.source
+        is_array = (yield from source.skip_space()) == "["
+        if is_array:
+            yield from source.expect("[")
+        yield from self.json_call()
+        while (yield from source.skip_space()) == ("," if is_array else ";"):
+            yield from source.take_char()
+            source.mark()
+            yield from self.json_call()
+        if is_array:
+            yield from source.expect("]")
+            yield from source.skip_space()
+        if self._closing and (yield from source.starts_with(self._closing)):
+            yield from source.skip_space()
+
+
+class LlamaJsonFormat(ToolFormat):
+    """`{"name": "f", "parameters": {...}}` in place of text, perhaps after `<|python_tag|>`; several of them with `; `
+    between."""
+
+    name = "llama3_json"
+    aliases = ("llama4_json",)
+    markers = (_PYTHON_TAG,)
+    opening = '{"name": '
+    starts_answer = True
+
+    def matches(self, template: str) -> bool:
+        return '{"name": function name, "parameters":' in template.replace("\\", "")
+
+    def reader(self, tools: Sequence[Tool]) -> CallReader:
+        return _LlamaJsonReader(self, [tool.name for tool in tools])
+
+    def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        call = json_calls(tools, lark, key="parameters")
+        return f'{call} ("; " {call})*' if is_parallel else call
+
+
+class _LlamaJsonReader(JsonListReader):
+    def __init__(self, format: ToolFormat, names: Sequence[str]) -> None:
+        super().__init__(format, (_PYTHON_TAG,))
+        self._names = frozenset(names)
+
+    def steps(self) -> Steps[None]:
+        self.source.mark()
+        first = yield from self.source.skip_space()
+        space = self.source.since_mark()
+        if first == "{":
+            yield from self.attempt(space, self.calls())
+        elif space:
+            yield AnswerText(space)
+        yield from super().steps()
+
+    def check_name(self, name: str) -> None:
+        """Only the names of tools tell a call from an answer in JSON."""
+        if name not in self._names:
+            raise UnexpectedText
