@@ -53,13 +53,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     # of the other route, or of several answers
     "echo": (False,),
     "top_logprobs": (0,),
-    # what the answer shows
+    # what the answer is
     "suffix": ("",),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),

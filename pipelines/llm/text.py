@@ -216,7 +216,15 @@ class LlmText:
                 sampling = with_chat_grammar(sampling, request, prompt_end, self.formats, self.tokenizer, self.info)
             echo = await self._echo(request, token_ids) if request.echo else None
             logprobs = self._logprob_tracker(sampling, token_ids, echo)
-            stream = TextStream(self.tokenizer.detokenizer(), request.stop, sampling, len(token_ids), logprobs)
+            stream = TextStream(
+                self.tokenizer.detokenizer(request.form),
+                request.stop,
+                sampling,
+                len(token_ids),
+                logprobs,
+                includes_stop=request.form.include_stop_str_in_output,
+                prompt_token_ids=token_ids if request.form.return_token_ids else None,
+            )
             with self.activity.follow(self.submit(request, token_ids, sampling)) as generation:
                 async for token_event in generation:
                     if on_detail is not None and token_event.detail is not None:

@@ -1,12 +1,13 @@
 """Incremental detokenization: token ids to text, a piece at a time. However the ids are cut into pieces, the joined
-text equals the tokenizer's own `decode(ids, skip_special_tokens=True)`, and no piece ends within a character. The cost
-of a token does not grow with the text before it."""
+text equals the tokenizer's own `decode(ids)` with or without special tokens, and no piece ends within a character. The
+cost of a token does not grow with the text before it."""
 
 import json
 import re
 from codecs import utf_8_decode
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -34,18 +35,21 @@ class Detokenizer(Protocol):
         ...
 
 
-def detokenizer_factory(backend: tokenizers.Tokenizer) -> Callable[[], Detokenizer]:
+def detokenizer_factory(
+    backend: tokenizers.Tokenizer, *, skip_special_tokens: bool = True
+) -> Callable[[], Detokenizer]:
     """Return a function that makes detokenizers for this tokenizer. Their shared tables are built here, once."""
     kinds = decoder_kinds(backend)
     if kinds == ["ByteLevel"]:
-        table = TokenBytes(backend)
+        table = TokenBytes(backend, skip_special_tokens=skip_special_tokens)
         return lambda: ByteLevelDetokenizer(table)
     if "ByteLevel" in kinds:
         raise ValueError(f"a ByteLevel decoder within a sequence ({', '.join(kinds)}) is not supported")
     vocabulary = backend.get_vocab()
-    shown = frozenset(vocabulary.values()) - special_ids(backend)
+    shown = frozenset(vocabulary.values()) - (special_ids(backend) if skip_special_tokens else frozenset())
     byte_tokens = frozenset(i for token, i in vocabulary.items() if parse_byte_token(token) is not None)
-    return lambda: WindowDetokenizer(backend, shown, byte_tokens)
+    decode = partial(backend.decode, skip_special_tokens=skip_special_tokens)
+    return lambda: WindowDetokenizer(decode, shown, byte_tokens)
 
 
 class ByteLevelDetokenizer:
@@ -72,9 +76,11 @@ class WindowDetokenizer:
     """Detokenizes for all other decoders: a token's text is what it adds to the few tokens before it. A run of byte
     tokens (`<0xE2>`) is kept back until another token ends it: one invalid byte changes how the whole run decodes."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, shown: frozenset[int], byte_tokens: frozenset[int]) -> None:
-        """Take the ids that have text, which are known and not special, as `shown`."""
-        self._decode: Callable[..., str] = backend.decode
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], shown: frozenset[int], byte_tokens: frozenset[int]
+    ) -> None:
+        """Take the ids that have text as `shown`."""
+        self._decode = decode
         self._shown = shown
         self._byte_tokens = byte_tokens
         self._context: deque[int] = deque(maxlen=_CONTEXT_TOKENS)
@@ -130,12 +136,37 @@ class SlowDetokenizer:
         return text
 
 
-class TokenBytes(dict[int, bytes]):
-    """The bytes of each token id under a ByteLevel decoder, computed when the id is first looked up. Special tokens and
-    ids that the vocabulary lacks have no bytes. All sequences of a model share the table."""
+class UnspacedDetokenizer:
+    """Leaves out the spaces that a decoder writes between two added tokens in a row, as vLLM does."""
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        super().__init__(dict.fromkeys(special_ids(backend), b""))
+    def __init__(self, detokenizer: Detokenizer, added: Mapping[int, str]) -> None:
+        """Take the texts of the added tokens by id."""
+        self._detokenizer = detokenizer
+        self._added = added
+        self._follows_added = False
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        return "".join(map(self._feed_one, token_ids))
+
+    def _feed_one(self, token_id: int) -> str:
+        text, is_added = self._detokenizer.feed((token_id,)), token_id in self._added
+        if is_added and self._follows_added:
+            text = self._added[token_id]
+        self._follows_added = is_added
+        return text
+
+    def flush(self) -> str:
+        return self._detokenizer.flush()
+
+
+class TokenBytes(dict[int, bytes]):
+    """The bytes of each token id under a ByteLevel decoder, computed when the id is first looked up. Ids that the
+    vocabulary lacks have no bytes, and special tokens have none or their names. All sequences of a model share it."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        names = backend.get_added_tokens_decoder()
+        ids = special_ids(backend)
+        super().__init__({i: b"" if skip_special_tokens else names[i].content.encode() for i in ids})
         self._backend = backend
         self._alphabet = _byte_alphabet()
 

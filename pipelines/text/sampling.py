@@ -12,7 +12,7 @@ import msgspec
 from engine.sampling_fields import MAX_BIAS, OPTIONAL_FIELDS, SAMPLING_FIELDS
 from engine.types import Grammar, GrammarKind, SamplingParams
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import SamplingOverrides, TextRequest
+from pipelines.text.types import SamplingOverrides, TextForm, TextRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 RequestParameters = dict[str, str | int | float | bool]
@@ -169,6 +169,9 @@ def build_request_parameters(request: TextRequest, model: str) -> RequestParamet
         parameters["top_p"] = 1.0  # a model of TensorRT-LLM's is greedy with a temperature alone
     if request.echo:
         raise _not_passed_on("echo", model)
+    for name, default in msgspec.structs.asdict(TextForm()).items():
+        if getattr(request.form, name) != default:
+            raise _not_passed_on(name, model)
     config = _sampling_config(request)
     if config:
         parameters["sampling_config"] = msgspec.json.encode(config).decode()

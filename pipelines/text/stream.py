@@ -30,14 +30,22 @@ class TextStream:
         sampling: SamplingParams,
         prompt_tokens: int,
         logprobs: "LogprobTracker | None" = None,
+        *,
+        includes_stop: bool = False,
+        prompt_token_ids: list[int] | None = None,
     ) -> None:
-        """Take `logprobs` to give events a detail. Raises SluiceError INVALID for stop strings that are not allowed."""
+        """Take `logprobs` and `prompt_token_ids` to give events details: log probabilities, and token ids. With
+        `includes_stop` the text ends after what stopped it. Raises INVALID for stop strings that are not allowed."""
         self._detokenizer = detokenizer
-        self._stops = StopStrings(stop) if stop else None
+        self._stops = StopStrings(stop, is_included=includes_stop) if stop else None
+        self._includes_stop = includes_stop
         self._stop_token_ids = sampling.stop_token_ids
         self._min_tokens = sampling.min_tokens
         self._prompt_tokens = prompt_tokens
         self._logprobs = logprobs
+        self._prompt_token_ids = prompt_token_ids
+        self._token_ids: list[int] | None = None if prompt_token_ids is None else []
+        """Tokens that no event has shown yet; None where events show none."""
         self._cached_tokens = 0
         self._is_plain = self._stops is None and logprobs is None
         self._completion_tokens = 0
@@ -48,11 +56,13 @@ class TextStream:
         if event.detail is not None:
             self._note(event.detail)
         token_ids, finish_reason = event.token_ids, event.finish_reason
-        if finish_reason is FinishReason.STOP:
+        if finish_reason is FinishReason.STOP and not self._includes_stop:
             return self._finish_by_token(token_ids[:-1], token_ids[-1])
         text = self._show(token_ids)
         if self._matched is not None:
             return self._event(text, FinishReason.STOP, self._matched)
+        if finish_reason is FinishReason.STOP:
+            return self._finish(text, finish_reason, self._stop_token(token_ids[-1]))
         if finish_reason is not None:
             return self._finish(text, finish_reason, None)
         return self._event(text) if text else None
@@ -69,9 +79,14 @@ class TextStream:
         if self._matched is not None:
             return self._event(text, FinishReason.STOP, self._matched)
         self._completion_tokens += 1
+        if self._token_ids is not None:
+            self._token_ids.append(last)
         if self._logprobs is not None:
             self._logprobs.add_end()
-        return self._finish(text, FinishReason.STOP, last if last in self._stop_token_ids else None)
+        return self._finish(text, FinishReason.STOP, self._stop_token(last))
+
+    def _stop_token(self, last: int) -> int | None:
+        return last if last in self._stop_token_ids else None
 
     def _finish(self, text: str, reason: FinishReason, stop_reason: int | None) -> TextEvent:
         tail = self._detokenizer.flush()
@@ -89,6 +104,8 @@ class TextStream:
     def _show(self, token_ids: Sequence[int]) -> str:
         if self._is_plain:
             self._completion_tokens += len(token_ids)
+            if self._token_ids is not None:
+                self._token_ids += token_ids
             return self._detokenizer.feed(token_ids)
         return self._show_each(token_ids)
 
@@ -97,6 +114,8 @@ class TextStream:
         pieces = []
         for token_id in token_ids:
             self._completion_tokens += 1
+            if self._token_ids is not None:
+                self._token_ids.append(token_id)
             piece = self._detokenizer.feed((token_id,))
             if self._logprobs is not None:
                 self._logprobs.add(piece)
@@ -115,22 +134,30 @@ class TextStream:
         detail = None
         if self._logprobs is not None:
             detail = self._logprobs.take(text, finish_reason is not None and self._matched is None)
+        if self._token_ids is not None:
+            detail = self._with_token_ids(detail or TextDetail(), self._token_ids)
         prompt, cached = self._prompt_tokens, self._cached_tokens
         return TextEvent(text, num_tokens, prompt, total, finish_reason, stop_reason, cached, detail)
+
+    def _with_token_ids(self, detail: TextDetail, token_ids: list[int]) -> TextDetail:
+        prompt, self._prompt_token_ids, self._token_ids = self._prompt_token_ids, None, []
+        return msgspec.structs.replace(detail, token_ids=token_ids, prompt_token_ids=prompt)
 
 
 class StopStrings:
     """Passes on text up to the first stop string to be complete, the longest of several at one character, however the
     text is cut into pieces. Only text that could be the beginning of a stop string is kept back."""
 
-    def __init__(self, strings: tuple[str, ...]) -> None:
+    def __init__(self, strings: tuple[str, ...], *, is_included: bool = False) -> None:
         """Raise SluiceError INVALID where a string is empty or too long, or where there are too many."""
         _check_stop_strings(strings)
         self._strings = strings
+        self._is_included = is_included
         self._first_chars = frozenset(string[0] for string in strings)
         self._pending = ""
         self.matched: str | None = None
-        """The stop string that was found. The text ends before it, and nothing may be fed any more."""
+        """The stop string that was found. The text ends before it, or after it where it `is_included`, and nothing may
+        be fed any more."""
 
     def feed(self, piece: str) -> str:
         """Add text and return what certainly stands before any stop string."""
@@ -139,7 +166,8 @@ class StopStrings:
         text = self._pending + piece
         found = [(start + len(s), start, s) for s in self._strings if (start := text.find(s)) >= 0]
         if found:
-            _, end, self.matched = min(found)
+            end_of_string, end, self.matched = min(found)
+            end = end_of_string if self._is_included else end
             self._pending = ""
         else:
             end = min((find_partial(text, s) for s in self._strings), default=len(text))
@@ -272,6 +300,8 @@ class PromptEcho:
         detail = event.detail
         if detail is not None and detail.logprobs is not None:
             detail = msgspec.structs.replace(detail, logprobs=detail.prompt_logprobs, total_logprob=0.0)
+        if detail is not None and detail.token_ids is not None:
+            detail = msgspec.structs.replace(detail, token_ids=[])
         reason = event.finish_reason if event.finish_reason in _ENDED_EARLY else FinishReason.LENGTH
         return TextEvent(self.text, 0, event.prompt_tokens, 0, reason, None, event.cached_tokens, detail)
 

@@ -12,10 +12,16 @@ from typing import Any, TypeVar
 import jinja2
 
 from pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEncoder, SplitEncoder
-from pipelines.text.detokenizer import Detokenizer, SlowDetokenizer, TokenTexts, detokenizer_factory
+from pipelines.text.detokenizer import (
+    Detokenizer,
+    SlowDetokenizer,
+    TokenTexts,
+    UnspacedDetokenizer,
+    detokenizer_factory,
+)
 from pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
 from pipelines.text.turns import Turn, strings_in, tool_turns, with_strings
-from pipelines.text.types import ChatMessage, TemplateOptions
+from pipelines.text.types import ChatMessage, TemplateOptions, TextForm
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.heap import trim_heap
 
@@ -28,7 +34,7 @@ ROLES = {
     "function": "tool",
 }
 """Roles that a message may have, and their names in the chat template."""
-_DEFAULT_OPTIONS = TemplateOptions()
+_DEFAULT_OPTIONS, _DEFAULT_FORM = TemplateOptions(), TextForm()
 
 TURN_CHARS = 8
 """Characters that a message counts for besides its content."""
@@ -61,17 +67,14 @@ class Tokenizer:
         """Take a tokenizer of transformers. Raises ValueError where its text cannot be streamed."""
         self._tokenizer = tokenizer
         self._backend: Any
-        self.detokenizer: Callable[[], Detokenizer]
-        """Returns a new detokenizer, for one sequence."""
         if tokenizer.is_fast:
             self._backend = tokenizer.backend_tokenizer
             # transformers does this on each call, which would break calls of other threads.
             self._backend.no_truncation()
             self._backend.no_padding()
-            self.detokenizer = detokenizer_factory(self._backend)
         else:
             self._backend = SlowBackend(tokenizer)
-            self.detokenizer = partial(SlowDetokenizer, self._backend.decode)
+        self._new_detokenizer = self._detokenizers(skip_special_tokens=True)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         self._guard = None if allows_special_tokens else self._build_guard()
         self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="tokenize")
@@ -87,6 +90,28 @@ class Tokenizer:
         except Exception as error:  # a damaged file can raise anything in the libraries that read it
             reason = f"{type(error).__name__}: {error}"
             raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot load the tokenizer of {path}: {reason}") from error
+
+    def detokenizer(self, form: TextForm = _DEFAULT_FORM) -> Detokenizer:
+        """Return a new detokenizer, for one sequence."""
+        if form.skip_special_tokens:
+            return self._new_detokenizer()
+        detokenizer = self._new_showing_detokenizer()
+        if form.spaces_between_special_tokens:
+            return detokenizer
+        return UnspacedDetokenizer(detokenizer, self._added_texts)
+
+    @cached_property
+    def _new_showing_detokenizer(self) -> Callable[[], Detokenizer]:
+        return self._detokenizers(skip_special_tokens=False)
+
+    @cached_property
+    def _added_texts(self) -> dict[int, str]:
+        return {i: token.content for i, token in self._backend.get_added_tokens_decoder().items()}
+
+    def _detokenizers(self, *, skip_special_tokens: bool) -> Callable[[], Detokenizer]:
+        if self._tokenizer.is_fast:
+            return detokenizer_factory(self._backend, skip_special_tokens=skip_special_tokens)
+        return partial(SlowDetokenizer, partial(self._backend.decode, skip_special_tokens=skip_special_tokens))
 
     @property
     def eos_token_id(self) -> int | None:

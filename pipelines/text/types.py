@@ -85,6 +85,20 @@ after the prompt, but no more than the request's `default_max_tokens`.
 """
 
 
+class TextForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What of the generated tokens an answer shows, under vLLM's names.
+
+    `include_stop_str_in_output` shows the stop string or stop token that ended the text. Special tokens have no text
+    unless `skip_special_tokens` is false; then `spaces_between_special_tokens` matters to tokenizers that write such
+    spaces. With `return_token_ids` events have the tokens' ids.
+    """
+
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
+
+
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request for one text. The text ends before the first of the `stop` strings and has none of the `bad_words`.
 
@@ -104,6 +118,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[str, ...] = ()
     biased_words: tuple[tuple[str, float], ...] = ()
     echo: bool = False
+    form: TextForm = TextForm()
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
@@ -158,6 +173,8 @@ class TextDetail(msgspec.Struct, frozen=True):
     shown has none. `total_logprob` is the sum over all tokens so far, including that one. `prompt_logprobs` come
     with the first event. `retrieval` comes from pipelines, on an event before the first text and on the last one.
     `prompt_end` is the end of the prompt's text, with the first event of an answer for a `ChatReader`.
+    `token_ids` are those generated since the previous event, whether or not they show in its text, and
+    `prompt_token_ids` come with the first event, where the request asks for ids.
     """
 
     logprobs: list[TextLogprob] | None = None
@@ -165,6 +182,8 @@ class TextDetail(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TextLogprob] | None = None
     retrieval: Retrieval | None = None
     prompt_end: str = ""
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class TextEvent(msgspec.Struct, frozen=True, gc=False):

@@ -11,7 +11,6 @@ from gateway.http.openai.reply import (
     ReplyOptions,
     chat_logprobs,
     ending_fields,
-    prompt_logprobs,
 )
 from gateway.http.openai.requests import parse_generation, template_arguments, wants_beams
 from gateway.http.openai.schemas import ChatCompletionRequest
@@ -70,12 +69,14 @@ class ChatReply(OpenAIReply):
     chunk_kind = "chat.completion.chunk"
 
     def opening(self, first: TextEvent) -> bytes:
-        return b"".join(self._opening(index, first) for index in range(self._options.n))
+        fields = self.prompt_fields([first.detail]) if first.detail is not None else {}
+        frames = [self._opening(0, first, fields), *(self._opening(i, first, {}) for i in range(1, self._options.n))]
+        return b"".join(frames)
 
-    def _opening(self, index: int, first: TextEvent) -> bytes:
+    def _opening(self, index: int, first: TextEvent, fields: JsonObject) -> bytes:
         delta = {"role": "assistant", "content": ""}
-        piece = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return event_frame(self.chunk(piece, first.prompt_tokens))
+        piece = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **self.token_fields(None)}
+        return event_frame({**self.chunk(piece, first.prompt_tokens), **fields})
 
     def piece(self, index: int, text: str, logprobs: JsonObject | None) -> JsonObject:
         return {"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
@@ -85,14 +86,12 @@ class ChatReply(OpenAIReply):
 
     def choice(self, index: int, choice: Choice, logprobs: JsonObject | None) -> JsonObject:
         message = {"role": "assistant", "content": choice.text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, **ending_fields(choice.end)}
+        fields = {"index": index, "message": message, "logprobs": logprobs, **ending_fields(choice.end)}
+        return {**fields, **self.token_fields(choice.token_ids)}
 
     def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
         return chat_logprobs(entries, num_top)
 
     def extra_fields(self, choices: Sequence[Choice]) -> JsonObject:
-        """Return the prompt's log probabilities, which vLLM has beside the choices here."""
-        num_top, entries = self._options.prompt_logprobs, choices[0].prompt_logprobs
-        if num_top is None or entries is None:
-            return {}
-        return {"prompt_logprobs": prompt_logprobs(entries, num_top)}
+        """Return what vLLM says of the prompt, which it has beside the choices here."""
+        return self.prompt_fields(choices[0].details)

@@ -12,11 +12,10 @@ from gateway.http.openai.reply import (
     ReplyOptions,
     completion_logprobs,
     ending_fields,
-    prompt_logprobs,
 )
 from gateway.http.openai.requests import parse_generation, wants_beams
 from gateway.http.openai.schemas import CompletionRequest
-from pipelines.text.types import PlainPrompt, TextEvent, TextLogprob, TextRequest
+from pipelines.text.types import PlainPrompt, TextDetail, TextEvent, TextLogprob, TextRequest
 from sluice.errors import invalid
 
 DEFAULT_MAX_TOKENS = 16
@@ -80,10 +79,10 @@ class CompletionReply(OpenAIReply):
 
     def choice(self, index: int, choice: Choice, logprobs: JsonObject | None) -> JsonObject:
         fields = {"index": index, "text": choice.text, "logprobs": logprobs, **ending_fields(choice.end)}
-        num_top = self._options.prompt_logprobs
-        if num_top is None or choice.prompt_logprobs is None:
-            return fields
-        return {**fields, "prompt_logprobs": prompt_logprobs(choice.prompt_logprobs, num_top)}
+        return {**fields, **self.token_fields(choice.token_ids), **self.prompt_fields(choice.details)}
+
+    def piece_fields(self, detail: TextDetail) -> JsonObject:
+        return self.prompt_fields([detail])
 
     def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
         return completion_logprobs(entries, num_top)

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import orjson
+from msgspec.structs import replace
 
 from gateway.http.errors import openai_error_body
 from gateway.http.sse import DONE, PLACEHOLDER, TextFrame, event_frame
 from pipelines.text.citations import encoding_field, to_json_objects
+from pipelines.text.detokenizer import REPLACEMENT_CHARACTER
 from pipelines.text.types import TextDetail, TextEvent, TextLogprob, TokenText
 from sluice.errors import SluiceError
 
@@ -27,6 +29,7 @@ class ReplyOptions:
     `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out log probabilities.
     `param_names` maps the names that models use in their errors to the client's names. `relaxed` says what of the
     client's JSON schema answers are not held to. `service_tier` is the one that the answer names; None for none.
+    `names_tokens_by_id` names tokens `token_id:N` in log probabilities.
     """
 
     num_prompts: int
@@ -39,16 +42,25 @@ class ReplyOptions:
     param_names: Mapping[str, str] = field(default_factory=dict)
     relaxed: Sequence[str] = ()
     service_tier: str | None = None
+    returns_token_ids: bool = False
+    names_tokens_by_id: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One finished text, the event that ended it, and the log probabilities of all its events."""
+    """One finished text, the event that ended it, and the details of all its events."""
 
     text: str
     end: TextEvent
-    logprobs: list[TextLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TextLogprob] | None = None
+    details: Sequence[TextDetail] = ()
+
+    @property
+    def logprobs(self) -> list[TextLogprob]:
+        return [entry for detail in self.details for entry in detail.logprobs or ()]
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for detail in self.details for token_id in detail.token_ids or ()]
 
     @property
     def mean_logprob(self) -> float:
@@ -93,6 +105,10 @@ class OpenAIReply(ABC):
     def logprobs(self, entries: Sequence[TextLogprob], num_top: int) -> JsonObject:
         """Return the log probabilities of a choice or of a piece of one."""
 
+    def piece_fields(self, detail: TextDetail) -> JsonObject:
+        """Return further fields of a streamed choice."""
+        return {}
+
     def opening(self, first: TextEvent) -> bytes:
         """Return the frames that a stream sends before its first event, of whichever choice."""
         return b""
@@ -100,6 +116,21 @@ class OpenAIReply(ABC):
     def extra_fields(self, choices: Sequence[Choice]) -> JsonObject:
         """Return further fields of a whole answer."""
         return {}
+
+    def prompt_fields(self, details: Sequence[TextDetail]) -> JsonObject:
+        """Return what vLLM says of a prompt, from the details of the events that one of its choices has so far."""
+        options = self._options
+        fields: JsonObject = {}
+        for detail in details:
+            if options.prompt_logprobs is not None and detail.prompt_logprobs is not None:
+                fields["prompt_logprobs"] = prompt_logprobs(detail.prompt_logprobs, options.prompt_logprobs)
+            if detail.prompt_token_ids is not None:
+                fields["prompt_token_ids"] = detail.prompt_token_ids
+        return fields
+
+    def token_fields(self, token_ids: list[int] | None) -> JsonObject:
+        """Return the ids of a choice's tokens, or of a piece's, where the client wants them."""
+        return {"token_ids": token_ids or []} if self._options.returns_token_ids else {}
 
     def frame(self, index: int, event: TextEvent) -> bytes:
         """Return the frames of an event of stream `index`: its text, and its end where it is the last.
@@ -131,11 +162,13 @@ class OpenAIReply(ABC):
         if event.finish_reason is None and detail.retrieval is not None:
             # The chunk has an empty choice, because many clients read the first choice of every chunk.
             frame = event_frame({**self.chunk(self.piece(index, "", None)), **sources_field(detail)})
+        fields = {**self.token_fields(detail.token_ids), **self.piece_fields(detail)}
         if event.text:
-            frame += self._choice_frame(self.piece(index, event.text, logprobs), event)
-            logprobs = None
+            frame += self._choice_frame({**self.piece(index, event.text, logprobs), **fields}, event)
+            logprobs, fields = None, self.token_fields(None)
         if event.finish_reason is not None:
-            frame += self._choice_frame(self.last_piece(index, event, logprobs if detail.logprobs else None), event)
+            last = self.last_piece(index, event, logprobs if detail.logprobs else None)
+            frame += self._choice_frame({**last, **fields}, event)
         return frame
 
     def closing(self) -> bytes:
@@ -171,7 +204,9 @@ class OpenAIReply(ABC):
 
     def _format_logprobs(self, entries: Sequence[TextLogprob]) -> JsonObject | None:
         num_top = self._options.top_logprobs
-        return None if num_top is None else self.logprobs(entries, num_top)
+        if num_top is None:
+            return None
+        return self.logprobs(_named_by_id(entries) if self._options.names_tokens_by_id else entries, num_top)
 
     def chunk(self, piece: JsonObject, num_prompt: int = 0, num_output: int = 0) -> JsonObject:
         """Return a stream's object with one choice, which has so many tokens up to here."""
@@ -239,6 +274,18 @@ def citations_field(end: TextEvent) -> dict[str, Any]:
     return {} if found is None else {"citations": to_json_objects(found.citations)}
 
 
+def _named_by_id(entries: Sequence[TextLogprob]) -> list[TextLogprob]:
+    """Return log probabilities whose tokens have vLLM's `token_id:N` for a text. Chats keep the tokens' bytes."""
+
+    def name(token: TokenText) -> TokenText:
+        return replace(token, text=f"token_id:{token.token_id}")
+
+    return [
+        replace(entry, token=name(entry.token), top=tuple((name(token), logprob) for token, logprob in entry.top))
+        for entry in entries
+    ]
+
+
 def chat_logprobs(entries: Sequence[TextLogprob], num_top: int) -> dict[str, Any]:
     """Return `choices[].logprobs` of a chat completion."""
     content = [
@@ -267,7 +314,7 @@ def completion_logprobs(entries: Sequence[TextLogprob], num_top: int) -> dict[st
 
 def _label(token: TokenText) -> str:
     """Return a token's text; OpenAI's `bytes:\\xe2\\x80` for one that is no whole character."""
-    if token.text.encode() == token.spelled:
+    if REPLACEMENT_CHARACTER not in token.text or token.text.encode() == token.spelled:
         return token.text
     return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token.spelled)
 

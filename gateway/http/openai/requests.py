@@ -23,7 +23,7 @@ from gateway.http.parsing import relaxed_parts, retriever_parameters
 from pipelines.rag.filters import parse_filter
 from pipelines.text.model import TextModel
 from pipelines.text.sampling import drop_random_seed
-from pipelines.text.types import Conversation, PlainPrompt, Prompt, SamplingOverrides, TextRequest
+from pipelines.text.types import Conversation, PlainPrompt, Prompt, SamplingOverrides, TextForm, TextRequest
 from sluice.errors import SluiceError, invalid
 
 _NO_BEAMS = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
@@ -68,6 +68,7 @@ def parse_generation(
         stop=_strings(fields.stop),
         bad_words=tuple(fields.bad_words or ()),
         echo=echo,
+        form=_form(fields),
         cache_salt=fields.cache_salt or "",
         parameters=_retrieval_parameters(fields.rag),
     )
@@ -84,6 +85,8 @@ def parse_generation(
         service_tier={"auto": "default"}.get(fields.service_tier or "", fields.service_tier),
         top_logprobs=logprobs,
         prompt_logprobs=fields.prompt_logprobs,
+        returns_token_ids=bool(fields.return_token_ids),
+        names_tokens_by_id=bool(fields.return_tokens_as_token_ids),
         param_names={**_retrieval_param_names(fields), **(param_names or {}), **logprobs_name, **grammar_name},
         relaxed=() if grammar is None else relaxed_parts(grammar),
     )
@@ -130,8 +133,11 @@ def _check(fields: GenerationRequest, num_prompts: int, best_of: int) -> None:
         name = "best_of" if best_of > (fields.n or 1) else "n"
         most = f"at most {MAX_SEQUENCES} sequences may be generated for one request"
         raise invalid(name, f"{name} is {best_of} and there are {num_prompts} prompts; {most}")
-    if fields.stream and fields.prompt_logprobs is not None:
-        raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed; leave it out or send stream false")
+
+
+def _form(fields: GenerationRequest) -> TextForm:
+    sent = {name: getattr(fields, name) for name in TextForm.__struct_fields__}
+    return TextForm(**{name: value for name, value in sent.items() if value is not None})
 
 
 def _highest(*counts: int | None) -> int | None:

@@ -191,12 +191,7 @@ async def _collect_choice(index: int, stream: Events) -> Choice:
         await _await_turn(index)
         events = [event async for event in stream]
     details = [event.detail for event in events if event.detail is not None]
-    return Choice(
-        "".join([event.text for event in events]),
-        events[-1],
-        [entry for detail in details for entry in detail.logprobs or ()],
-        next((detail.prompt_logprobs for detail in details if detail.prompt_logprobs is not None), None),
-    )
+    return Choice("".join([event.text for event in events]), events[-1], details)
 
 
 class MergedStreams:

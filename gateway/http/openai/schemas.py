@@ -157,7 +157,18 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     bad_words: list[str] | None = Field(
         None, max_length=MAX_LIST, fail_fast=True, description="vLLM's; words that must not come."
     )
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="vLLM's; not with stream.")
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="vLLM's; of the prompt's tokens.")
+    return_token_ids: bool | None = Field(None, description="vLLM's; the ids of prompt and answer.")
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description="vLLM's; log probabilities name tokens token_id:N, which tells all apart."
+    )
+    skip_special_tokens: bool | None = Field(None, description="vLLM's; false: special tokens show in the text.")
+    spaces_between_special_tokens: bool | None = Field(
+        None, description="vLLM's; false: no spaces between special tokens that show."
+    )
+    include_stop_str_in_output: bool | None = Field(
+        None, description="vLLM's; the text ends after the stop string or token instead of before it."
+    )
     guided_json: JsonText | None = Field(None, description="vLLM's; a JSON schema.")
     guided_regex: str | None = Field(None, description="vLLM's; a regular expression.")
     guided_choice: Choices | None = Field(None, description="vLLM's; the possible outputs.")

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from pipelines.text.detokenizer import ByteLevelDetokenizer, Detokenizer, WindowDetokenizer, detokenizer_factory
+from pipelines.text.detokenizer import (
+    ByteLevelDetokenizer,
+    Detokenizer,
+    UnspacedDetokenizer,
+    WindowDetokenizer,
+    detokenizer_factory,
+)
 from tests.pipelines.text import vocabularies
 from tests.pipelines.text.vocabularies import id_of
 
@@ -25,8 +31,12 @@ FACTORIES = {name: detokenizer_factory(tokenizer) for name, tokenizer in TOKENIZ
 BYTE_TOKENS = [i for token, i in TOKENIZERS["byte_fallback"].get_vocab().items() if token.startswith("<0x")]
 
 
-def whole(tokenizer: Tokenizer, token_ids: Sequence[int]) -> str:
-    text: str = tokenizer.decode(list(token_ids), skip_special_tokens=True)
+SHOWING = {name: detokenizer_factory(each, skip_special_tokens=False) for name, each in TOKENIZERS.items()}
+"""Factories of detokenizers that show special tokens."""
+
+
+def whole(tokenizer: Tokenizer, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    text: str = tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
     return text
 
 
@@ -48,6 +58,8 @@ def test_pieces_join_to_the_whole_text(name: str, data: st.DataObject, cuts: ran
     beyond = tokenizer.get_vocab_size() + 3  # models may have more rows than their tokenizer has tokens
     token_ids = data.draw(st.lists(st.integers(0, beyond), max_size=40))
     assert "".join(streamed(FACTORIES[name](), token_ids, cuts)) == whole(tokenizer, token_ids)
+    shown = whole(tokenizer, token_ids, skip_special_tokens=False)
+    assert "".join(streamed(SHOWING[name](), token_ids, cuts)) == shown
 
 
 @settings(deadline=None, max_examples=200)
@@ -94,6 +106,15 @@ def test_special_tokens_have_no_text_and_other_added_tokens_do() -> None:
     assert [detokenizer.feed([token_id]) for token_id in token_ids] == ["", "<a tool>", "q"]
 
 
+def test_spaces_between_added_tokens_may_be_left_out() -> None:
+    tokenizer, make = TOKENIZERS["word_piece"], SHOWING["word_piece"]
+    added = {i: token.content for i, token in tokenizer.get_added_tokens_decoder().items()}
+    first, second = list(added)[:2]
+    word = tokenizer.encode("the", add_special_tokens=False).ids
+    spaced = make().feed([first, second, *word])
+    assert UnspacedDetokenizer(make(), added).feed([first, second, *word]) == spaced.replace(" ", "", 1) != spaced
+
+
 def test_sequences_of_one_tokenizer_do_not_mix() -> None:
     tokenizer, make = TOKENIZERS["byte_level"], FACTORIES["byte_level"]
     first, second = make(), make()
@@ -108,14 +129,13 @@ def test_the_window_does_not_grow_with_the_text() -> None:
     token_ids = tokenizer.encode(" ".join(vocabularies.LINES)).ids
     longest = 0
 
-    class Watched:
-        def decode(self, ids: list[int]) -> str:
-            nonlocal longest
-            longest = max(longest, len(ids))
-            return whole(tokenizer, ids)
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return whole(tokenizer, ids)
 
     shown = frozenset(tokenizer.get_vocab().values())
-    detokenizer = WindowDetokenizer(Watched(), shown, frozenset())  # type: ignore[arg-type]
+    detokenizer = WindowDetokenizer(decode, shown, frozenset())
     detokenizer.feed(token_ids)
     assert len(token_ids) > 100 > 10 > longest > 0
 

@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from engine.types import FinishReason, SamplingParams, TokenEvent
 from pipelines.text.detokenizer import detokenizer_factory
 from pipelines.text.stream import MAX_STOP_LENGTH, MAX_STOP_STRINGS, StopStrings, TextStream
-from pipelines.text.types import TextEvent
+from pipelines.text.types import TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.text.vocabularies import LINES, byte_level, id_of
 
@@ -16,8 +17,9 @@ MAKE_DETOKENIZER = detokenizer_factory(TOKENIZER)
 END = id_of(TOKENIZER, "<|end|>")
 
 
-def stream(stop: tuple[str, ...] = (), **sampling: object) -> TextStream:
-    return TextStream(MAKE_DETOKENIZER(), stop, SamplingParams(**sampling), prompt_tokens=7)  # type: ignore[arg-type]
+def stream(stop: tuple[str, ...] = (), *, includes_stop: bool = False, **sampling: Any) -> TextStream:
+    params = SamplingParams(**sampling)
+    return TextStream(MAKE_DETOKENIZER(), stop, params, 7, includes_stop=includes_stop, prompt_token_ids=[5] * 7)
 
 
 def encode(text: str) -> list[int]:
@@ -38,6 +40,10 @@ def feed(
             if event.finish_reason is not None:
                 break
     return events
+
+
+def ids_of(events: list[TextEvent]) -> list[int]:
+    return [each for event in events if event.detail is not None for each in event.detail.token_ids or ()]
 
 
 def joined(events: list[TextEvent]) -> str:
@@ -62,7 +68,8 @@ def test_half_a_character_is_flushed_at_the_end() -> None:
 
 def test_the_last_event_may_have_no_text() -> None:
     *_, last = feed(stream(), [*encode("a"), END], 1, FinishReason.STOP)
-    assert last == TextEvent("", 1, 7, 2, FinishReason.STOP, None)
+    detail = TextDetail(token_ids=[END])
+    assert last == TextEvent("", 1, 7, 2, FinishReason.STOP, None, detail=detail)
 
 
 def test_a_stop_token_is_counted_named_and_not_shown() -> None:
@@ -70,6 +77,10 @@ def test_a_stop_token_is_counted_named_and_not_shown() -> None:
     events = feed(stream(stop_token_ids=(token_ids[-1],)), token_ids, 2, FinishReason.STOP)
     assert joined(events) == "ax"
     assert (events[-1].stop_reason, events[-1].completion_tokens) == (token_ids[-1], 3)
+    assert ids_of(events) == token_ids
+    shown = feed(stream(includes_stop=True, stop_token_ids=(token_ids[-1],)), token_ids, 2, FinishReason.STOP)
+    assert joined(shown) == "axb"
+    assert (shown[-1].stop_reason, shown[-1].completion_tokens) == (token_ids[-1], 3)
 
 
 def test_what_a_stop_string_could_begin_with_is_shown_when_nothing_follows() -> None:
@@ -84,7 +95,10 @@ def test_a_stop_string_ends_the_text_at_the_token_that_completes_it() -> None:
     token_ids = encode("q###zzz")
     num_used = next(n for n in range(len(token_ids)) if "###" in TOKENIZER.decode(token_ids[:n]))
     (event,) = feed(stream(("###",)), token_ids, len(token_ids))
-    assert event == TextEvent("q", num_used, 7, num_used, FinishReason.STOP, "###")
+    detail = TextDetail(token_ids=token_ids[:num_used], prompt_token_ids=[5] * 7)
+    assert event == TextEvent("q", num_used, 7, num_used, FinishReason.STOP, "###", detail=detail)
+    (event,) = feed(stream(("###",), includes_stop=True), token_ids, len(token_ids))
+    assert (event.text, event.stop_reason) == ("q###", "###")
 
 
 def test_a_stop_string_before_the_end_token_wins() -> None:
@@ -111,11 +125,15 @@ def test_min_tokens_hides_earlier_stop_strings() -> None:
     size=st.integers(2, 31),
     stop=st.lists(st.sampled_from([*"abcdeé漢 ", "th", " q", "\ufffd"]), max_size=3).map(tuple),
     min_tokens=st.integers(0, 5),
+    includes_stop=st.booleans(),
 )
-def test_merged_events_change_nothing(token_ids: list[int], size: int, stop: tuple[str, ...], min_tokens: int) -> None:
-    alone = feed(stream(stop, min_tokens=min_tokens), token_ids, 1)
-    merged = feed(stream(stop, min_tokens=min_tokens), token_ids, size)
+def test_merged_events_change_nothing(
+    token_ids: list[int], size: int, stop: tuple[str, ...], min_tokens: int, includes_stop: bool
+) -> None:
+    alone = feed(stream(stop, min_tokens=min_tokens, includes_stop=includes_stop), token_ids, 1)
+    merged = feed(stream(stop, min_tokens=min_tokens, includes_stop=includes_stop), token_ids, size)
     assert joined(alone) == joined(merged)
+    assert ids_of(alone) == ids_of(merged) == token_ids[: merged[-1].completion_tokens]
     assert alone[-1].stop_reason == merged[-1].stop_reason
     assert alone[-1].completion_tokens == merged[-1].completion_tokens
     assert sum(event.num_tokens for event in merged) == merged[-1].completion_tokens

@@ -105,3 +105,81 @@ def test_the_details_of_usage_are_whole(client: openai.OpenAI) -> None:
     details = usage.completion_tokens_details
     assert details.reasoning_tokens == details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0
     assert details.audio_tokens == usage.prompt_tokens_details.audio_tokens == 0
+
+
+def test_token_ids_of_a_chat(live: LiveServer, client: openai.OpenAI) -> None:
+    body = CHAT | {"n": 2, "extra_body": {"return_token_ids": True, "prompt_logprobs": 2}}
+    whole = client.chat.completions.create(**body).model_dump()
+    assert whole["usage"]["prompt_tokens"] == len(whole["prompt_token_ids"]) == len(whole["prompt_logprobs"])
+    for choice in whole["choices"]:
+        assert (
+            live.model.tokenizer.decode(choice["token_ids"], skip_special_tokens=True) == choice["message"]["content"]
+        )
+        assert len(choice["token_ids"]) == 6
+    first, *chunks = [chunk.model_dump() for chunk in client.chat.completions.create(**body, stream=True)]
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert (first["prompt_token_ids"], first["prompt_logprobs"]) == (
+        whole["prompt_token_ids"],
+        whole["prompt_logprobs"],
+    )
+    assert not any("prompt_token_ids" in chunk for chunk in chunks)
+    for choice in whole["choices"]:
+        pieces = [each for chunk in chunks for each in chunk["choices"] if each["index"] == choice["index"]]
+        assert [token_id for each in pieces for token_id in each["token_ids"]] == choice["token_ids"]
+
+
+def test_token_ids_of_texts(client: openai.OpenAI) -> None:
+    prompts = [[5, 6, 7], [8, 9]]
+    extra = {"return_token_ids": True, "prompt_logprobs": 1}
+    body = {"model": "rill", "prompt": prompts, "max_tokens": 4, "temperature": 0, "extra_body": extra}
+    whole = client.completions.create(**body).model_dump()["choices"]  # type: ignore[call-overload]
+    assert [choice["prompt_token_ids"] for choice in whole] == prompts
+    assert [[len(choice["token_ids"]), len(choice["prompt_logprobs"])] for choice in whole] == [[4, 3], [4, 2]]
+    streamed = client.completions.create(**body, stream=True)  # type: ignore[call-overload]
+    chunks = [chunk.model_dump()["choices"][0] for chunk in streamed]
+    for choice in whole:
+        pieces = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
+        for name in ("prompt_token_ids", "prompt_logprobs"):
+            assert [each[name] for each in pieces if name in each] == [choice[name]]
+        assert [token_id for each in pieces for token_id in each["token_ids"]] == choice["token_ids"]
+
+
+def test_echo_alone_has_no_token_of_its_own(live: LiveServer) -> None:
+    fields = {"prompt": [5, 6], "max_tokens": 0, "echo": True, "return_token_ids": True}
+    [choice] = live.post(TEXT_PATH, TEXT | fields).json()["choices"]
+    assert (choice["prompt_token_ids"], choice["token_ids"]) == ([5, 6], [])
+
+
+def test_log_probabilities_may_name_tokens_by_id(live: LiveServer) -> None:
+    fields = {"return_tokens_as_token_ids": True, "return_token_ids": True}
+    [choice] = live.post(TEXT_PATH, TEXT | fields | {"logprobs": 2}).json()["choices"]
+    names = [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert choice["logprobs"]["tokens"] == names
+    assert all(name in top for name, top in zip(names, choice["logprobs"]["top_logprobs"], strict=True))
+    [choice] = live.post(CHAT_PATH, CHAT | fields | {"logprobs": True, "top_logprobs": 2}).json()["choices"]
+    content = choice["logprobs"]["content"]
+    assert [each["token"] for each in content] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert "".join(bytes(each["bytes"]).decode() for each in content) == choice["message"]["content"]
+    assert all(top["token"].startswith("token_id:") for each in content for top in each["top_logprobs"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_ended_the_text_and_special_tokens_may_show(live: LiveServer, stream: bool) -> None:
+    plain = live.post(TEXT_PATH, TEXT | {"return_token_ids": True}).json()["choices"][0]
+    stop = plain["text"][4:7]
+    fields: dict[str, Any] = {"stop": stop, "include_stop_str_in_output": True}
+    assert text_of(live, fields, stream) == plain["text"][:7]
+    fields = {"stop_token_ids": plain["token_ids"][2:3], "include_stop_str_in_output": True}
+    shown = text_of(live, fields, stream)
+    assert shown == live.model.tokenizer.decode(plain["token_ids"][:3], skip_special_tokens=True)
+    end = live.model.tokenizer.eos_token_id
+    assert end is not None
+    fields = {"logit_bias": {str(end): 100}, "ignore_eos": True, "max_tokens": 2, "skip_special_tokens": False}
+    assert text_of(live, fields, stream) == live.model.tokenizer.decode([end, end], skip_special_tokens=False)
+    assert text_of(live, fields | {"skip_special_tokens": True}, stream) == ""
+
+
+def text_of(live: LiveServer, fields: dict[str, Any], stream: bool) -> str:
+    response = live.post(TEXT_PATH, TEXT | fields | {"stream": stream})
+    chunks = events_of(response.content)[:-1] if stream else [response.json()]
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
