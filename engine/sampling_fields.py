@@ -95,6 +95,8 @@ class SamplingField:
     """Whether the OpenAI routes have it as it is, and not as a field of each route."""
     openai_minimum: int | None = None
     """The least value that the OpenAI schemas accept, where it is not the least of `allowed`."""
+    max_length: int = 4096
+    """Most elements of a list."""
     datatype: str = ""
     """The v2 datatype of its input, "" where there is none."""
     aliases: tuple[str, ...] = ()
@@ -188,6 +190,9 @@ _ROWS = (
     SamplingField("logit_bias", FieldKind.TOKEN_BIASES, FieldOrigin.OPENAI,
                   "Added to the logits of token ids; -100 to 100.",
                   allowed=_between(-MAX_BIAS, MAX_BIAS)),
+    SamplingField("allowed_token_ids", FieldKind.TOKEN_IDS, FieldOrigin.VLLM,
+                  "The only tokens that the output may have, the end of sequence among them.",
+                  allowed=_between(0, _MAX_INT32), max_length=1 << 14),
     SamplingField("logprobs", FieldKind.INTEGER, FieldOrigin.OPENAI,
                   "Log probabilities of each token and of so many of the likeliest.",
                   allowed=_between(0, MAX_LOGPROBS), is_in_openai=False),

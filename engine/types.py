@@ -46,7 +46,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     penalty counts prompt and output (as transformers does), presence and frequency penalty count the output only (as
     OpenAI does). `logprobs` and `prompt_logprobs` request the log probability of each token and of that many most
     likely tokens; they are the model's, before penalties, temperature and filters. `bad_words` are token sequences
-    that must not occur in the output.
+    that must not occur in the output, and with any `allowed_token_ids` it has no other tokens.
     """
 
     max_tokens: int = 16
@@ -63,6 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
+    allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None

@@ -144,6 +144,7 @@ def _check_token_ids(request: GenerateRequest, vocab_size: int) -> None:
     if params.top_p_reset_ids is not None:
         _check_in_vocabulary("top_p_reset_ids", "top_p_reset_ids", [params.top_p_reset_ids], vocab_size)
     _check_in_vocabulary("logit_bias", "token ids of logit_bias", params.logit_bias, vocab_size)
+    _check_in_vocabulary("allowed_token_ids", "allowed_token_ids", params.allowed_token_ids, vocab_size)
     for word in params.bad_words:
         _check_in_vocabulary("bad_words", "token ids of bad_words", word, vocab_size)
 

@@ -210,8 +210,8 @@ class FewAllowed:
     def apply(self, row: FloatArray) -> None:
         kept = row[self.token_ids]
         if kept.max() == -np.inf:
-            message = "the grammar allows only such tokens here as bad_words, min_tokens or logit_bias forbid"
-            raise invalid("grammar", message)
+            others = "bad_words, allowed_token_ids, min_tokens or logit_bias"
+            raise invalid("grammar", f"the grammar allows only such tokens here as {others} forbid")
         row.fill(-np.inf)
         row[self.token_ids] = kept
 

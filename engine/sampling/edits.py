@@ -21,6 +21,7 @@ def edit_logits(logits: FloatArray, rows: _Rows, states: _States) -> dict[int, S
     _bias(logits, rows, states)
     _repetition(logits, rows, states)
     _presence_and_frequency(logits, rows, states)
+    _restrict(logits, rows, states)
     _ban(logits, rows, states)
     return _constrain(logits, rows, states)
 
@@ -64,6 +65,15 @@ def _presence_and_frequency(logits: FloatArray, rows: _Rows, states: _States) ->
         counts = np.concatenate([output.counts for output in outputs])
         frequency = _spread([state.params.frequency_penalty for state in states], ids)
         logits[places] -= frequency * counts + _spread([state.params.presence_penalty for state in states], ids)
+
+
+def _restrict(logits: FloatArray, rows: _Rows, states: _States) -> None:
+    """Ban all tokens but the allowed ones, for the states that have some."""
+    for row, state in zip(rows, states, strict=True):
+        if len(state.allowed):
+            kept = logits[row, state.allowed]
+            logits[row] = -np.inf
+            logits[row, state.allowed] = kept
 
 
 def _ban(logits: FloatArray, rows: _Rows, states: _States) -> None:

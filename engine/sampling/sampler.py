@@ -86,7 +86,7 @@ def _finite_argmax(logits: FloatArray, rows: Rows, states: _States) -> tuple[_Id
 
 def _failure(state: SamplingState, peak: float) -> SluiceError:
     if peak == -np.inf and state.edits_logits:
-        banning = "bad_words, logit_bias, min_tokens and the grammar together"
+        banning = "bad_words, allowed_token_ids, logit_bias, min_tokens and the grammar together"
         return SluiceError(ErrorCode.INVALID, f"no token may come next: {banning} forbid all of them; loosen one")
     return SluiceError(ErrorCode.INTERNAL, "the model returned logits that are not finite numbers")
 

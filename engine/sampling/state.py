@@ -47,6 +47,7 @@ class SamplingState:
         "_bad_words",
         "_ends",
         "_never",
+        "allowed",
         "bias_ids",
         "bias_values",
         "constraint",
@@ -77,12 +78,14 @@ class SamplingState:
         self.output = TokenCounts() if has_output_penalty else None
         self.bias_ids = np.array([*params.logit_bias], np.int32)
         self.bias_values = np.array([*params.logit_bias.values()], np.float32)
+        self.allowed = np.array(params.allowed_token_ids, np.int32)
         self._ends = np.array(sorted(token_id for token_id in stop_token_ids if token_id < vocab_size), np.int32)
         self._never = np.array([word[0] for word in params.bad_words if len(word) == 1], np.int32)
         longer = [word for word in params.bad_words if len(word) > 1]
         self._bad_words = BadWords(longer, prompt_token_ids) if longer else None
         has_penalty = self.seen is not None or self.output is not None
-        self._always_edits = has_penalty or constraint is not None or len(self.bias_ids) + len(self._never) > 0
+        num_ids = len(self.bias_ids) + len(self._never) + len(self.allowed)
+        self._always_edits = has_penalty or constraint is not None or num_ids > 0
         can_edit = self._always_edits or params.min_tokens > 0 or self._bad_words is not None
         self.is_plain = params.temperature == 0 and params.logprobs is None and not can_edit
         """Whether sampling always takes the most likely token and nothing else is requested."""

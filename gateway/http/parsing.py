@@ -72,7 +72,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "structural_tag": (),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
-    "allowed_token_ids": (),
     # the prompt
     "add_special_tokens": (),
     "add_generation_prompt": (True,),

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, create_model
 
 from engine.sampling_fields import FieldKind, FieldOrigin, SamplingField
-from gateway.http.parsing import MAX_LIST, RequestObject, union_error
+from gateway.http.parsing import RequestObject, union_error
 
 
 def _switch_kind(value: Any) -> str | None:
@@ -41,9 +41,7 @@ def build_sampling_schema(fields: Iterable[SamplingField]) -> Any:
 
 
 def _schema(field: SamplingField) -> Any:
-    extra: dict[str, Any] = (
-        {"fail_fast": True, "max_length": MAX_LIST}
-        if field.kind is FieldKind.TOKEN_IDS
-        else {"ge": field.openai_minimum}
-    )
+    extra: dict[str, Any] = {"ge": field.openai_minimum}
+    if field.kind is FieldKind.TOKEN_IDS:
+        extra = {"fail_fast": True, "max_length": field.max_length, "min_length": 0 if field.off else 1}
     return _TYPES[field.kind] | None, Field(None, description=_SCOPES[field.origin] + field.help, **extra)

@@ -104,6 +104,11 @@ def request(sampling: dict[str, object] | None = None, **fields: object) -> Gene
             "logit_bias of token 5 must be between -100 and 100, got nan",
         ),
         (
+            request({"allowed_token_ids": (3, 100)}),
+            "allowed_token_ids",
+            "allowed_token_ids must be between 0 and 99, got 100",
+        ),
+        (
             request({"bad_words": ((3,), ())}),
             "bad_words",
             "bad_words must be sequences of at least 1 token, got an empty one",

@@ -177,14 +177,16 @@ def _bad_token_ids(context: SamplingContext) -> list[int] | None:
 
 
 def _embedding_bias(context: SamplingContext) -> Any:
-    """Return what is added to the logits, [vocab_size] float32. A sampler that has no bad words gets them here."""
-    biases = dict(context.params.logit_bias)
+    """Return what is added to the logits, [vocab_size] float32: allowed tokens are those that nothing else is banned
+    for. A sampler that has no bad words gets them here."""
+    biases, allowed = dict(context.params.logit_bias), context.params.allowed_token_ids
     if "bad_words" in context.ignored:
         biases |= {word[0]: -math.inf for word in context.params.bad_words}
-    if not biases:
+    if not biases and not allowed:
         return None
-    values = np.zeros(context.folder.vocab_size, np.float32)
-    values[list(biases)] = list(biases.values())
+    values = np.full(context.folder.vocab_size, -math.inf if allowed else 0, np.float32)
+    values[list(allowed)] = 0
+    values[list(biases)] += np.array([*biases.values()], np.float32)
     return float_tensor(values)
 
 
@@ -255,7 +257,8 @@ FIELDS = (
     TensorRtLlmField("bad_token_ids", "bad_words", "those of one token; longer ones are refused", _bad_token_ids),
     TensorRtLlmField("logits_processor", "", _NOT_OFFERED),
     TensorRtLlmField("apply_batched_logits_processor", "", _NOT_OFFERED, default=False),
-    TensorRtLlmField("embedding_bias", "logit_bias", "and bad_words where the sampler has none", _embedding_bias),
+    TensorRtLlmField("embedding_bias", "logit_bias, allowed_token_ids",
+                  "and bad_words where the sampler has none", _embedding_bias),
     TensorRtLlmField("guided_decoding", "grammar", "in the words of guided_decoding_backend", _guided_decoding),
     TensorRtLlmField("lookahead_config", "", "the model's own is used"),
     TensorRtLlmField("ignore_eos", "ignore_eos",

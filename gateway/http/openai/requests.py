@@ -184,6 +184,7 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "top_k": lambda value: 0 if value == -1 else value,
     "early_stopping": int,
     "stop_token_ids": tuple,
+    "allowed_token_ids": tuple,
     "logit_bias": _logit_bias,
 }
 """Fields that the engine has in another type or with another value for off."""

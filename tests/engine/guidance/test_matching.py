@@ -315,7 +315,7 @@ def test_what_others_forbid_is_not_chosen_in_their_stead() -> None:
     mask.apply(row)
     assert np.flatnonzero(row == 0).tolist() == [2]
     row[2] = -np.inf
-    with pytest.raises(SluiceError, match="bad_words, min_tokens or logit_bias"):
+    with pytest.raises(SluiceError, match="bad_words, allowed_token_ids, min_tokens or logit_bias"):
         mask.apply(row)
 
 

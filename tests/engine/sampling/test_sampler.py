@@ -113,6 +113,7 @@ def test_edits_of_many_rows_are_those_of_each_alone(seed: int, num_rows: int) ->
                 presence_penalty=float(own.choice([0.0, 1.1])),
                 frequency_penalty=float(own.choice([0.0, 0.7])),
                 logit_bias={int(own.integers(VOCAB)): 1.5} if own.random() < 0.5 else {},
+                allowed_token_ids=tuple(own.integers(0, VOCAB, 3).tolist()) if own.random() < 0.5 else (),
             )
             for _ in range(num_rows)
         ]
@@ -136,6 +137,8 @@ def _edited(values: NDArray[np.float64], one: SamplingState) -> NDArray[np.float
     output = {} if one.output is None else dict(zip(one.output.ids.tolist(), one.output.counts.tolist(), strict=True))
     for token_id, count in output.items():
         values[token_id] -= params.presence_penalty + params.frequency_penalty * count
+    for token_id in set(range(VOCAB)) - set(params.allowed_token_ids or range(VOCAB)):
+        values[token_id] = -np.inf
     return values
 
 

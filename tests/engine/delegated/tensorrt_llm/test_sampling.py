@@ -136,6 +136,11 @@ def test_biases_are_a_tensor_over_the_vocabulary(sample: Sample) -> None:
     assert {i: each for i, each in enumerate(bias) if each} == {1: 2.5, 15: -100.0}
 
 
+def test_other_tokens_than_the_allowed_are_banned_by_the_tensor(sample: Sample) -> None:
+    bias = list(map(float, sample(allowed_token_ids=(1, 3), logit_bias={3: 2.0, 5: 9.0}).embedding_bias))
+    assert {i: each for i, each in enumerate(bias) if each != -math.inf} == {1: 0.0, 3: 2.0}
+
+
 def test_bad_words_of_one_token(sample: Sample) -> None:
     params = sample(bad_words=((4,), (9,)))
     assert (params.bad_token_ids, params.embedding_bias) == ([4, 9], None)

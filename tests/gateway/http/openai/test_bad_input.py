@@ -98,6 +98,7 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias of token 5 must be between -100 and 100, got 101"),
     ({"logit_bias": {"4096": 1}}, "logit_bias", "token ids of logit_bias must be between 0 and 4095, got 4096"),
     ({"logit_bias": [5]}, "logit_bias", "logit_bias must be an object, got an array of 1"),
+    ({"allowed_token_ids": []}, "allowed_token_ids", "allowed_token_ids must not be empty"),
     ({"typical_p": 0}, "typical_p", "typical_p must be greater than 0 and at most 1, got 0"),
     ({"bad_words": ["a", " "]}, "bad_words", "bad_words[1] must have from 1 to 1024 characters, and not spaces alone"),
     ({"bad_words": "a"}, "bad_words", 'bad_words must be a valid array, got "a"'),

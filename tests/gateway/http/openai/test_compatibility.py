@@ -17,6 +17,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 """A request to each route of a language model. Those to encoders have tests of their own."""
 VALUES: dict[str, Any] = {
+    "allowed_token_ids": [5],
     "bad_words": ["x"],
     "cache_salt": "s",
     "echo": True,
