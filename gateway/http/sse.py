@@ -1,5 +1,6 @@
 """Server-sent events: their bytes, and the response that streams them until the client disconnects."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, Self
@@ -32,19 +33,29 @@ class EventStreamResponse(Response):
     The first frame is awaited before the status goes out, so that a failure up to there is raised and becomes an
     ordinary HTTP error. A later one is written as `encode_error(error)`, and nothing after it: whatever the protocol
     ends a clean stream with is the last of `frames`. When the client disconnects, also while the first frame is
-    awaited, `frames` is closed at once.
+    awaited, `frames` is closed at once. Once the status is out, `keep_alive_frame` keeps the silence between frames
+    under `keep_alive_s`.
     """
 
     media_type = "text/event-stream"
+    keep_alive_frame = b": keep-alive\n\n"
+    """A comment, which clients ignore."""
 
     def __init__(
-        self, frames: AsyncGenerator[bytes, None], encode_error: EncodeError, headers: Mapping[str, str] | None = None
+        self,
+        frames: AsyncGenerator[bytes, None],
+        encode_error: EncodeError,
+        headers: Mapping[str, str] | None = None,
+        *,
+        keep_alive_s: float = 0.0,
     ) -> None:
+        """`keep_alive_s` 0: nothing is sent between frames."""
         self.status_code = 200
         self.background = None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
         self._frames = frames
         self._encode_error = encode_error
+        self._keep_alive_s = keep_alive_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._frames):
@@ -54,14 +65,57 @@ class EventStreamResponse(Response):
     async def _stream(self, scope: Scope, send: Send) -> None:
         first = await anext(self._frames, b"")
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        silence = SilenceBreaker(send, self.keep_alive_frame, self._keep_alive_s)
         try:
             await send({"type": "http.response.body", "body": first, "more_body": True})
             async for frame in self._frames:
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
+                silence.num_sent += 1
             last = b""
         except Exception as error:
             last = self._encode_error(as_sluice_error(error, scope["state"]["request_id"]))
+        finally:
+            silence.end()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+class SilenceBreaker:
+    """Sends a frame when a stream has been silent for half of `longest_s`, and again after each further half.
+
+    A timer looks twice in that time whether the stream's `num_sent` has changed: a frame costs one addition.
+    """
+
+    __slots__ = ("_frame", "_last_seen", "_period_s", "_send", "_sending", "_timer", "num_sent")
+
+    def __init__(self, send: Send, frame: bytes, longest_s: float) -> None:
+        """Begin at once. `longest_s` 0: never send."""
+        self.num_sent = 0
+        self._send = send
+        self._frame = frame
+        self._period_s = longest_s / 2
+        self._last_seen = 0
+        self._sending: asyncio.Task[None] | None = None
+        self._timer = self._start_timer() if longest_s else None
+
+    def end(self) -> None:
+        """Send nothing from here on."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._sending is not None:
+            self._sending.cancel()
+
+    def _start_timer(self) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._period_s, self._look)
+
+    def _look(self) -> None:
+        is_silent = self.num_sent == self._last_seen
+        self._last_seen = self.num_sent
+        if is_silent and (self._sending is None or self._sending.done()):  # not done: the client reads nothing
+            self._sending = asyncio.ensure_future(self._send_frame())
+        self._timer = self._start_timer()
+
+    async def _send_frame(self) -> None:
+        await self._send({"type": "http.response.body", "body": self._frame, "more_body": True})
 
 
 def event_frame(payload: Mapping[str, Any], name: str = "") -> bytes:

@@ -49,6 +49,14 @@ class HttpOptions:
         None,
         "refuse OpenAI requests with unknown fields. Without it they are ignored, and a warning header names them",
     )
+    sse_keep_alive_s: float = option(
+        "--sse-keep-alive-secs",
+        15.0,
+        seconds(0),
+        "SECONDS",
+        "longest silence of a stream of the OpenAI, Anthropic and RAG routes: a comment (Anthropic: a ping) breaks it, "
+        "so that proxies do not close the connection; 0 sends none",
+    )
     server_id: str = option(
         "--id",
         "triton",

@@ -19,7 +19,7 @@ from gateway.http.errors import client_names
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import relaxed_parts, warning_header
 from gateway.http.request import get_request_id, parse_scheduling, run_while_connected
-from gateway.http.sse import EventStreamResponse
+from gateway.http.sse import EventStreamResponse, event_frame
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.text.types import Conversation, EncodedPrompt, TextEvent, TextRequest
@@ -58,7 +58,8 @@ class AnthropicRoutes:
         reply = MessageReply(request_id, model.name)
         events = self._service.generate(model, text_request)
         if fields.stream:
-            return EventStreamResponse(_stream_frames(events, reply), error_frame, headers)
+            frames = _stream_frames(events, reply)
+            return MessageStreamResponse(frames, error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
         body = await run_while_connected(request.receive, _collect(events, reply))
         return Response(body, headers=headers, media_type="application/json")
 
@@ -73,6 +74,12 @@ class AnthropicRoutes:
             reason = "a pipeline, which adds what it retrieves to the prompt; name a language model"
             raise invalid("model", f"model '{model.name}' is {reason}")
         return json_response({"input_tokens": len(prompt.token_ids)}, headers=headers)
+
+
+class MessageStreamResponse(EventStreamResponse):
+    """Streams messages; what keeps the connection alive is Anthropic's own event."""
+
+    keep_alive_frame = event_frame({"type": "ping"}, "ping")
 
 
 async def _stream_frames(events: Events, reply: MessageReply) -> AsyncGenerator[bytes, None]:

@@ -100,7 +100,8 @@ class OpenAIRoutes:
         )
         streams = [self._service.generate(model, each) for each in requests]
         if fields.stream:
-            return EventStreamResponse(stream_frames(streams, reply, options), error_frame, headers)
+            frames = stream_frames(streams, reply, options)
+            return EventStreamResponse(frames, error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
         choices = await run_while_connected(request.receive, whole_choices(streams, options))
         return Response(reply.whole(choices), headers=headers, media_type="application/json")
 

@@ -60,7 +60,8 @@ class QueryRoutes:
         events = self._service.generate(model, text_request)
         head = {"id": f"rag-{request_id}", "object": "rag.answer", "model": model.name, "collection": collection}
         if fields.stream:
-            return EventStreamResponse(stream_answer(events, head), encode_error, headers)
+            frames = stream_answer(events, head)
+            return EventStreamResponse(frames, encode_error, headers, keep_alive_s=self._options.sse_keep_alive_s)
         return json_response(await run_while_connected(request.receive, collect_answer(events, head)), headers=headers)
 
 

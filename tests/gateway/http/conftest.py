@@ -15,8 +15,9 @@ def live() -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="session")
 def strict_live() -> Iterator[LiveServer]:
-    """A server that refuses unknown fields, and bodies over 4096 bytes."""
-    with live_server(ServeConfig(http=HttpOptions(is_strict=True, max_input_bytes=4096))) as running:
+    """A server that refuses unknown fields and bodies over 4096 bytes, and breaks silences of 50 ms."""
+    options = HttpOptions(is_strict=True, max_input_bytes=4096, sse_keep_alive_s=0.05)
+    with live_server(ServeConfig(http=options)) as running:
         yield running
 
 

@@ -29,9 +29,9 @@ def encode_error(error: SluiceError) -> bytes:
     return b"data: " + openai_error_body(error) + b"\n\n"
 
 
-def app(frames: Frames) -> Starlette:
+def app(frames: Frames, keep_alive_s: float = 0.0) -> Starlette:
     async def stream(request: Request) -> EventStreamResponse:
-        return EventStreamResponse(frames(), encode_error, {"x-extra": "1"})
+        return EventStreamResponse(frames(), encode_error, {"x-extra": "1"}, keep_alive_s=keep_alive_s)
 
     def ignore(path: str, status: int) -> None:
         pass
@@ -140,6 +140,55 @@ def test_a_client_that_leaves_closes_the_stream_queued_or_not(num_frames: int) -
         assert not watched.closed.is_set()
         client.close()
         assert watched.closed.wait(PATIENCE_S)
+
+
+PING = b": keep-alive\n\n"
+
+
+def read_until(client: socket.socket, ending: bytes) -> bytes:
+    found = b""
+    while not found.endswith(ending):
+        piece = client.recv(65536)
+        assert piece, found
+        found += piece
+    return found
+
+
+def chunk(frame: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(frame), frame)
+
+
+def test_silence_within_a_stream_is_broken_and_its_frames_stay_whole() -> None:
+    asked: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        for frame in (b"data: 1\n\n", b"data: 2\n\n"):
+            yield frame
+            asked.append((asyncio.get_running_loop(), asyncio.Event()))
+            await asked[-1][1].wait()
+
+    with serving(app(frames, keep_alive_s=0.04)) as url, connect(url) as client:
+        for number in (b"1", b"2"):
+            answer = read_until(client, chunk(PING) * 2)
+            assert answer.endswith(chunk(b"data: %b\n\n" % number) + chunk(PING) * 2)
+            loop, event = asked[-1]
+            loop.call_soon_threadsafe(event.set)
+        rest = read_until(client, b"0\r\n\r\n")
+    assert rest.replace(chunk(PING), b"") == b"0\r\n\r\n"
+
+
+def test_nothing_is_sent_before_the_first_frame_nor_by_default() -> None:
+    """Up to the first frame a failure can still have a status."""
+
+    async def slow(*, at_start: bool) -> AsyncGenerator[bytes, None]:
+        for is_later in (False, True):
+            if is_later is not at_start:
+                await asyncio.sleep(0.1)
+            yield b"data: x\n\n"
+
+    for keep_alive_s, at_start in ((0.01, True), (0.0, False)):
+        with serving(app(lambda first=at_start: slow(at_start=first), keep_alive_s)) as url:  # type: ignore[misc]
+            assert httpx.get(url).content == b"data: x\n\n" * 2
 
 
 def test_a_client_that_reads_nothing_holds_the_stream_back_and_may_still_leave() -> None:
