@@ -1,7 +1,5 @@
 """The HTTP applications: the protocols on one port, the metrics on another."""
 
-from typing import Any
-
 from fastapi import FastAPI
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -16,7 +14,7 @@ from gateway.http.anthropic import routes as anthropic_routes
 from gateway.http.errors import install_error_handlers, is_ollama, is_v2
 from gateway.http.ollama import routes as ollama_routes
 from gateway.http.openai import routes as openai_routes
-from gateway.http.openapi import v2_paths
+from gateway.http.openapi import serve_docs
 from gateway.http.rag import routes as rag_routes
 from gateway.http.request import RequestIdMiddleware
 from gateway.http.v2.app import V2App
@@ -37,6 +35,7 @@ def create_app(service: InferenceService, config: ServeConfig, metrics_port: int
         title="Sluice",
         summary="LLM streaming gateway: OpenAI and Triton v2 over one in-flight batching engine",
         version=__version__,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -48,22 +47,10 @@ def create_app(service: InferenceService, config: ServeConfig, metrics_port: int
     if service.library is not None:
         app.include_router(rag_routes.build_router(service, service.library, config))
     install_error_handlers(app)
-    _describe_v2(app)
+    serve_docs(app)
     app.add_middleware(_Guards, metrics=service.metrics, access=config.access, restrictions=restrictions)
     v2 = V2App(service, config)
     return _Protocols(app, _Guards(v2, service.metrics, config.access, restrictions))
-
-
-def _describe_v2(app: FastAPI) -> None:
-    """Put the v2 routes, of which the framework knows nothing, on /docs and in /openapi.json."""
-    describe = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        schema = describe()
-        schema["paths"].update(v2_paths())
-        return schema
-
-    app.openapi = openapi  # type: ignore[method-assign]
 
 
 class _Protocols:

@@ -1,13 +1,18 @@
-"""Descriptions of routes for /docs that FastAPI cannot derive.
+"""The OpenAPI document, with descriptions of routes that FastAPI cannot derive, and the page /docs that shows it.
 
 We parse request bodies ourselves, and the v2 routes are no routes of the framework.
 """
 
 from collections.abc import Collection
+from importlib.resources import files
 from typing import Any
 
-from pydantic import BaseModel
+import orjson
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.staticfiles import StaticFiles
 
+from gateway.http.parsing import RequestObject
 from gateway.http.request import SCHEDULING_PARAMETERS
 from pipelines.rag import owner_keys
 
@@ -16,6 +21,19 @@ _COLLECTION_KEY: dict[str, Any] = {
     "in": "header",
     "schema": {"type": "string"},
     "description": "The owner's key of the collection that a pipeline looks into, where it has one.",
+}
+_PATH_EXAMPLES = {"model": "rill", "region": "input_data", "collection": "sluice", "name": "sluice"}
+"""Values to try for the parameters of paths."""
+_ASSETS = "docs/assets"
+_OWN_RESOURCES = (
+    "default-src 'none'; connect-src 'self'; img-src 'self' data:; script-src 'self' 'unsafe-inline'; "
+    "style-src 'self' 'unsafe-inline'"
+)
+"""Content-Security-Policy of a page that loads nothing from other servers."""
+_PAGE_SETTINGS = {
+    "validatorUrl": None,  # else the page shows the document to a public validator
+    "defaultModelsExpandDepth": -1,
+    "docExpansion": "list",
 }
 _TAG = "Triton v2"
 _MODEL = "/v2/models/{model}"
@@ -51,6 +69,12 @@ _INFER = {
             "binary_data_output, and the model's own.",
         },
     },
+    "example": {
+        "inputs": [
+            {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": ["What is a block table?"]},
+            {"name": "max_tokens", "datatype": "INT32", "shape": [1, 1], "data": [20]},
+        ]
+    },
 }
 _GENERATE = {
     "type": "object",
@@ -61,24 +85,33 @@ _GENERATE = {
         "id": {"type": "string", "description": "Comes back with every response."},
         "parameters": {"type": "object", "description": "Counts as if its keys stood beside it."},
     },
+    "example": {"text_input": "What is a block table?", "max_tokens": 20},
 }
 _LOAD = {
     "type": "object",
     "properties": {
         "parameters": {"type": "object", "description": "config: a configuration as JSON; file:PATH: a file in base64."}
     },
+    "example": {},
 }
-_UNLOAD = {"type": "object", "properties": {"parameters": {"type": "object", "description": "unload_dependents."}}}
+_UNLOAD = {
+    "type": "object",
+    "properties": {"parameters": {"type": "object", "description": "unload_dependents."}},
+    "example": {"parameters": {"unload_dependents": True}},
+}
 _ROUTING = {
     "type": "object",
     "required": ["weights"],
     "properties": {"weights": {"description": "Weights by version; null for the configured ones."}},
+    "example": {"weights": {"1": 90, "2": 10}},
 }
 _REGION = {
     "type": "object",
     "required": ["key", "byte_size"],
     "properties": {"key": {"type": "string"}, "offset": {"type": "integer"}, "byte_size": {"type": "integer"}},
+    "example": {"key": "/input_data", "offset": 0, "byte_size": 4096},
 }
+_INDEX = {"type": "object", "properties": {"ready": {"type": "boolean"}}, "example": {"ready": True}}
 _SETTINGS = {
     "type": "object",
     "additionalProperties": True,
@@ -86,12 +119,13 @@ _SETTINGS = {
 }
 
 
-def describe_body(schema: type[BaseModel], headers: Collection[str] | None = None) -> dict[str, Any]:
+def describe_body(schema: type[RequestObject], headers: Collection[str] | None = None) -> dict[str, Any]:
     """Return the part of an operation's OpenAPI entry that describes its body and headers: the scheduling headers, of
     which it takes `headers` alone where given."""
     whole = schema.model_json_schema()
     inlined = _inlined(whole, whole.pop("$defs", {}))
-    body = {"required": True, "content": {"application/json": {"schema": inlined}}}
+    content = {"application/json": {"schema": inlined, "example": orjson.loads(schema.example)}}
+    body = {"required": True, "content": content}
     parameters = [*SCHEDULING_PARAMETERS, _COLLECTION_KEY]
     if headers is not None:
         parameters = [each for each in parameters if each["name"] in headers]
@@ -108,6 +142,41 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
         name = node["$ref"].removeprefix("#/$defs/")
         return _inlined(definitions[name], definitions)
     return {key: _inlined(value, definitions) for key, value in node.items()}
+
+
+def serve_docs(app: FastAPI) -> None:
+    """Complete the document of `app`'s routes, and serve the page that shows it with its files. The page's addresses
+    are relative, so that it works under a proxy's prefix too."""
+    describe = app.openapi
+    app.openapi = lambda: _complete(describe())  # type: ignore[method-assign]
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        page = get_swagger_ui_html(
+            openapi_url="openapi.json",
+            title="Sluice: the API",
+            swagger_js_url=f"{_ASSETS}/swagger-ui-bundle.js",
+            swagger_css_url=f"{_ASSETS}/swagger-ui.css",
+            swagger_favicon_url="data:,",
+            swagger_ui_parameters=_PAGE_SETTINGS,
+        )
+        page.headers["content-security-policy"] = _OWN_RESOURCES
+        return page
+
+    directory = str(files("fastapi_offline") / "static")
+    app.mount(f"/{_ASSETS}", StaticFiles(directory=directory))
+
+
+def _complete(document: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's document of its routes with those of the v2 protocol, and an example for each path's parameter
+    that has one."""
+    paths = {**document["paths"], **v2_paths()}
+    for operations in paths.values():
+        for operation in operations.values():
+            for parameter in operation.get("parameters", ()):
+                if parameter["in"] == "path" and parameter["name"] in _PATH_EXAMPLES:
+                    parameter["example"] = _PATH_EXAMPLES[parameter["name"]]
+    return {**document, "paths": paths}
 
 
 def v2_paths() -> dict[str, Any]:
@@ -134,9 +203,7 @@ def _control_paths() -> dict[str, Any]:
     repository, system, cuda = "/v2/repository", "/v2/systemsharedmemory", "/v2/cudasharedmemory"
     region = ("region",)
     return {
-        f"{repository}/index": {
-            "post": _operation("The repository's models and their states.", body={"type": "object"})
-        },
+        f"{repository}/index": {"post": _operation("The repository's models and their states.", _INDEX)},
         f"{repository}/models/{{model}}/load": {"post": _operation("Load a model.", _LOAD, ("model",))},
         f"{repository}/models/{{model}}/unload": {"post": _operation("Unload a model.", _UNLOAD, ("model",))},
         f"{repository}/models/{{model}}/routing": {
@@ -149,16 +216,17 @@ def _control_paths() -> dict[str, Any]:
         f"{system}/region/{{region}}/unregister": {"post": _operation("Forget a region.", path=region)},
         f"{system}/unregister": {"post": _operation("Forget every region.")},
         f"{cuda}/status": {"get": _operation("The registered regions of GPU memory: none.")},
-        "/v2/trace/setting": _settings("The trace settings.", ()),
-        f"{_MODEL}/trace/setting": _settings("The trace settings of a model.", ("model",)),
-        "/v2/logging": _settings("The log settings.", ()),
+        "/v2/trace/setting": _settings("The trace settings.", (), {"trace_rate": "1000"}),
+        f"{_MODEL}/trace/setting": _settings("The trace settings of a model.", ("model",), {"trace_rate": "100"}),
+        "/v2/logging": _settings("The log settings.", (), {"log_verbose_level": 1}),
     }
 
 
-def _settings(summary: str, path: tuple[str, ...]) -> dict[str, Any]:
+def _settings(summary: str, path: tuple[str, ...], example: dict[str, Any]) -> dict[str, Any]:
+    body = {**_SETTINGS, "example": example}
     return {
         "get": _operation(summary, path=path),
-        "post": _operation(f"Change and return: {summary[0].lower()}{summary[1:]}", _SETTINGS, path),
+        "post": _operation(f"Change and return: {summary[0].lower()}{summary[1:]}", body, path),
     }
 
 
@@ -178,5 +246,6 @@ def _operation(
         "responses": {"200": {"description": "Done.", "content": {content: {}}}},
     }
     if body is not None:
-        operation["requestBody"] = {"content": {"application/json": {"schema": body}}}
+        schema = {name: value for name, value in body.items() if name != "example"}
+        operation["requestBody"] = {"content": {"application/json": {"schema": schema, "example": body["example"]}}}
     return operation

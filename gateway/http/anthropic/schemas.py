@@ -94,6 +94,7 @@ class Metadata(RequestObject):
 class CountTokensRequest(RequestObject):
     """`POST /v1/messages/count_tokens`."""
 
+    example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}]}'
     model: str = Field(max_length=MAX_MODEL_CHARS)
     messages: list[Turn] = Field(min_length=1, fail_fast=True)
     system: System | None = None
@@ -105,6 +106,7 @@ class CountTokensRequest(RequestObject):
 class MessagesRequest(CountTokensRequest):
     """`POST /v1/messages`."""
 
+    example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}'
     max_tokens: int = Field(ge=1)
     stream: bool | None = None
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=MAX_LIST, fail_fast=True)

@@ -84,12 +84,14 @@ class OllamaMessage(RequestObject):
 class OllamaChatRequest(AnswerRequest):
     """`POST /api/chat`."""
 
+    example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "options": {"num_predict": 50}}'
     messages: list[OllamaMessage] | None = Field(None, fail_fast=True, description="None: whether the model is loaded.")
 
 
 class OllamaGenerateRequest(AnswerRequest):
     """`POST /api/generate`."""
 
+    example = '{"model": "rill", "prompt": "What is a block table?", "options": {"num_predict": 50}}'
     prompt: str | None = Field(None, description="Absent or empty: whether the model is loaded.")
     system: str | None = None
     raw: bool | None = Field(None, description="Whether the prompt is used as it is, without the chat template.")
@@ -100,6 +102,7 @@ class OllamaGenerateRequest(AnswerRequest):
 class EmbedRequest(ModelRequest):
     """`POST /api/embed`."""
 
+    example = '{"model": "sentence_encoder", "input": ["one text", "another"]}'
     input: Annotated[
         Annotated[str, Tag("<text>")] | Annotated[Texts, Tag("<list>")],
         Discriminator(text_or_list, **union_error("a string or an array of strings")),
@@ -111,12 +114,14 @@ class EmbedRequest(ModelRequest):
 class OldEmbedRequest(ModelRequest):
     """`POST /api/embeddings`, which `/api/embed` replaced."""
 
+    example = '{"model": "sentence_encoder", "prompt": "one text"}'
     prompt: str
 
 
 class ShowRequest(RequestObject):
     """`POST /api/show`."""
 
+    example = '{"model": "rill"}'
     model: str | None = Field(None, max_length=MAX_MODEL_CHARS)
     name: str | None = Field(None, max_length=MAX_MODEL_CHARS, description="The older name of model.")
     verbose: bool | None = Field(None, description=_ACCEPTED)

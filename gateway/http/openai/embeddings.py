@@ -37,6 +37,7 @@ Input = Annotated[
 class EmbeddingRequest(RequestObject):
     """`POST /v1/embeddings`."""
 
+    example = '{"model": "sentence_encoder", "input": ["one text", "another"]}'
     model: str = Field(max_length=MAX_MODEL_CHARS, description="A model of the repository with embeddings.")
     input: Input
     encoding_format: Literal["float", "base64"] | None = Field(

@@ -42,6 +42,7 @@ OneOrMore = Annotated[
 class RerankRequest(RequestObject):
     """`POST /v1/rerank`, in Jina's and Cohere's shapes."""
 
+    example = '{"model": "sentence_encoder", "query": "How is memory shared?", "documents": ["By prefix.", "Rarely."]}'
     model: str = Field(max_length=MAX_MODEL_CHARS, description="A reranker, or an encoder whose vectors are compared.")
     query: str = Field(min_length=1)
     documents: list[Passage] = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
@@ -54,6 +55,7 @@ class RerankRequest(RequestObject):
 class ScoreRequest(RequestObject):
     """`POST /v1/score`, in vLLM's shape."""
 
+    example = '{"model": "sentence_encoder", "text_1": "How is memory shared?", "text_2": ["By prefix.", "Rarely."]}'
     model: str = Field(max_length=MAX_MODEL_CHARS, description="A reranker, or an encoder whose vectors are compared.")
     text_1: OneOrMore = Field(description="A question for all of text_2, or one for each.")
     text_2: OneOrMore

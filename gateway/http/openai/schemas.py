@@ -195,6 +195,7 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
 class ChatCompletionRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
+    example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}'
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -219,6 +220,7 @@ Prompt = Annotated[
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`."""
 
+    example = '{"model": "rill", "prompt": "A block table is", "max_tokens": 20}'
     prompt: Prompt
     logprobs: int | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Of each token and this many of the likeliest."

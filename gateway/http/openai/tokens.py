@@ -32,6 +32,7 @@ _PROMPT, _MESSAGES = "prompt", "messages"
 class TokenizeRequest(RequestObject):
     """`POST /tokenize`."""
 
+    example = '{"model": "rill", "prompt": "What is a block table?"}'
     model: str | None = Field(
         None, max_length=MAX_MODEL_CHARS, description="A language model or encoder; absent: the only language model."
     )
@@ -49,6 +50,7 @@ class TokenizeRequest(RequestObject):
 class DetokenizeRequest(RequestObject):
     """`POST /detokenize`."""
 
+    example = '{"model": "rill", "tokens": [100, 200, 300]}'
     model: str | None = Field(None, max_length=MAX_MODEL_CHARS, description="As of /tokenize.")
     tokens: TokenIds
 

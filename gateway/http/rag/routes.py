@@ -3,10 +3,10 @@
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel
 
 from gateway.http import openapi
 from gateway.http.bodies import json_response, read_fields
+from gateway.http.parsing import RequestObject
 from gateway.http.rag.bodies import collection_key, format_collection, format_list
 from gateway.http.rag.documents import DocumentRoutes
 from gateway.http.rag.queries import QueryRoutes
@@ -98,7 +98,7 @@ def _add_documents(api: APIRouter, routes: DocumentRoutes) -> None:
     api.delete(one, openapi_extra=_WITH_KEY)(routes.delete)
 
 
-def _describe_body(schema: type[BaseModel], *parameters: dict[str, Any]) -> dict[str, Any]:
+def _describe_body(schema: type[RequestObject], *parameters: dict[str, Any]) -> dict[str, Any]:
     return {**openapi.describe_body(schema), "parameters": [_KEY, *parameters]}
 
 

@@ -57,6 +57,7 @@ class MetadataObject(RequestObject):
 class CollectionRequest(RequestObject):
     """`POST /v1/rag/collections`."""
 
+    example = '{"name": "manuals"}'
     name: str = Field(description="1 to 63 letters, digits, '.', '_' or '-'.")
     encoder: str | None = Field(None, description="The model that makes its embeddings. Default: the server's.")
 
@@ -79,6 +80,7 @@ class DocumentItem(_DocumentFields):
 class DocumentsRequest(_DocumentFields):
     """`POST /v1/rag/{collection}/documents` as JSON: one document, or several under `documents`."""
 
+    example = '{"id": "pump.md", "text": "# Pumps\\n\\nCheck the oil weekly."}'
     documents: list[DocumentItem] | None = Field(None, min_length=1, max_length=MAX_DOCUMENTS, fail_fast=True)
     id: str | None = None
     text: str | None = None
@@ -98,6 +100,7 @@ class _RetrievalFields(RequestObject):
 class SearchRequest(_RetrievalFields):
     """`POST /v1/rag/{collection}/search`."""
 
+    example = '{"question": "How is KV memory shared?", "top_k": 3}'
     num_candidates: int | None = Field(
         None, ge=1, le=MAX_CANDIDATES, description="Chunks of each ranking that are fused."
     )
@@ -115,6 +118,7 @@ _SamplingFields: Any = build_sampling_schema(SAMPLING_FIELDS[name] for name in Q
 class QueryRequest(_RetrievalFields, _SamplingFields):  # type: ignore[misc]  # its sampling fields are a table's rows
     """`POST /v1/rag/{collection}/query`."""
 
+    example = '{"question": "How is KV memory shared?", "max_tokens": 100}'
     model: str | None = Field(None, description="The pipeline that answers.")
     stream: bool | None = None
     history: list[Message] | None = Field(None, fail_fast=True, description="Earlier turns of the conversation.")
