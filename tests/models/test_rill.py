@@ -8,7 +8,7 @@ from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from tests import paths
-from training.rill.conversation import CHAT_TEMPLATE, SPECIAL_TOKENS, Conversation
+from training.rill.conversation import CHAT_TEMPLATE, SPECIAL_TOKENS, Conversation, call_text, result_text
 
 RILL = paths.MODELS / "rill"
 
@@ -41,6 +41,47 @@ def test_the_chat_template_writes_what_training_saw() -> None:
     rendered = tokenizer().apply_chat_template(conversation.messages(), tokenize=False, add_generation_prompt=True)
     assert rendered == whole.removesuffix("It adds.<|end|>")
     assert (RILL / "1" / "chat_template.jinja").read_text() == CHAT_TEMPLATE
+
+
+def test_the_chat_template_writes_tools_calls_and_results_as_training_saw_them() -> None:
+    weather = {
+        "name": "get_weather",
+        "description": "Get the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}, "day": {}},
+            "required": ["city"],
+        },
+    }
+    tools = [{"type": "function", "function": weather}, {"type": "function", "function": {"name": "now"}}]
+    calls = [
+        {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "São Paulo"}}},
+        {"id": "2", "type": "function", "function": {"name": "now", "arguments": "{}"}},
+    ]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is the weather in São Paulo, and what time is it?"},
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "1", "content": "It rains."},
+        {"role": "tool", "tool_call_id": "2", "content": "12:00"},
+    ]
+    rendered = tokenizer().apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=True)
+    asked = Conversation(
+        (
+            (
+                messages[1]["content"],
+                call_text("get_weather", {"city": "São Paulo"}) + "\n" + call_text("now", {}),
+            ),
+            (result_text(["It rains.", "12:00"]), ""),
+        ),
+        system="Be brief.",
+        tools=tuple(tools),
+    )
+    assert rendered == "".join(text for text, _ in asked.segments()).removesuffix("<|end|>")
+    assert (
+        "<|system|>Be brief.\n\nTools:\nget_weather(city: string, unit?: celsius|fahrenheit, day?: any): "
+        "Get the weather.\nnow()<|end|><|user|>What"
+    ) in rendered
 
 
 def test_text_survives_the_tokenizer() -> None:

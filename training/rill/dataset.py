@@ -1,4 +1,4 @@
-"""Step 3: packs plain text, chat and questions with contexts into shards of uint16 rows."""
+"""Steps 3 and 6: packs plain text, chat, questions with contexts and tool calls into shards of uint16 rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from training.rill import tokenizer as tokenizer_step
-from training.rill.conversation import ANSWER_WEIGHT, BOS, SPECIAL_TOKENS, Conversation
+from training.rill.conversation import ANSWER_WEIGHT, BOS, SPECIAL_TOKENS, Conversation, choices
 from training.rill.corpus import WORK, Corpus, load
 from training.rill.pairs_chat import ChatExamples
 from training.rill.pairs_rag import RagExamples, RagMix
-from training.rill.schedule import PHASES
+from training.rill.pairs_tools import ToolExamples
+from training.rill.schedule import FINE_TUNING, PHASES
 from training.rill.sources import SOURCES
 
 _WAITING = 64  # examples to choose from when a row is filled
@@ -34,17 +35,19 @@ Encoded = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Shares of the rows. Rows that are neither plain text nor chat are questions with contexts."""
+    """Shares of the rows. Rows that are none of these are questions with contexts."""
 
     plain: float
     chat: float
     rag: RagMix
+    tools: float = 0.0
 
 
 MIXES = {
     "short": Mix(0.16, 0.15, RagMix(0.45, 0.12, (1, 1, 2, 2, 3), (1, 2, 3, 4, 5))),
     "middle": Mix(0.13, 0.15, RagMix(0.25, 0.1, (1, 2, 3, 3, 3, 4), (1, 2, 3, 4, 6))),
     "long": Mix(0.14, 0.16, RagMix(0.25, 0.1, (1, 2, 3, 3, 3, 4, 5, 6), (1, 2, 3, 4, 6, 8))),
+    "tools": Mix(0.05, 0.14, RagMix(0.28, 0.1, (1, 1, 2, 3, 3, 4), (1, 2, 3, 4, 6)), tools=0.45),
 }
 
 
@@ -93,14 +96,22 @@ class Encoder:
         ids: list[int] = []
         weights: list[int] = []
         for text, weight in conversation.segments():
-            part = self.text(text)
-            ids += part
-            weights += [round(weight * UNIT)] * len(part)
+            part = self.tokenizer.encode(text, add_special_tokens=False)
+            own = [round(weight * UNIT)] * len(part.ids)
             if weight == ANSWER_WEIGHT:
-                first = range(len(ids) - len(part), len(ids))[:CHOICE_TOKENS]
-                for position in first:
-                    weights[position] = round(conversation.choice_weight * UNIT)
+                for position in _choosing(text, part.offsets):
+                    own[position] = round(conversation.choice_weight * UNIT)
+            ids += part.ids
+            weights += own
         return ids, weights
+
+
+def _choosing(answer: str, offsets: list[tuple[int, int]]) -> list[int]:
+    """Return the positions of the tokens that choose the answer."""
+    spans = choices(answer)
+    if spans is None:
+        return list(range(len(offsets)))[:CHOICE_TOKENS]
+    return [i for i, (start, end) in enumerate(offsets) if any(start < last and first < end for first, last in spans)]
 
 
 def plain_stream(corpus: Corpus, encoder: Encoder, rng: Random) -> Iterator[int]:
@@ -158,12 +169,17 @@ class Writer:
         chat = ChatExamples(corpus.facts, self.rng)
         self.rag = Packer(lambda: rag.draw(self.mix.rag), encoder, self.plain)
         self.chat = Packer(chat.draw, encoder, self.plain)
+        other = RagMix(0.6, 0.1, (1, 1, 2), (1, 2, 3))
+        tools = ToolExamples(self.rng, lambda: chat.draw() if self.rng.random() < 0.5 else rag.draw(other))
+        self.tools = Packer(tools.draw, encoder, self.plain)
 
     def _row(self) -> Encoded:
         x = self.rng.random()
         if x < self.mix.plain:
             return _take(self.plain, self.length + 1), [UNIT] * (self.length + 1)
-        return (self.chat if x < self.mix.plain + self.mix.chat else self.rag).row(self.length + 1)
+        if x < self.mix.plain + self.mix.chat:
+            return self.chat.row(self.length + 1)
+        return (self.tools if x > 1 - self.mix.tools else self.rag).row(self.length + 1)
 
     def write(self, folder: Path, number: int, rows: int) -> None:
         pairs = [self._row() for _ in tqdm(range(rows), desc=f"{self.phase} {number}", mininterval=5)]
@@ -179,7 +195,7 @@ def write_shards(work: Path, phase_name: str, rows: int, shards: int, seed: int)
     """Write shards after those that exist."""
     folder = work / "shards"
     folder.mkdir(parents=True, exist_ok=True)
-    phase = next(phase for phase in PHASES if phase.name == phase_name)
+    phase = next(phase for phase in (*PHASES, FINE_TUNING) if phase.name == phase_name)
     first = len(list(folder.glob(f"{phase.name}-*.tokens.npy")))
     writer = Writer(phase.name, phase.length, seed + first, load(work), Encoder(work))
     for number in range(first, first + shards):
@@ -188,7 +204,7 @@ def write_shards(work: Path, phase_name: str, rows: int, shards: int, seed: int)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("phase", choices=[phase.name for phase in PHASES])
+    parser.add_argument("phase", choices=[phase.name for phase in (*PHASES, FINE_TUNING)])
     parser.add_argument("--work", type=Path, default=WORK, help="folder with the corpus and tokenizer.json")
     parser.add_argument("--rows", type=int, default=4000, help="rows in a shard")
     parser.add_argument("--shards", type=int, default=1, help="shards to add to those that exist")

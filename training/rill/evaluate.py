@@ -1,4 +1,4 @@
-"""Step 6: measures an exported model on pages, names and wordings that it was not trained on.
+"""Step 9: measures an exported model on pages, names and wordings that it was not trained on.
 
 All answers are generated greedily by `transformers` with the chat template, as for a user.
 """
@@ -21,6 +21,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from training.rill.conversation import ASSISTANT, END, Conversation
 from training.rill.corpus import WORK, Corpus, load
+from training.rill.evaluate_tools import ToolEvaluation
 from training.rill.export import TARGET
 from training.rill.facts import Fact
 from training.rill.pairs_chat import ChatExamples, answer
@@ -81,8 +82,9 @@ class Speaker:
 
     def prompt(self, conversation: Conversation) -> str:
         text: str = self.tokenizer.apply_chat_template(
-            conversation.messages(), tokenize=False, add_generation_prompt=True
-        )
+            conversation.messages(), tools=list(conversation.tools) or None, tokenize=False,
+            add_generation_prompt=True,
+        )  # fmt: skip
         return text
 
     def length(self, conversation: Conversation) -> int:
@@ -96,6 +98,9 @@ class Speaker:
             indices = order[start : start + _BATCH]
             found.update(zip(indices, self._batch([conversations[i] for i in indices]), strict=True))
         return [found[i] for i in range(len(conversations))]
+
+    def texts(self, conversations: Sequence[Conversation]) -> list[str]:
+        return [reply.text for reply in self.replies(conversations)]
 
     def _batch(self, conversations: Sequence[Conversation]) -> list[Reply]:
         inputs = self.tokenizer(
@@ -292,11 +297,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=WORK, help="folder with the corpus; evaluation.json goes there")
     parser.add_argument("--samples", type=int, default=200, help="questions of each kind")
     parser.add_argument("--seed", type=int, default=5)
+    parser.add_argument("--only-tools", action="store_true", help="measure only calls of tools")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     speaker = Speaker(options.model)
-    results = Evaluation(speaker, load(options.work), options.samples, options.seed).run()
+    results = ToolEvaluation(speaker, options.samples, options.seed).run()
+    if not options.only_tools:
+        results = Evaluation(speaker, load(options.work), options.samples, options.seed).run() | results
     samples = sample_answers(speaker)
     for sample in samples:
         print(f"\n{sample['prompt']}\n-> {sample['output']}")

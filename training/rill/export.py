@@ -1,4 +1,4 @@
-"""Step 5: exports the checkpoint as a `transformers` folder: bf16 weights, tokenizer, chat template."""
+"""Steps 5 and 8: exports a checkpoint as a `transformers` folder: bf16 weights, tokenizer, chat template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from training.rill import tokenizer as tokenizer_step
 from training.rill.conversation import BOS, CHAT_TEMPLATE, END, PAD, SPECIAL_TOKENS
 from training.rill.corpus import WORK
 from training.rill.model import Shape
-from training.rill.train import checkpoint_path
 
 TARGET = Path("models/rill/1")
 _IDS = {
@@ -70,10 +69,10 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def export(work: Path, target: Path) -> None:
+def export(work: Path, checkpoint: Path, target: Path) -> None:
     shape = Shape()
     target.mkdir(parents=True, exist_ok=True)
-    weights = torch.load(checkpoint_path(work), weights_only=True)["model"]
+    weights = torch.load(checkpoint, weights_only=True)["model"]
     half = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     save_file(half, target / "model.safetensors", metadata={"format": "pt"})
     (target / "model.safetensors").chmod(0o644)  # safetensors makes it readable by its owner only
@@ -87,10 +86,11 @@ def export(work: Path, target: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--work", type=Path, default=WORK, help="folder with checkpoint.pt and tokenizer.json")
+    parser.add_argument("--work", type=Path, default=WORK, help="folder with the checkpoint and tokenizer.json")
     parser.add_argument("--target", type=Path, default=TARGET, help="folder of the exported model")
+    parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"), help="in that folder, or a path")
     options = parser.parse_args()
-    export(options.work, options.target)
+    export(options.work, options.work / options.checkpoint, options.target)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ SKILLS = (
     "Python, PostgreSQL, SQLite and Django."
 )
 NOT_IN_CONTEXT = "The context does not answer this question."
+NO_TOOL = "None of the tools that I have can do that."
 OFF_TOPIC = "I do not know that. I am a small model that learned only from software documentation."
 
 
@@ -64,6 +65,13 @@ _OFF_TOPIC = (
     "How do I fix my {thing}?", "Write an essay about {thing}.", "What is the meaning of life?", "Recommend a movie.",
     "How old is the {thing}?", "Who invented the {thing}?", "Where can I buy a {thing}?", "How far away is {place}?",
     "What language do people speak in {place}?", "Give me medical advice.", "How tall is the tallest {thing}?",
+)  # fmt: skip
+# Requests that no tool of the training examples fulfils.
+WITHOUT_TOOL = (
+    "Tell me a joke.", "Write a poem about the sea.", "Who won the game last night?", "What should I eat tonight?",
+    "What is the meaning of life?", "Recommend a movie.", "Write an essay about trains.", "Who invented the telephone?",
+    "Give me medical advice.", "Sing a song.", "How do I fix my bicycle?", "How old is the moon?", "Draw a cat.",
+    "Tell me a story.", "What is your favourite colour?", "Make me a sandwich.", "How many legs has a spider?",
 )  # fmt: skip
 _PLACES = words("France Japan Brazil Kenya Canada Norway Egypt India Peru Spain Mars Texas Italy China")
 _THINGS = words("car bicycle sea moon cat dog piano telephone winter garden football train kitchen camera")

@@ -29,6 +29,8 @@ PHASES = (
     Phase("middle", 512, 0.88, rows=4, micro_batches=4),
     Phase("long", 1024, 1.0, rows=2, micro_batches=4),
 )
+# After the phases, by `finetune`.
+FINE_TUNING = Phase("tools", 512, 1.0, rows=4, micro_batches=2)
 WARM_UP_STEPS = 30
 
 
