@@ -85,6 +85,15 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "messages.tool_call_id": (),
     "messages.function_call": (),
     "messages.audio": (),
+    # vLLM's
+    "prompt_embeds": (),
+    "logprob_token_ids": (),
+    "repetition_detection": (),
+    "thinking_token_budget": (-1,),
+    "watermarking": (False,),
+    "kv_transfer_params": ({},),
+    "ec_transfer_params": ({},),
+    "normalize": (True,),
     # Ollama's
     "template": ("",),
     "options.mirostat": (0,),
