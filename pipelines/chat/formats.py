@@ -196,8 +196,9 @@ class CallReader(PartReader):
 def json_calls(tools: Sequence[Tool], lark: LarkWriter, key: str = "arguments") -> str:
     """Return the expression of a call that is a JSON object: the name of one of the tools, and under `key` its
     arguments."""
-    heads = [(f'{{"name": {json.dumps(tool.name)}, "{key}": ', tool.parameters) for tool in tools]
-    body = lark.rule(" | ".join(f"{lark.text(head)} {lark.json(schema)}" for head, schema in heads))
+    heads = [(tool, f'{{"name": {json.dumps(tool.name)}, "{key}": ') for tool in tools]
+    bodies = [f"{lark.text(head)} {lark.json(tool.parameters, tool.name)}" for tool, head in heads]
+    body = lark.rule(" | ".join(bodies))
     return lark.rule(f'{body} "}}"')
 
 

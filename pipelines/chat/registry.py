@@ -61,6 +61,11 @@ class ChatFormats:
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
 
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What the formats mark the parts of an answer with."""
+        return tuple(marker for each in (self.tools, self.reasoning) if each is not None for marker in each.markers)
+
     def reader(self, tools: Sequence[dict[str, Any]], *, is_parallel: bool = True) -> ChatReader:
         """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. It leaves out all
         calls but the first unless `is_parallel`. Raises INVALID for tools where the model has no format of calls."""

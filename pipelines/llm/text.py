@@ -13,7 +13,7 @@ from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
 from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
-from pipelines.llm.chat_grammar import with_chat_grammar
+from pipelines.llm.chat_answers import answer_settings
 from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_parameters
 from pipelines.text.parts import ChatReader
 from pipelines.text.sampling import (
@@ -49,8 +49,6 @@ from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError
 
 ObserveDetail = Callable[[EventDetail], None]
-_PROMPT_END_TOKENS = 16
-"""Tokens that have the tags of reasoning with which a prompt may end."""
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
 """Bounds of the histograms of lengths, in tokens; TensorRT-LLM's."""
 
@@ -210,14 +208,14 @@ class LlmText:
                 refuse_parameters(self.name, request)
             token_ids = await self.prepare(request.prompt)
             sampling = await self.sampling(request, len(token_ids))
-            prompt_end = ""
+            form, prompt_end = request.form, ""
             if self._is_read(request):
-                prompt_end = self._prompt_end(token_ids)
-                sampling = with_chat_grammar(sampling, request, prompt_end, self.formats, self.tokenizer, self.info)
+                settings = answer_settings(request, token_ids, sampling, self.formats, self.tokenizer, self.info)
+                sampling, form, prompt_end = settings
             echo = await self._echo(request, token_ids) if request.echo else None
             logprobs = self._logprob_tracker(sampling, token_ids, echo)
             stream = TextStream(
-                self.tokenizer.detokenizer(request.form),
+                self.tokenizer.detokenizer(form),
                 request.stop,
                 sampling,
                 len(token_ids),
@@ -309,13 +307,6 @@ class LlmText:
         """Whether answers to the request have a `ChatReader`."""
         prompt = sent_prompt(request.prompt)
         return isinstance(prompt, Conversation) and bool(prompt.options.tools or self.formats.reasoning)
-
-    def _prompt_end(self, token_ids: list[int]) -> str:
-        """Return the end of a conversation's prompt, which says whether its answer begins with reasoning; "" for a
-        model that does not reason."""
-        if self.formats.reasoning is None:
-            return ""
-        return self.tokenizer.decode(token_ids[-_PROMPT_END_TOKENS:], skip_special_tokens=False)
 
     def _logprob_tracker(
         self, sampling: SamplingParams, token_ids: list[int], echo: PromptEcho | None

@@ -149,7 +149,12 @@ class Tokenizer:
     @cached_property
     def added_token_ids(self) -> dict[str, int]:
         """The ids of the added tokens by their content."""
-        return {token.content: i for i, token in self._backend.get_added_tokens_decoder().items()}
+        return {content: i for i, content in self._added_texts.items()}
+
+    @cached_property
+    def special_tokens(self) -> frozenset[str]:
+        """The tokens that a decoded text leaves out."""
+        return frozenset(token.content for token in self.added_tokens if token.special)
 
     @property
     def normalizer(self) -> Any:

@@ -23,15 +23,21 @@ MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
 
 def write_chat_folder(
-    tokenizer: Path, path: Path, template: str = HERMES_TEMPLATE, markers: tuple[str, ...] = ()
+    tokenizer: Path,
+    path: Path,
+    template: str = HERMES_TEMPLATE,
+    markers: tuple[str, ...] = (),
+    *,
+    is_special: bool = False,
 ) -> Path:
-    """Write a folder with the tokenizer, a chat template, and the `markers` as added tokens. Return it."""
+    """Write a folder with the tokenizer, a chat template, and the `markers` as added tokens, special ones where
+    `is_special`. Return it."""
     shutil.copytree(tokenizer, path)
     (path / "chat_template.jinja").write_text(template)
     file = path / "tokenizer.json"
     document = json.loads(file.read_text())
     first = len(document["model"]["vocab"])
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    flags = {"special": is_special, **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)}
     document["added_tokens"] += [{"id": first + n, "content": each, **flags} for n, each in enumerate(markers)]
     file.write_text(json.dumps(document))
     return path

@@ -24,7 +24,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, MARKERS, THINKING, write_chat_folder
-from tests.pipelines.chat.test_readers import Answer, joined
+from tests.pipelines.chat.samples import Answer
+from tests.pipelines.chat.test_readers import joined
 
 SCHEMAS: dict[str, dict[str, Any]] = {
     "set_light": {
@@ -52,11 +53,13 @@ class RandomRunner(EchoRunner):
         return np.zeros_like(super().run(batch))
 
 
-@pytest.fixture(scope="module", params=["spelled", "tokens"])
+@pytest.fixture(scope="module", params=["spelled", "tokens", "special tokens"])
 def folder(request: pytest.FixtureRequest, rill_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model whose tags are tokens of their own, and one that spells them."""
     path = tmp_path_factory.mktemp("chat") / "1"
-    return write_chat_folder(rill_path, path, HERMES_TEMPLATE + THINKING, MARKERS if request.param == "tokens" else ())
+    markers = () if request.param == "spelled" else MARKERS
+    is_special = request.param == "special tokens"
+    return write_chat_folder(rill_path, path, HERMES_TEMPLATE + THINKING, markers, is_special=is_special)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""The grammar of an answer in a chat: tool calls whose arguments match their schemas, and text after reasoning."""
+"""How an answer in a chat is generated: its grammar, so that calls match their schemas, and the tokens it shows."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -11,11 +11,14 @@ from pipelines.chat.lark import LarkWriter
 from pipelines.chat.registry import ChatFormats
 from pipelines.text.stream import sent_prompt
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import Conversation, TextRequest, ToolChoice
+from pipelines.text.types import Conversation, TextForm, TextRequest, ToolChoice
 from sluice.errors import invalid
 
 _JSON_SCHEMAS = {GrammarKind.JSON_SCHEMA: "", GrammarKind.JSON_OBJECT: '{"type": "object"}'}
 """Kinds of grammars that a text beside tool calls may match, with the schemas of those that have no text."""
+
+_PROMPT_END_TOKENS = 16
+"""Tokens that have the tags of reasoning with which a prompt may end."""
 
 
 def allowed_tools(conversation: Conversation, choice: ToolChoice) -> list[dict[str, Any]]:
@@ -28,25 +31,40 @@ def allowed_tools(conversation: Conversation, choice: ToolChoice) -> list[dict[s
     return [tool for tool in tools if not choice.names or tool["function"]["name"] in choice.names]
 
 
-def with_chat_grammar(
-    sampling: SamplingParams,
+class AnswerSettings(NamedTuple):
+    """How an answer is generated that a `ChatReader` reads."""
+
+    sampling: SamplingParams
+    form: TextForm
+    prompt_end: str
+    """The end of the prompt's text, which says whether the answer begins with reasoning; "" without a format of it."""
+
+
+def answer_settings(
     request: TextRequest,
-    prompt_end: str,
+    prompt_token_ids: list[int],
+    sampling: SamplingParams,
     formats: ChatFormats,
     tokenizer: Tokenizer,
     info: EngineInfo,
-) -> SamplingParams:
-    """Return the sampling of an answer to a conversation with the grammar of its calls. That of the client holds for
-    the answer's text, after the reasoning. Raises INVALID for what the model's runtime cannot keep to."""
-    conversation, eos = sent_prompt(request.prompt), tokenizer.eos_token_id
+) -> AnswerSettings:
+    """Return the settings of the answer to a conversation: with the grammar of its calls, and with the special tokens
+    in its text that mark its parts. A grammar of the client's holds for the answer's text, after the reasoning. Raises
+    INVALID for what the model's runtime cannot keep to."""
+    conversation, eos, prompt_end = sent_prompt(request.prompt), tokenizer.eos_token_id, ""
     assert isinstance(conversation, Conversation)
+    if formats.reasoning is not None:
+        prompt_end = tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:], skip_special_tokens=False)
     tools = allowed_tools(conversation, request.tool_choice)
     lark = LarkWriter(tokenizer.added_token_ids, None if eos in info.eos_token_ids else eos)
     if tools and formats.tools is not None:
         grammar = _with_calls(sampling.grammar, request.tool_choice, tools, prompt_end, formats, lark, info)
     else:
         grammar = _after_reasoning(sampling.grammar, prompt_end, formats.reasoning, lark, info)
-    return sampling if grammar is sampling.grammar else msgspec.structs.replace(sampling, grammar=grammar)
+    form = request.form
+    if not tokenizer.special_tokens.isdisjoint(formats.markers):
+        form = msgspec.structs.replace(form, skip_special_tokens=False, spaces_between_special_tokens=False)
+    return AnswerSettings(msgspec.structs.replace(sampling, grammar=grammar), form, prompt_end)
 
 
 def _with_calls(
