@@ -105,6 +105,10 @@ class ReasoningFormat(ChatFormat):
         prompt already has it."""
         ...
 
+    def text_head(self, lark: LarkWriter) -> str:
+        """Return a Lark expression of what stands between the reasoning and an answer's text."""
+        return ""
+
     def is_open(self, prompt_end: str) -> bool:
         """Whether an answer to a prompt with this end begins within the reasoning."""
         return any(isinstance(part, ReasoningText) for part in self.reader(prompt_end).feed("."))

@@ -14,6 +14,8 @@ _TO = " to="
 _ENDS = (_END, _RETURN, _CALL, _START, _CHANNEL)
 _ANALYSIS = re.compile(re.escape(_CHANNEL) + r"\s*analysis\b")
 _RECIPIENT = re.compile(rf"{_TO}([^\s<]+)")
+_ASSISTANT = f"{_START}assistant"
+_ANY = r"(.|\n)*"
 _FINAL = f"{_CHANNEL}final{_MESSAGE}"
 
 
@@ -25,7 +27,6 @@ class HarmonyCallFormat(ToolFormat):
     aliases = ("gpt_oss", "harmony")
     markers = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS[:3])
     opening = f"{_CHANNEL}commentary{_TO}functions."
-    starts_answer = True
 
     def matches(self, template: str) -> bool:
         return _CHANNEL in template and _MESSAGE in template
@@ -37,6 +38,12 @@ class HarmonyCallFormat(ToolFormat):
         head = f" {_CONSTRAIN}json{_MESSAGE}"
         each = [f"{lark.text(tool.name + head)} {lark.json(tool.parameters)}" for tool in tools]
         return lark.rule(" | ".join(each))
+
+    def optional_calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        text = f"{lark.text(_FINAL)} {lark.pattern(_ANY)}"
+        preamble = [lark.text(f"{_CHANNEL}commentary{_MESSAGE}"), lark.text_before(_END), lark.text(_ASSISTANT)]
+        calls = self.required_calls(tools, lark, is_parallel=is_parallel)
+        return f"(({' '.join(preamble)})? {calls} | {text})"
 
 
 class HarmonyReasoningFormat(ReasoningFormat):
@@ -54,7 +61,10 @@ class HarmonyReasoningFormat(ReasoningFormat):
 
     def preamble(self, prompt_end: str, lark: LarkWriter) -> str:
         reasoning = [lark.text(f"{_CHANNEL}analysis{_MESSAGE}"), lark.text_before(_END)]
-        return " ".join(["(", *reasoning, lark.text(f"{_START}assistant"), ")?"])
+        return " ".join(["(", *reasoning, lark.text(_ASSISTANT), ")?"])
+
+    def text_head(self, lark: LarkWriter) -> str:
+        return lark.text(_FINAL)
 
 
 class _HarmonyReader(PartReader):

@@ -1,14 +1,17 @@
 """Tool calls as JSON objects, alone or in an array, behind a mark: Granite, Phi-4 and Llama 3."""
 
+import json
 from collections.abc import Sequence
 from typing import ClassVar
 
 from pipelines.chat.formats import CallReader, Tool, ToolFormat, json_calls
-from pipelines.chat.lark import LarkWriter
+from pipelines.chat.lark import LarkWriter, escape
 from pipelines.chat.source import Steps, UnexpectedText
 from pipelines.text.parts import AnswerText
 
 _PYTHON_TAG = "<|python_tag|>"
+_OPENINGS = ("<|tool_call|>", "<tool_call>", "functools")
+"""What models write before an array, not always as their template asks them to."""
 
 
 class JsonListFormat(ToolFormat):
@@ -17,12 +20,12 @@ class JsonListFormat(ToolFormat):
     closing: ClassVar[str] = ""
 
     def reader(self, tools: Sequence[Tool]) -> CallReader:
-        return JsonListReader(self, self.markers, self.closing)
+        return JsonListReader(self, _OPENINGS, self.closing)
 
     def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
         call = json_calls(tools, lark)
         more = f'(", " {call})*' if is_parallel else ""
-        return " ".join(['"["', call, more, '"]"', lark.text(self.closing)])
+        return " ".join(["" if self.opening.endswith("[") else '"["', call, more, '"]"', lark.text(self.closing)])
 
 
 class GraniteFormat(JsonListFormat):
@@ -40,7 +43,7 @@ class PhiFormat(JsonListFormat):
     """`<|tool_call|>[{"name": "f", "arguments": {...}}, ...]<|/tool_call|>`."""
 
     name = "phi4"
-    markers = ("<|tool_call|>", "functools")
+    markers = ("<|tool_call|>", "<|/tool_call|>")
     opening = "<|tool_call|>"
     closing = "<|/tool_call|>"
 
@@ -53,7 +56,7 @@ class FunctoolsFormat(JsonListFormat):
 
     name = "phi4_mini_json"
     markers = PhiFormat.markers
-    opening = "functools"
+    opening = "functools["
 
     def matches(self, template: str) -> bool:
         return "functools[" in template
@@ -97,7 +100,6 @@ class LlamaJsonFormat(ToolFormat):
     aliases = ("llama4_json",)
     markers = (_PYTHON_TAG,)
     opening = '{"name": '
-    starts_answer = True
 
     def matches(self, template: str) -> bool:
         return '{"name": function name, "parameters":' in template.replace("\\", "")
@@ -106,8 +108,16 @@ class LlamaJsonFormat(ToolFormat):
         return _LlamaJsonReader(self, [tool.name for tool in tools])
 
     def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
-        call = json_calls(tools, lark, key="parameters")
+        call = json_calls(tools, lark, "parameters")
         return f'{call} ("; " {call})*' if is_parallel else call
+
+    def required_calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        return f"{lark.optional_token(_PYTHON_TAG)} {self.calls(tools, lark, is_parallel=is_parallel)}"
+
+    def optional_calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        names = "|".join(escape(json.dumps(tool.name)) for tool in tools)
+        text = lark.text_not_beginning(rf'\s*\{{\s*"name"\s*:\s*({names})')
+        return f"({text} | {self.required_calls(tools, lark, is_parallel=is_parallel)})"
 
 
 class _LlamaJsonReader(JsonListReader):

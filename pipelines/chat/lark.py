@@ -9,6 +9,11 @@ _SPECIAL, _ESCAPED = re.compile(r"([.^$*+?()\[\]{}|\\/&~])"), r"\\\1"
 """Characters with a meaning in a regular expression between slashes."""
 
 
+def escape(text: str) -> str:
+    """Return a regular expression of exactly this text, for use between slashes."""
+    return _SPECIAL.sub(_ESCAPED, text)
+
+
 class LarkWriter:
     """Writes one grammar, rule by rule. Expressions are Lark: join them by a space for a sequence, by ` | ` for a
     choice, put `( ... )?` around what may be left out."""
@@ -40,14 +45,24 @@ class LarkWriter:
 
     def text_without(self, marker: str) -> str:
         """Return the expression of any text, also none, in which `marker` does not occur."""
-        return self._terminal(rf"/(.|\n)*/ & ~/(.|\n)*{_SPECIAL.sub(_ESCAPED, marker)}(.|\n)*/")
+        return self._terminal(rf"/(.|\n)*/ & ~/(.|\n)*{escape(marker)}(.|\n)*/")
 
-    def text_before(self, marker: str) -> str:
-        """Return the expression of any text, also none, up to the first `marker`, and of the marker."""
+    def text_not_beginning(self, regex: str) -> str:
+        """Return the expression of any text, also none, of which no beginning matches a regular expression."""
+        return self._terminal(rf"/(.|\n)*/ & ~/({regex})(.|\n)*/")
+
+    def text_before(self, marker: str, regex: str = r"(.|\n)*") -> str:
+        """Return the expression of a text up to the first `marker`, which matches a regular expression, and of the
+        marker. Any text matches by default, also none."""
         if marker in self._token_ids:
-            return f"{self.text_without(marker)} {self.text(marker)}"
+            text = rf"/{regex}/ & ~/(.|\n)*{escape(marker)}(.|\n)*/"
+            return f"{self._terminal(text)} {self.text(marker)}"
         # The lexer never goes back: a text that may have the marker's first letters would take them.
-        return self._add(f"t{len(self._rules)}", f"/(.|\\n)*/ {self.text(marker)}", "[lazy]")
+        return self._add(f"t{len(self._rules)}", f"/{regex}/ {self.text(marker)}", "[lazy]")
+
+    def optional_token(self, token: str) -> str:
+        """Return the expression of an added token that may be left out; "" where the tokenizer does not have it."""
+        return f"{self.text(token)}?" if token in self._token_ids else ""
 
     def rule(self, expression: str) -> str:
         """Add a rule for an expression and return its name, which stands for it."""

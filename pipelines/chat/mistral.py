@@ -48,8 +48,9 @@ class MistralNamesFormat(MistralFormat):
     def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
         call_id = f"({lark.text(_ID)} {lark.pattern(f'[a-zA-Z0-9]{{{_ID_LENGTH}}}')})?"
         arguments = lark.text(_ARGUMENTS)
-        each = [f"{lark.text(tool.name)} {call_id} {arguments} {lark.json(tool.parameters)}" for tool in tools]
-        call = lark.rule(" | ".join(each))
+        heads = [f"{lark.text(tool.name)} {call_id} {arguments}" for tool in tools]
+        values = [lark.json(tool.parameters, tool.name) for tool in tools]
+        call = lark.rule(" | ".join(map(" ".join, zip(heads, values, strict=True))))
         return f"{call} ({lark.text(_OPEN)} {call})*" if is_parallel else call
 
 

@@ -4,13 +4,12 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat
-from pipelines.chat.lark import LarkWriter
-from pipelines.chat.schema_types import resolve, types_of
+from pipelines.chat.lark import LarkWriter, escape
+from pipelines.chat.schema_types import alone, arguments_of, choices_of, parts_of, resolve, takes_any_argument, types_of
 from pipelines.chat.source import Steps, UnexpectedText
 from pipelines.text.parts import AnswerText, CallArguments
 
@@ -36,6 +35,7 @@ _ESCAPES = {
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _JSON_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _BRACKETS = {"[": "]", "(": "]", "{": "}"}
+_CONSTANTS = {"boolean": '"True" | "False"', "null": '"None"'}
 _FREE_KEY = "[a-zA-Z_][a-zA-Z0-9_]{0,63}"
 
 
@@ -46,7 +46,6 @@ class PythonicFormat(ToolFormat):
     aliases = ("llama4_pythonic",)
     markers = (_START, _END)
     opening = "["
-    starts_answer = True
 
     def matches(self, template: str) -> bool:
         return _TEMPLATE.search(template) is not None
@@ -55,14 +54,26 @@ class PythonicFormat(ToolFormat):
         return _PythonicReader(self, tools)
 
     def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
-        call = lark.rule(" | ".join(f'{lark.text(tool.name)} "(" {_arguments(tool, lark)} ")"' for tool in tools))
-        return f'{call} (", " {call})* "]"' if is_parallel else f'{call} "]"'
+        first, *others = (self._call(tools, lark, before) for before in ("[", ", ")[: 1 + is_parallel])
+        return " ".join([first, *(f"{other}*" for other in others), '"]"'])
+
+    def _call(self, tools: Sequence[Tool], lark: LarkWriter, before: str) -> str:
+        calls = (f'{lark.text(f"{before}{tool.name}(")} {_arguments(tool, lark)} ")"' for tool in tools)
+        return lark.rule(" | ".join(calls))
+
+    def required_calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        calls = self.calls(tools, lark, is_parallel=is_parallel)
+        return " ".join([lark.optional_token(_START), calls, lark.optional_token(_END)])
+
+    def optional_calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        text = lark.text_not_beginning(rf"\s*\[\s*({'|'.join(escape(tool.name) for tool in tools)})\(")
+        return f"({text} | {self.required_calls(tools, lark, is_parallel=is_parallel)})"
 
 
 class _PythonicReader(CallReader):
     def __init__(self, format: ToolFormat, tools: Sequence[Tool]) -> None:
         super().__init__(format)
-        self._parameters = {tool.name: list(resolve(tool.parameters, {}).get("properties") or ()) for tool in tools}
+        self._parameters = {tool.name: list(arguments_of(tool.parameters)[0]) for tool in tools}
 
     def steps(self) -> Steps[None]:
         self.source.mark()
@@ -218,15 +229,13 @@ def _word_in_json(word: str) -> str:
 
 def _arguments(tool: Tool, lark: LarkWriter) -> str:
     """Return the expression of a tool's arguments, in the order of its schema. Those not required may be left out."""
-    root = tool.parameters
-    schema = resolve(root, root)
-    properties, required = schema.get("properties") or {}, schema.get("required", ())
+    properties, required = arguments_of(tool.parameters)
     if not properties:
-        pair = lark.rule(f'{lark.pattern(_FREE_KEY)} "=" {lark.json({})}')
-        return f'({pair} (", " {pair})*)?' if schema.get("additionalProperties") is not False else ""
+        pair = lark.rule(f'{lark.pattern(_FREE_KEY)} "=" {lark.json({}, tool.name)}')
+        return f'({pair} (", " {pair})*)?' if takes_any_argument(tool.parameters) else ""
     first, more = "", ""  # what may follow nothing yet, and what may follow an argument
     for name in reversed(properties):
-        pair = lark.rule(f"{lark.text(name + '=')} {_value(properties[name], root, lark)}")
+        pair = lark.rule(f"{lark.text(name + '=')} {_value(properties[name], tool, lark)}")
         start = f"{pair} {more}"
         if name in required:
             first, more = start, lark.rule(f'", " {start}')
@@ -235,19 +244,18 @@ def _arguments(tool: Tool, lark: LarkWriter) -> str:
     return first
 
 
-def _value(schema: object, root: Mapping[str, Any], lark: LarkWriter) -> str:
+def _value(schema: object, tool: Tool, lark: LarkWriter, *, is_part: bool = False) -> str:
     """Return the expression of a value: constants alone as in Python, all else as in JSON."""
+    root = tool.parameters
     resolved, types = resolve(schema, root), types_of(schema, root)
-    choices = resolved.get("enum", [resolved["const"]] if "const" in resolved else None)
-    constants = {"boolean": '"True" | "False"', "null": '"None"'}
-    if isinstance(choices, list):
+    if choices := choices_of(resolved):
         words = [str(each) if each is None or isinstance(each, bool) else json.dumps(each) for each in choices]
         return f"({' | '.join(map(lark.text, words))})"
-    names = resolved.get("type")
-    if isinstance(names, str) and names in constants:
-        return f"({constants[names]})"
-    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-    if isinstance(names, list) and "null" in names and types - {"null"}:
-        rest = {**definitions, **resolved, "type": sorted(types - {"null"})}
-        return f"({lark.json(rest)} | {constants['null']})"
-    return lark.json({**definitions, **resolved})
+    if not is_part and (parts := parts_of(resolved)):
+        return f"({' | '.join(_value(part, tool, lark, is_part=True) for part in parts)})"
+    if types and types <= _CONSTANTS.keys():
+        return f"({' | '.join(_CONSTANTS[each] for each in sorted(types))})"
+    if isinstance(resolved.get("type"), list) and "null" in types:
+        rest = {**alone(resolved, root), "type": sorted(types - {"null"})}
+        return f"({lark.json(rest, tool.name)} | {_CONSTANTS['null']})"
+    return lark.json(alone(resolved, root), tool.name)

@@ -4,7 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
+_DEFINITIONS = ("$defs", "definitions")
+_ANNOTATIONS = frozenset({"anyOf", "oneOf", "title", "description", "default", "examples"})
+"""Keys beside which the parts of a choice say all of a value."""
 _MAX_REFERENCES = 16
+_MAX_DEPTH = 64
 _TYPE_NAMES: dict[type, str] = {
     str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null", list: "array", dict: "object",
 }  # fmt: skip
@@ -30,18 +34,55 @@ def resolve(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a part of a schema as one of its own, with the definitions that it may refer to."""
+    return {**{key: root[key] for key in root if key in _DEFINITIONS}, **schema}
+
+
+def choices_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Return the only values that a schema allows; None where it does not name them."""
+    choices = [schema["const"]] if "const" in schema else schema.get("enum")
+    return choices if isinstance(choices, list) else None
+
+
+def parts_of(schema: Mapping[str, Any]) -> list[object]:
+    """Return the schemas of which a value must match any, where the schema says nothing else of it; else none."""
+    parts = next((schema[key] for key in ("anyOf", "oneOf") if key in schema), None)
+    return parts if isinstance(parts, list) and _ANNOTATIONS.issuperset(schema) else []
+
+
+def arguments_of(schema: Mapping[str, Any]) -> tuple[dict[str, object], frozenset[str]]:
+    """Return the schemas of a function's arguments by name, those of its resolved schema's root, and which of them a
+    call must have."""
+    root = resolve(schema, schema)
+    properties, required = root.get("properties"), root.get("required")
+    names = frozenset(each for each in required if isinstance(each, str)) if isinstance(required, list) else frozenset()
+    return dict(properties) if isinstance(properties, Mapping) else {}, names
+
+
+def takes_any_argument(schema: Mapping[str, Any]) -> bool:
+    """Whether a function's schema names no arguments and allows all."""
+    root = resolve(schema, schema)
+    return not root.get("properties") and root.get("additionalProperties") is not False
+
+
 def types_of(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     """Return the names of the types that a schema, part of `root`, allows; perhaps too many."""
-    return _types_of(schema, root, _MAX_REFERENCES)
+    return _types_of(schema, root, {}, _MAX_DEPTH)
 
 
-def _types_of(schema: object, root: Mapping[str, Any], depth: int) -> frozenset[str]:
+def _types_of(schema: object, root: Mapping[str, Any], known: dict[int, frozenset[str]], depth: int) -> frozenset[str]:
     resolved = resolve(schema, root)
-    names = resolved.get("type", TYPES)
-    types = frozenset([names] if isinstance(names, str) else names) & TYPES
-    if "const" in resolved or isinstance(resolved.get("enum"), list):
-        types &= {type_name(value) for value in resolved.get("enum", [resolved.get("const")])}
+    if id(resolved) in known:
+        return known[id(resolved)]
+    known[id(resolved)] = frozenset()  # what refers to itself adds nothing
+    names = resolved.get("type", sorted(TYPES))
+    names = names if isinstance(names, list) else [names]
+    types = TYPES.intersection(each for each in names if isinstance(each, str))
+    if (choices := choices_of(resolved)) is not None:
+        types &= {type_name(value) for value in choices}
     for key in ("anyOf", "oneOf"):
         if depth and isinstance(parts := resolved.get(key), list) and parts:
-            types &= frozenset[str]().union(*(_types_of(part, root, depth - 1) for part in parts))
+            types &= frozenset[str]().union(*(_types_of(part, root, known, depth - 1) for part in parts))
+    known[id(resolved)] = types
     return types

@@ -67,7 +67,7 @@ class DeepSeekV3Format(_SectionFormat):
 
     def call(self, tool: Tool, lark: LarkWriter) -> str:
         head = lark.text(f"function{_DEEPSEEK.arguments}{tool.name}\n{_OPEN_FENCE}\n")
-        return " ".join([head, lark.json(tool.parameters), lark.text(f"\n{_CLOSE_FENCE}")])
+        return " ".join([head, lark.json(tool.parameters, tool.name), lark.text(f"\n{_CLOSE_FENCE}")])
 
 
 class DeepSeekV31Format(_SectionFormat):
@@ -80,7 +80,7 @@ class DeepSeekV31Format(_SectionFormat):
         return _DEEPSEEK.call in template and _OPEN_FENCE not in template
 
     def call(self, tool: Tool, lark: LarkWriter) -> str:
-        return f"{lark.text(tool.name + _DEEPSEEK.arguments)} {lark.json(tool.parameters)}"
+        return f"{lark.text(tool.name + _DEEPSEEK.arguments)} {lark.json(tool.parameters, tool.name)}"
 
 
 class KimiK2Format(_SectionFormat):
@@ -100,7 +100,7 @@ class KimiK2Format(_SectionFormat):
     def call(self, tool: Tool, lark: LarkWriter) -> str:
         number = lark.pattern("[0-9]{1,4}")
         head = [lark.text(f"functions.{tool.name}:"), number, lark.text(_KIMI.arguments)]
-        return " ".join([*head, lark.json(tool.parameters)])
+        return " ".join([*head, lark.json(tool.parameters, tool.name)])
 
     def new_call_id(self, index: int, name: str) -> str:
         return f"functions.{name}:{index}"

@@ -3,17 +3,27 @@
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat
 from pipelines.chat.lark import LarkWriter
-from pipelines.chat.schema_types import resolve, type_name, types_of
+from pipelines.chat.schema_types import (
+    alone,
+    arguments_of,
+    choices_of,
+    parts_of,
+    resolve,
+    takes_any_argument,
+    type_name,
+    types_of,
+)
 from pipelines.chat.source import Steps, UnexpectedText
 from pipelines.text.parts import CallArguments
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _TEXT = frozenset({"string"})
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ANY = r"(.|\n)*"
 _FREE_KEY = "[a-zA-Z0-9_.-]{1,64}"
 
 
@@ -28,9 +38,9 @@ class Tags(NamedTuple):
 
 
 class _TaggedFormat(ToolFormat):
-    markers: tuple[str, ...] = (_OPEN, _CLOSE)
+    markers: ClassVar[tuple[str, ...]] = (_OPEN, _CLOSE)
     opening = _OPEN
-    tags: Tags
+    tags: ClassVar[Tags]
 
     def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
         one = lark.rule(" | ".join(self._call(tool, lark) for tool in tools))
@@ -38,34 +48,33 @@ class _TaggedFormat(ToolFormat):
         return " ".join([call, "(", lark.text(f"\n{_OPEN}"), call, ")*"]) if is_parallel else call
 
     def _call(self, tool: Tool, lark: LarkWriter) -> str:
-        root = tool.parameters
-        schema = resolve(root, root)
-        properties, required = schema.get("properties") or {}, schema.get("required", ())
+        lark.json(tool.parameters, tool.name)  # in no other rule: for the errors, which name a place in it
+        properties, required = arguments_of(tool.parameters)
         expressions = [lark.text(self.tags.function.format(tool.name))]
         for name, each in properties.items():
-            argument = f"{lark.text(self.tags.key.format(name))} {self._value(each, root, lark)}"
+            argument = f"{lark.text(self.tags.key.format(name))} {self._value(each, tool, lark)}"
             expressions.append(argument if name in required else f"({argument})?")
-        if schema.get("additionalProperties") is not False and not properties:
+        if takes_any_argument(tool.parameters):
             before, after = self.tags.key.split("{}")
             key = [lark.text(before), lark.pattern(_FREE_KEY), lark.text(after)]
-            expressions.append(" ".join(["(", *key, self._value({}, root, lark), ")*"]))
+            expressions.append(" ".join(["(", *key, self._value({}, tool, lark), ")*"]))
         return " ".join(expressions)
 
-    def _value(self, schema: object, root: Mapping[str, Any], lark: LarkWriter) -> str:
+    def _value(self, schema: object, tool: Tool, lark: LarkWriter, *, is_part: bool = False) -> str:
         """Return the expression of a value and what follows it."""
+        root = tool.parameters
         tags, resolved, types = self.tags, resolve(schema, root), types_of(schema, root)
-        newline = "\n" if self.tags.key.endswith("\n") else ""
-        closing = lark.text(newline + tags.end_value + tags.after_value)
-        choices = resolved.get("enum", [resolved["const"]] if "const" in resolved else None)
-        if isinstance(choices, list):
+        newline = r"\n" if tags.key.endswith("\n") else ""
+        closing = lark.text(("\n" if newline else "") + tags.end_value + tags.after_value)
+        if choices := choices_of(resolved):
             words = [each if isinstance(each, str) else json.dumps(each, ensure_ascii=False) for each in choices]
             return f"({' | '.join(map(lark.text, words))}) {closing}"
+        if not is_part and (parts := parts_of(resolved)):
+            return f"({' | '.join(self._value(part, tool, lark, is_part=True) for part in parts)})"
         if "string" not in types:
-            definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-            return f"{lark.json({**definitions, **resolved})} {closing}"
-        if types == _TEXT and (regex := _text_regex(resolved)):
-            return " ".join([lark.text_before(newline + tags.end_value, regex), lark.text(tags.after_value)])
-        return " ".join([lark.text_before(tags.end_value), lark.text(tags.after_value)])
+            return f"{lark.json(alone(resolved, root), tool.name)} {closing}"
+        regex = f"({_text_regex(resolved)}){newline}" if types == _TEXT else _ANY
+        return " ".join([lark.text_before(tags.end_value, regex), lark.text(tags.after_value)])
 
 
 class Qwen3CoderFormat(_TaggedFormat):
@@ -98,9 +107,9 @@ class GlmFormat(_TaggedFormat):
 
 
 class _TaggedReader(CallReader):
-    opening: tuple[str, ...] = (_OPEN,)
-    ends: tuple[str, ...] = (_CLOSE,)
-    end_values: tuple[str, ...]
+    openings: ClassVar[tuple[str, ...]] = (_OPEN,)
+    ends: ClassVar[tuple[str, ...]] = (_CLOSE,)
+    end_values: ClassVar[tuple[str, ...]]
 
     def __init__(self, format: ToolFormat, tools: Sequence[Tool]) -> None:
         super().__init__(format)
@@ -117,7 +126,7 @@ class _TaggedReader(CallReader):
         ...
 
     def steps(self) -> Steps[None]:
-        while opening := (yield from self.source.copy_until(*self.opening)):
+        while opening := (yield from self.source.copy_until(*self.openings)):
             yield from self.attempt(opening, self._call(opening))
 
     def _call(self, opening: str) -> Steps[None]:
@@ -132,7 +141,7 @@ class _TaggedReader(CallReader):
         yield self.begin(name)
         index, before = self.num_calls - 1, "{"
         root = self._schemas.get(name, {})
-        properties = resolve(root, root).get("properties") or {}
+        properties, _ = arguments_of(root)
         while key:
             yield CallArguments(index, f"{before}{_quoted(key)}: ")
             yield from self._value(index, types_of(properties.get(key), root))
@@ -176,7 +185,7 @@ class _TaggedReader(CallReader):
 
 
 class _Qwen3CoderReader(_TaggedReader):
-    opening = (_OPEN, "<function=")
+    openings = (_OPEN, "<function=")
     ends = ("</function>", _CLOSE)
     end_values = ("\n</parameter>", "</parameter>")
 
@@ -216,17 +225,16 @@ class _GlmReader(_TaggedReader):
 
 
 def _text_regex(schema: Mapping[str, Any]) -> str:
-    """Return the regular expression of a text that a schema allows, as Lark has it between slashes; "" for any."""
+    """Return the regular expression of a text that a schema allows, as Lark has it between slashes."""
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
         from llguidance import regex_to_lark  # 40 ms that only these schemas need
 
-        start = "" if pattern.startswith("^") else r"(.|\n)*"
-        end = "" if pattern.endswith("$") else r"(.|\n)*"
+        start, end = "" if pattern.startswith("^") else _ANY, "" if pattern.endswith("$") else _ANY
         return f"{start}({regex_to_lark(pattern.removeprefix('^').removesuffix('$'), use_ascii='d')}){end}"
     if "minLength" in schema or "maxLength" in schema:
         return rf"(.|\n){{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
-    return ""
+    return _ANY
 
 
 def _quoted(text: str) -> str:

@@ -12,8 +12,8 @@ class ThinkFormat(ReasoningFormat):
     """`<think>...</think>` before the answer. The prompt may end with the first tag, or with both."""
 
     name = "think"
-    aliases = ("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "nemotron_v3", "minimax_m2", "olmo3")
-    markers = ("<think>", "</think>")
+    aliases: ClassVar[tuple[str, ...]] = ("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "minimax_m2")
+    markers: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
     openings: ClassVar[tuple[str, ...]] = markers[:1]
     closings: ClassVar[tuple[str, ...]] = markers[1:]
     """What may open and close the reasoning, the usual first."""

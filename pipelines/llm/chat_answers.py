@@ -92,7 +92,8 @@ def _after_reasoning(
         return sent
     if _is_able(info):
         preamble = reasoning.preamble(prompt_end, lark)
-        return msgspec.structs.replace(sent, preamble=lark.grammar(f"{preamble} @answer")) if preamble else sent
+        start = " ".join([preamble, reasoning.text_head(lark), "@answer"])
+        return msgspec.structs.replace(sent, preamble=lark.grammar(start.lstrip())) if preamble else sent
     if reasoning.is_open(prompt_end):
         reason = f"{info.runtime}, which runs this model, keeps to no grammar after the reasoning; switch that off"
         raise invalid("grammar", f"the answer cannot be made to match a grammar: {reason}")

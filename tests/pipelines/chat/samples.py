@@ -5,28 +5,29 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 CITY = {"type": "string"}
-TOOLS: tuple[dict[str, Any], ...] = tuple(
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "parameters": {"type": "object", "properties": properties, "required": list(properties)[:1]},
-        },
-    }
-    for name, properties in {
-        "get_weather": {"city": CITY, "days": {"type": "integer"}},
-        "get_time": {},
-        "plan": {
+
+
+def tool(name: str, properties: dict[str, Any], **schema: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, **schema}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+STOP = {"type": "object", "properties": {"city": CITY, "at": {"type": ["number", "null"]}}, "required": ["city"]}
+TOOLS = (
+    tool("get_weather", {"city": CITY, "days": {"type": "integer"}}, required=["city"]),
+    tool("get_time", {}),
+    tool(
+        "plan",
+        {
             "stops": {"type": "array", "items": {"$ref": "#/$defs/stop"}},
             "note": {"type": ["string", "null"]},
             "is_round": {"type": "boolean"},
             "mode": {"enum": ["rail", "road"]},
         },
-    }.items()
+        required=["stops"],
+        **{"$defs": {"stop": STOP}},
+    ),
 )
-TOOLS[2]["function"]["parameters"]["$defs"] = {
-    "stop": {"type": "object", "properties": {"city": CITY, "at": {"type": ["number", "null"]}}, "required": ["city"]}
-}
 
 
 @dataclass
@@ -56,7 +57,7 @@ PLAN: tuple[str, dict[str, Any]] = (
 )
 CALLS = [WEATHER, TIME, PLAN]
 NAMES = [name for name, _ in CALLS]
-W, T, P = (json.dumps(arguments) for _, arguments in CALLS)
+W, T, P = (json.dumps(arguments, ensure_ascii=False) for _, arguments in CALLS)
 RAW_CITY = WEATHER[1]["city"]
 STOPS = json.dumps(PLAN[1]["stops"], ensure_ascii=False)
 LET = "Let me see."
@@ -64,6 +65,10 @@ LET = "Let me see."
 _DS_BEGIN, _DS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _DS_CALL, _DS_SEP, _DS_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _KIMI, _KIMI_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+
+def _in_json(name: str, arguments: object) -> str:
+    return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
 
 
 def _in_list(arguments: str = "arguments") -> str:
@@ -105,6 +110,10 @@ _PYTHON = (
     r"""get_weather(city='Ål "x" {]} \\ \n \u00e9\U0001F600', days=2), get_time(), """
     """plan(stops=[{"city": "Oslo", 'at': 7.5}, {"city": "Ås", "at": None,},], is_round=True, mode="rail")"""
 )
+_JSON_IN_PYTHON = (
+    f"get_weather(city={json.dumps(RAW_CITY, ensure_ascii=False)}, days=2), get_time(), "
+    f'plan(stops={STOPS}, is_round=True, mode="rail")'
+)
 _ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 
 CANONICAL = (
@@ -120,8 +129,8 @@ CANONICAL = (
     Sample("granite", f"<|tool_call|>{_in_list()}", Answer("", "", CALLS)),
     Sample("phi4", f"<|tool_call|>{_in_list()}<|/tool_call|>", Answer("", "", CALLS)),
     Sample("phi4_mini_json", f"functools{_in_list()}", Answer("", "", CALLS)),
-    Sample("llama3_json", "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in CALLS), Answer("", "", CALLS)),
-    Sample("pythonic", f"[{_PYTHON}]", Answer("", "", CALLS)),
+    Sample("llama3_json", "; ".join(_in_json(n, a) for n, a in CALLS), Answer("", "", CALLS)),
+    Sample("pythonic", f"[{_JSON_IN_PYTHON}]", Answer("", "", CALLS)),
     Sample("mistral", f"[TOOL_CALLS]{_in_list()}", Answer("", "", CALLS)),
     Sample(
         "mistral_v11",
@@ -143,7 +152,26 @@ CANONICAL = (
 )
 """An answer of calls alone for each format of tool calls, one that its own grammar allows."""
 
+ONE_CALL = {
+    "hermes": '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>',
+    "qwen3_coder": _QWEN_TIME,
+    "glm45": "<tool_call>get_time\n</tool_call>",
+    "granite": '<|tool_call|>[{"name": "get_time", "arguments": {}}]',
+    "phi4": '<|tool_call|>[{"name": "get_time", "arguments": {}}]<|/tool_call|>',
+    "phi4_mini_json": 'functools[{"name": "get_time", "arguments": {}}]',
+    "llama3_json": '{"name": "get_time", "parameters": {}}',
+    "pythonic": "[get_time()]",
+    "mistral": '[TOOL_CALLS] [{"name": "get_time", "arguments": {}}]',
+    "mistral_v11": "[TOOL_CALLS]get_time[ARGS]{}",
+    "deepseek_v3": _DS_BEGIN + _deepseek_v3("get_time", "{}") + _DS_END,
+    "deepseek_v31": _DS_BEGIN + _deepseek_v31("get_time", "{}") + _DS_END,
+    "kimi_k2": _KIMI + _kimi("get_time", 0, "{}") + _KIMI_END,
+    "openai": "<|channel|>commentary to=functions.get_time <|constrain|>json<|message|>{}",
+}
+"""A call of `get_time` in each format."""
+
 OTHERS = (
+    *(Sample(name, text, Answer("", "", [TIME])) for name, text in ONE_CALL.items()),
     # Text and reasoning before, and text after.
     Sample("hermes", f"{LET}\n\n{CANONICAL[0].text}\nDone.", Answer(f"{LET}Done.", "", CALLS)),
     Sample("hermes", f'<think>\nI <tool_call>{{"name": "x"}}\n</think>\n\n{LET}\n{CANONICAL[0].text}',
@@ -175,6 +203,8 @@ OTHERS = (
     Sample("granite", f'<tool_call>[{{"name":"get_weather","arguments":{json.dumps(W)}}}]', Answer("", "", [WEATHER])),
     Sample("llama3_json", '\n<|python_tag|>{"type": "function", "name": "get_time", "parameters": {}}',
            Answer("", "", [TIME])),
+    Sample("pythonic", f"[{_PYTHON}]", Answer("", "", CALLS)),
+    Sample("hermes", CANONICAL[0].text.replace("é", "\\u00e9").replace(": ", ":"), Answer("", "", CALLS)),
     Sample("pythonic", "<|python_start|>[get_weather('a\\'b', -1_0)]<|python_end|>",
            Answer("", "", [("get_weather", {"city": "a'b", "days": -10})])),
     Sample("pythonic", r'[get_weather(city="""a"\x41\q""", days=date(1)), get_time()]',
