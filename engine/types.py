@@ -188,6 +188,10 @@ class IterationStats(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that a step brings with speculation, on average."""
 
 
+BACKGROUND_PRIORITY = 1 << 20
+"""Requests of this priority and later ones are work that nobody waits for. Whoever sends them gives way to the rest."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's state after a step. Counters (`*_total`) only grow; times are seconds."""
 
@@ -222,6 +226,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Requests admitted, the sum of their waits, and the sum of the absolute errors of the predictions at submit."""
     iteration: IterationStats | None = None
     """TensorRT-LLM's own statistics; None for other runtimes, and before it reports any."""
+    num_foreground_waiting: int = 0
+    """Waiting requests whose priority is before `BACKGROUND_PRIORITY`."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

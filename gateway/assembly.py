@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gateway.batches.service import BatchService
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app, create_metrics_app
 from gateway.http.server import HttpServer
@@ -195,10 +196,12 @@ def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegist
     return registry
 
 
-def make_http_servers(service: InferenceService, config: ServeConfig, listeners: "Listeners") -> list[HttpServer]:
+def make_http_servers(
+    service: InferenceService, batches: BatchService, config: ServeConfig, listeners: "Listeners"
+) -> list[HttpServer]:
     """Build the protocols' server, which ends first, and the metrics' server, where there is one."""
     metrics_port = None if listeners.metrics is None else listeners.metrics.getsockname()[1]
-    servers = [HttpServer(create_app(service, config, metrics_port), listeners.http)]
+    servers = [HttpServer(create_app(service, config, metrics_port, batches), listeners.http)]
     if listeners.metrics is not None:
         servers.append(HttpServer(create_metrics_app(service.metrics, config.access), listeners.metrics))
     return servers

@@ -27,6 +27,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:  # imported for real while the engine loads
     from engine.client.base import EngineClient
+    from gateway.batches.service import BatchService
     from gateway.grpc.server import GrpcServer
     from gateway.http.server import HttpServer
     from gateway.service import InferenceService
@@ -100,6 +101,7 @@ class GatewayServer:
         self._stopping = asyncio.Event()
         self._signalled = 0.0
         self._service: InferenceService | None = None
+        self._batches: BatchService | None = None
         self._servers: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
         self._grpc_address = ""
@@ -175,6 +177,8 @@ class GatewayServer:
         gc.freeze()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         service.begin_serving()
+        assert self._batches is not None
+        self._batches.start()
         self._print_ready(service)
         reading = asyncio.create_task(self._read_documentation(service), name="documentation")
         try:
@@ -235,10 +239,12 @@ class GatewayServer:
     async def _open(self) -> "InferenceService":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
         from gateway.assembly import make_grpc_server, make_http_servers, make_service
+        from gateway.batches.service import BatchService
 
         service = make_service(self._config)
         self._service = service
-        self._servers = make_http_servers(service, self._config, self._listeners)
+        self._batches = BatchService(service, self._config)
+        self._servers = make_http_servers(service, self._batches, self._config, self._listeners)
         for server in self._servers:
             server.start()
         self._grpc = make_grpc_server(service, self._config)
@@ -306,6 +312,8 @@ class GatewayServer:
         """Wait for open requests; those that take too long end with an error."""
         if self._service is None:
             return
+        assert self._batches is not None
+        await self._batches.stop()
         self._service.begin_drain()
         self._servers[0].begin_stop()
         timeout_s = self._config.shutdown.exit_timeout_s
@@ -324,7 +332,8 @@ class GatewayServer:
             servers = (*self._servers, self._grpc)
             await asyncio.gather(*(server.stop(FLUSH_TIMEOUT_S) for server in servers if server is not None))
         finally:
-            if self._service is not None:
+            if self._batches is not None and self._service is not None:
+                await self._batches.close()
                 await self._service.close()
             if self._engine is not None:
                 await self._engine.stop()

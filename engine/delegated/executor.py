@@ -20,6 +20,7 @@ from engine.scheduling.admission import AdmissionController, deadline_error
 from engine.scheduling.policies import find_policy
 from engine.scheduling.queue import DeadlineHeap
 from engine.types import (
+    BACKGROUND_PRIORITY,
     EngineInfo,
     EngineStats,
     EventDetail,
@@ -117,6 +118,7 @@ class DelegatedExecutor:
             waits_total=forecast.waits_total,
             wait_seconds_total=forecast.wait_seconds_total,
             wait_error_seconds_total=forecast.wait_error_seconds_total,
+            num_foreground_waiting=queue.num_waiting_before(BACKGROUND_PRIORITY),
             iteration=self._recorder.iteration,
             **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )

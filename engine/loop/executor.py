@@ -21,7 +21,7 @@ from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import StepLimits, find_policy
 from engine.sequence import NO_ROW, Sequence
 from engine.speculation.drafter import TokenPrices
-from engine.types import EngineStats, FinishReason, RequestFailed, TokenEvent
+from engine.types import BACKGROUND_PRIORITY, EngineStats, FinishReason, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -147,6 +147,7 @@ class InflightExecutor:
             waits_total=forecast.waits_total,
             wait_seconds_total=forecast.wait_seconds_total,
             wait_error_seconds_total=forecast.wait_error_seconds_total,
+            num_foreground_waiting=queue.num_waiting_before(BACKGROUND_PRIORITY),
             **self._counters.totals(),  # type: ignore[arg-type]
         )
 

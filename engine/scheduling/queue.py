@@ -67,6 +67,10 @@ class WaitingQueue(Generic[Q]):
         for priority in self._priorities:
             yield from self._classes[priority].in_order()
 
+    def num_waiting_before(self, priority: int) -> int:
+        """Return how many sequences of priorities before the given one wait."""
+        return sum(self._classes[each].num_waiting for each in self._priorities if each < priority)
+
     def num_waiting(self, priority: int, tenant: str) -> int:
         """Return how many sequences of the tenant wait."""
         members = self._classes.get(priority)
@@ -161,11 +165,13 @@ class WaitingQueue(Generic[Q]):
 
     def _enqueue(self, entry: QueueEntry[Q], due: float) -> None:
         self._waiting[entry.sequence.stream_id] = entry
+        self._classes[entry.sequence.priority].num_waiting += 1
         self.work = self.work.plus(entry.work)
         self._deadlines.add(entry.sequence.stream_id, due)
 
     def _dequeue(self, entry: QueueEntry[Q], members: "_PriorityClass[Q]") -> None:
         del self._waiting[entry.sequence.stream_id]
+        members.num_waiting -= 1
         self.work = self.work.plus(entry.work, -1)
         self._deadlines.discard(entry.sequence.stream_id)
         if entry.is_preempted:
@@ -180,6 +186,7 @@ class _PriorityClass(Generic[Q]):
     def __init__(self, weights: Mapping[str, float]) -> None:
         self.new: FairShare[Q] = FairShare(weights)
         self.preempted: list[QueueEntry[Q]] = []
+        self.num_waiting = 0
 
     def in_order(self) -> Iterator[Q]:
         return chain((entry.sequence for entry in self.preempted), self.new.in_order())

@@ -8,11 +8,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.batches.service import BatchService
 from gateway.http import root
 from gateway.http.access import ApiKeyMiddleware, RestrictedApiMiddleware
 from gateway.http.anthropic import routes as anthropic_routes
 from gateway.http.errors import install_error_handlers, is_ollama, is_v2
+from gateway.http.in_process import IN_PROCESS, InProcessClient
 from gateway.http.ollama import routes as ollama_routes
+from gateway.http.openai import batches as batch_routes
 from gateway.http.openai import routes as openai_routes
 from gateway.http.openapi import serve_docs
 from gateway.http.rag import routes as rag_routes
@@ -26,10 +29,15 @@ from gateway.telemetry.metrics import GatewayMetrics
 from sluice import __version__
 
 
-def create_app(service: InferenceService, config: ServeConfig, metrics_port: int | None = None) -> ASGIApp:
+def create_app(
+    service: InferenceService,
+    config: ServeConfig,
+    metrics_port: int | None = None,
+    batches: BatchService | None = None,
+) -> ASGIApp:
     """Return the protocols' application, behind the API key where there is one.
 
-    `metrics_port` is where `create_metrics_app` is served; None: nowhere.
+    `metrics_port` is where `create_metrics_app` is served; None: nowhere. `batches` None: no files and no batches.
     """
     app = FastAPI(
         title="Sluice",
@@ -44,13 +52,18 @@ def create_app(service: InferenceService, config: ServeConfig, metrics_port: int
     app.include_router(openai_routes.router(service, config))
     app.include_router(anthropic_routes.router(service, config))
     app.include_router(ollama_routes.router(service, config))
+    if batches is not None:
+        app.include_router(batch_routes.router(batches, config))
     if service.library is not None:
         app.include_router(rag_routes.build_router(service, service.library, config))
     install_error_handlers(app)
     serve_docs(app)
     app.add_middleware(_Guards, metrics=service.metrics, access=config.access, restrictions=restrictions)
     v2 = V2App(service, config)
-    return _Protocols(app, _Guards(v2, service.metrics, config.access, restrictions))
+    whole = _Protocols(app, _Guards(v2, service.metrics, config.access, restrictions))
+    if batches is not None:
+        batches.answer = InProcessClient(whole)
+    return whole
 
 
 class _Protocols:
@@ -70,14 +83,16 @@ class _Guards:
     def __init__(
         self, app: ASGIApp, metrics: GatewayMetrics, access: AccessOptions, restrictions: Restrictions | None = None
     ) -> None:
+        unguarded = app
         if restrictions:
             app = RestrictedApiMiddleware(app, restrictions)
         if access.api_key is not None:
             app = ApiKeyMiddleware(app, api_key=access.api_key)
+        self._unguarded = RequestIdMiddleware(unguarded, lambda path, status: None)
         self._guarded = RequestIdMiddleware(app, lambda path, status: metrics.count_response(_protocol(path), status))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._guarded(scope, receive, send)
+        await (self._unguarded if IN_PROCESS in scope else self._guarded)(scope, receive, send)
 
 
 def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starlette:

@@ -8,12 +8,14 @@ the command line's code, and passed on in parts.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from engine.config import EngineConfig, Runtime, Speculation
 from engine.runtimes import BUNDLED
+from gateway.options.batches import BatchOptions
 from gateway.options.engine import (
     STEP_SIZES,
     CacheOptions,
@@ -71,6 +73,7 @@ class ServeConfig:
     repository: RepositoryOptions = field(default_factory=RepositoryOptions)
     instances: InstanceOptions = field(default_factory=InstanceOptions)
     rag: RagOptions = field(default_factory=RagOptions)
+    batches: BatchOptions = field(default_factory=BatchOptions)
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
@@ -141,6 +144,11 @@ class ServeConfig:
                 f"got {queue:g}"
             )
 
+    def state_folder(self) -> Path:
+        """Return the folder of uploaded files and of batches."""
+        path = self.batches.state_path
+        return Path(path) if path is not None else self.rag.data_folder() / "state"
+
     def request_limits(self) -> "RequestLimits":
         """Return the time limits of requests that name none."""
         from pipelines.llm.services import RequestLimits  # slow to import, and the engine starts before it is wanted
@@ -173,6 +181,7 @@ Group = type[
     | RepositoryOptions
     | InstanceOptions
     | RagOptions
+    | BatchOptions
     | ResponseCacheOptions
     | SchedulingOptions
     | CacheOptions
@@ -193,6 +202,7 @@ GROUPS: dict[str, Group] = {
     "repository": RepositoryOptions,
     "instances": InstanceOptions,
     "rag": RagOptions,
+    "batches": BatchOptions,
     "response_cache": ResponseCacheOptions,
     "scheduling": SchedulingOptions,
     "cache": CacheOptions,

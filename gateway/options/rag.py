@@ -39,7 +39,7 @@ class RagOptions:
         None,
         printable_text("the path of a folder"),
         "PATH",
-        "where sluice/rag.sqlite lies unless --rag-store says otherwise",
+        "where sluice/rag.sqlite and sluice/state lie unless --rag-store and --state-path say otherwise",
         variable="XDG_DATA_HOME",
     )
     encoder: str = option(
@@ -83,8 +83,12 @@ class RagOptions:
         """Return the file or URL of the store."""
         if self.store is not None:
             return self.store
+        return str(self.data_folder() / "rag.sqlite")
+
+    def data_folder(self) -> Path:
+        """Return the folder of what outlives the server, where no option names another place."""
         home = Path(self.data_home) if self.data_home is not None else Path.home() / ".local" / "share"
-        return str(home / "sluice" / "rag.sqlite")
+        return home / "sluice"
 
     def library_settings(self) -> "LibrarySettings":
         """Return the library's settings."""

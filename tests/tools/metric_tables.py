@@ -7,6 +7,9 @@ from typing import Any, cast
 
 from prometheus_client.core import Metric
 
+from gateway.batches.places import PlaceKeeper
+from gateway.batches.service import BatchCollector
+from gateway.batches.worker import BatchWorker
 from gateway.options.telemetry import MetricsSettings
 from gateway.telemetry import trt_llm
 from gateway.telemetry.engine import EngineCollector, ServedModels
@@ -42,6 +45,12 @@ def _engine() -> str:
         llms=list, is_live=bool, is_ready=bool, repository=SimpleNamespace(num_failed_loads={}, models=list)
     )
     return _table(EngineCollector(cast(ServedModels, service)).collect(), _labels)
+
+
+def _batches() -> str:
+    worker = SimpleNamespace(num_batches=0, num_finished={"completed": 0, "failed": 0})
+    places = SimpleNamespace(num_taken=0, num_revoked=0)
+    return _table(BatchCollector(cast(BatchWorker, worker), cast(PlaceKeeper, places)).collect(), _labels)
 
 
 def _served() -> list[Metric]:
@@ -91,6 +100,7 @@ def _exposed(family: Metric) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "metrics-requests": _requests,
     "metrics-engine": _engine,
+    "metrics-batches": _batches,
     "metrics-response-cache": partial(_families, "sluice_response_cache"),
     "metrics-inference": partial(_families, "nv_inference"),
     "metrics-cache": partial(_families, "nv_cache"),

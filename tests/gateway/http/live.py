@@ -6,13 +6,15 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import httpx
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
+from gateway.batches.service import BatchService
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.listeners import listen, listener_url
@@ -93,6 +95,7 @@ class LiveServer:
     engine: InProcessEngineClient
     model: LlmText
     runner: SteppedRunner
+    batches: BatchService
     loop: asyncio.AbstractEventLoop
     client: httpx.Client
 
@@ -159,15 +162,17 @@ async def _application(
         await repository.start()
         service.begin_serving()
     listener = listen("127.0.0.1", 0, "--http-port")
-    server = HttpServer(create_app(service, config), listener)
+    batches = BatchService(service, config)
+    server = HttpServer(create_app(service, config, batches=batches), listener)
     server.start()
+    batches.start()
     try:
         with httpx.Client(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
-            yield LiveServer(
-                listener_url(listener), service, engine, model.text, runner, asyncio.get_running_loop(), client
-            )
+            loop, url = asyncio.get_running_loop(), listener_url(listener)
+            yield LiveServer(url, service, engine, model.text, runner, batches, loop, client)
     finally:
         runner.release()
+        await batches.close()
         await server.stop(PATIENCE_S)
         await service.close()
         await engine.stop()
@@ -188,10 +193,13 @@ def live_server(
 
     async def serve() -> None:
         engine = engine_config or EngineConfig(model_path="none")
-        async with _application(config or ServeConfig(), engine, num_blocks, is_loaded, engine_class) as live:
-            started.append(live)
-            ready.set()
-            await asyncio.to_thread(over.wait)
+        with TemporaryDirectory() as folder:
+            given = config or ServeConfig()
+            own = replace(given, batches=replace(given.batches, state_path=folder))
+            async with _application(own, engine, num_blocks, is_loaded, engine_class) as live:
+                started.append(live)
+                ready.set()
+                await asyncio.to_thread(over.wait)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()

@@ -9,7 +9,6 @@ import numpy as np
 import orjson
 
 from pipelines.rag.stores.sqlite import filter_sql, schema, segments, word_index
-from pipelines.rag.stores.sqlite.queries import Row, query_row, query_rows
 from pipelines.rag.types import (
     CollectionInfo,
     CollectionSpec,
@@ -20,6 +19,7 @@ from pipelines.rag.types import (
     StoredDocument,
     Vectors,
 )
+from pipelines.sqlite.queries import Row, query_row, query_rows
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 _COLLECTION_COLUMNS = "name, encoder, dim, key_hashes, num_documents, num_chunks, created_s"

@@ -5,11 +5,10 @@ ranking needs no join to know a chunk's document, and ids rise in the order in w
 documents are never reused (AUTOINCREMENT), hence neither are those of chunks.
 """
 
-import apsw
 import numpy as np
 import numpy.typing as npt
 
-from pipelines.rag.stores.sqlite.queries import write_transaction
+from pipelines.sqlite.connections import Schema
 
 APPLICATION_ID = 0x536C7267
 """Identifies the file as a store in its header ("Slrg")."""
@@ -91,32 +90,7 @@ metadata for filters, one row for each key. `segments.py` explains segments; `wo
 each collection.
 """
 
-VERSION = len(_STEPS)
-
-
-class ForeignFileError(Exception):
-    """Raised for a file that is no store, or one of a later version. The message continues "cannot be used: "."""
-
-
-def upgrade(connection: apsw.Connection) -> None:
-    """Create or upgrade the tables. Several processes may do so at once. Raises ForeignFileError."""
-    if _version(connection) == VERSION:
-        return
-    with write_transaction(connection):
-        for step in _STEPS[_version(connection) :]:  # read again: another process may have upgraded the file
-            connection.execute(step)
-        connection.pragma("application_id", APPLICATION_ID)
-        connection.pragma("user_version", VERSION)
-
-
-def _version(connection: apsw.Connection) -> int:
-    version = int(connection.pragma("user_version"))
-    is_empty = connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
-    if not is_empty and connection.pragma("application_id") != APPLICATION_ID:
-        raise ForeignFileError("it is another program's database; name a file of its own for the store")
-    if version > VERSION:
-        raise ForeignFileError(f"its version is {version} and this Sluice knows up to {VERSION}: it needs a newer one")
-    return version
+SCHEMA = Schema(APPLICATION_ID, _STEPS)
 
 
 def first_chunk_id(document: int) -> int:

@@ -9,10 +9,10 @@ import orjson
 
 from pipelines.rag.stores.sqlite import documents, schema, segments, word_index
 from pipelines.rag.stores.sqlite.filter_sql import SqlFragment, select_documents
-from pipelines.rag.stores.sqlite.queries import query_rows
 from pipelines.rag.stores.sqlite.schema import Ids
 from pipelines.rag.stores.sqlite.segments import Similarities, VectorSlot
 from pipelines.rag.types import CandidateHits, CandidateQuery, Hit
+from pipelines.sqlite.queries import query_rows
 from sluice.errors import invalid
 
 _Ranking = Sequence[tuple[int, float]]

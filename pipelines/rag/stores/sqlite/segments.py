@@ -13,9 +13,9 @@ import apsw
 import numpy as np
 
 from pipelines.rag.stores.sqlite import schema
-from pipelines.rag.stores.sqlite.queries import query_row, query_rows
 from pipelines.rag.stores.sqlite.schema import Ids
 from pipelines.rag.types import Vector, Vectors
+from pipelines.sqlite.queries import query_row, query_rows
 
 SLOTS = 256
 _FREE = 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipelines.rag.stores.base import Store
 from pipelines.rag.stores.sqlite import documents, search
-from pipelines.rag.stores.sqlite.connections import FileConnections, FileLimits
+from pipelines.rag.stores.sqlite.schema import SCHEMA
 from pipelines.rag.types import (
     CandidateHits,
     CandidateQuery,
@@ -17,6 +17,7 @@ from pipelines.rag.types import (
     StoredDocument,
     Vectors,
 )
+from pipelines.sqlite.connections import FileConnections, FileLimits
 
 
 class SqliteStore(Store):
@@ -32,7 +33,7 @@ class SqliteStore(Store):
         if path is None:
             self._folder = tempfile.TemporaryDirectory(prefix="sluice-rag-")
             path = Path(self._folder.name, "rag.sqlite")
-        self._connections = FileConnections(path.absolute(), self.name, limits or FileLimits())
+        self._connections = FileConnections(path.absolute(), self.name, SCHEMA, limits or FileLimits())
 
     async def open(self) -> None:
         self._connections.start()

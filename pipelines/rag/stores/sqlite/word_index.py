@@ -10,7 +10,7 @@ import apsw
 
 from pipelines.rag.stores.sqlite import schema
 from pipelines.rag.stores.sqlite.filter_sql import SqlFragment
-from pipelines.rag.stores.sqlite.queries import query_row, query_rows
+from pipelines.sqlite.queries import query_row, query_rows
 
 _SPLIT = ("unicode61", "remove_diacritics", "2")
 """Tokenizer that splits `max_num_seqs`, `str.partition` and `--http-port` into their words and removes accents."""

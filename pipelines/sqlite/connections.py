@@ -13,13 +13,17 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import apsw
 
-from pipelines.rag.stores.sqlite.queries import read_transaction, write_transaction
-from pipelines.rag.stores.sqlite.schema import ForeignFileError, upgrade
+from pipelines.sqlite.queries import read_transaction, write_transaction
 from sluice.errors import ErrorCode, SluiceError
 
 T = TypeVar("T")
 P = ParamSpec("P")
 Work = Callable[[apsw.Connection], T]
+
+
+class ForeignFileError(Exception):
+    """Raised for a file of another program, or of a later version. The message continues "cannot be used: "."""
+
 
 _PAGE_BYTES = 16384
 """Vectors are read faster than from SQLite's default pages of 4096 bytes. Larger pages only slow down small changes."""
@@ -35,6 +39,35 @@ _UNUSABLE = (
     *(apsw.ReadOnlyError, ForeignFileError, OSError),
 )
 """Errors that mean that the file cannot be used now. All others, wrong SQL and broken constraints, are bugs of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The tables of one kind of file. `application_id` marks the kind in the file's header. `steps` are statements by
+    version: step n upgrades a file from version n to n + 1."""
+
+    application_id: int
+    steps: tuple[str, ...]
+
+    def upgrade(self, connection: apsw.Connection) -> None:
+        """Create or upgrade the tables. Several processes may do so at once. Raises ForeignFileError."""
+        if self._version(connection) == len(self.steps):
+            return
+        with write_transaction(connection):
+            for step in self.steps[self._version(connection) :]:  # another process may have upgraded the file
+                connection.execute(step)
+            connection.pragma("application_id", self.application_id)
+            connection.pragma("user_version", len(self.steps))
+
+    def _version(self, connection: apsw.Connection) -> int:
+        version, newest = int(connection.pragma("user_version")), len(self.steps)
+        is_empty = connection.execute("SELECT count(*) FROM sqlite_schema").get == 0
+        if not is_empty and connection.pragma("application_id") != self.application_id:
+            raise ForeignFileError("it is another program's database; name a file of its own for the store")
+        if version > newest:
+            message = f"its version is {version} and this Sluice knows up to {newest}: it needs a newer one"
+            raise ForeignFileError(message)
+        return version
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +88,10 @@ class FileConnections:
     the one at `path`, so that a store recovers when its file is back.
     """
 
-    def __init__(self, path: Path, name: str, limits: FileLimits) -> None:
+    def __init__(self, path: Path, name: str, schema: Schema, limits: FileLimits) -> None:
         self._path = path
         self._name = name
+        self._schema = schema
         self._limits = limits
         self._writer: _ConnectionThreads | None = None
         self._readers: _ConnectionThreads | None = None
@@ -106,13 +140,13 @@ class FileConnections:
 
     def _connect(self) -> "_FileConnection":
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        # Only the owner may read documents. SQLite gives the files beside this one the same mode.
+        # Only the owner may read what clients sent. SQLite gives the files beside this one the same mode.
         with suppress(FileExistsError):
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
             _configure(connection, self._limits.busy_timeout_s)
-            upgrade(connection)
+            self._schema.upgrade(connection)
             return _FileConnection(connection, self._path, _identity(self._path))
         except BaseException:
             connection.close()
@@ -136,7 +170,7 @@ def _configure(connection: apsw.Connection, busy_timeout_s: float) -> None:
     connection.set_busy_timeout(int(busy_timeout_s * 1000))
     connection.pragma("page_size", _PAGE_BYTES)
     connection.pragma("journal_mode", "wal")
-    connection.pragma("synchronous", "full")  # a document that was put survives a power cut
+    connection.pragma("synchronous", "full")  # what was written survives a power cut
     connection.pragma("cache_size", -_CACHE_KIB)
     connection.pragma("journal_size_limit", _MAX_IDLE_WAL_BYTES)
 

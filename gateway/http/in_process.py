@@ -1,0 +1,62 @@
+"""Requests that the server sends to its own application, without a connection."""
+
+import asyncio
+
+from starlette.types import ASGIApp, Message
+
+from engine.types import BACKGROUND_PRIORITY
+from gateway.batches.line_run import Answered
+from gateway.http.request import PRIORITY_HEADER, TENANT_HEADER
+
+IN_PROCESS = "sluice.in_process"
+"""Key of the ASGI scope of such requests. Whoever had their work done was admitted, so no guard looks at them again."""
+
+
+class InProcessClient:
+    """Sends requests of batches: they come after all others, and count for their tenant."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, url: str, body: bytes, *, request_id: str, tenant: str) -> Answered:
+        """Return the answer to a POST. Cancelling the call is the client's disconnect."""
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "x-request-id": request_id,
+            PRIORITY_HEADER: str(BACKGROUND_PRIORITY),
+            **({TENANT_HEADER: tenant} if tenant else {}),
+        }
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": url,
+            "raw_path": url.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            "client": None,
+            "server": None,
+            IN_PROCESS: True,
+        }
+        pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        status, answer = 0, bytearray()
+
+        async def receive() -> Message:
+            if pending:
+                return pending.pop()
+            await asyncio.Event().wait()  # the client stays
+            raise AssertionError("unreachable")
+
+        async def send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            else:
+                answer.extend(message.get("body", b""))
+
+        await self._app(scope, receive, send)
+        return Answered(status, bytes(answer))
