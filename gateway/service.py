@@ -62,7 +62,7 @@ class InferenceService:
         self.takes_model_files = takes_model_files
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
-        self._closes_last = closes_last
+        self._closes_last = list(closes_last)
         self._texts = OpenTexts()
         self._rerankers = RerankerFinder(repository)
 
@@ -275,6 +275,10 @@ class InferenceService:
         self.log_settings.close()
         for close in self._closes_last:
             await close()
+
+    def close_last(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Have `close` awaited after everything that was to be closed until now."""
+        self._closes_last.append(close)
 
     @property
     def num_open(self) -> int:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, TypedDict, TypeVar
 
 from fastapi import Request
@@ -259,6 +260,13 @@ def parse_scheduling(headers: Mapping[str, str], defaults: RequestOptions) -> Sc
         queue_timeout_s=_parse_seconds(headers, QUEUE_TIMEOUT_HEADER),
         sticky_key=headers.get(STICKY_HEADER, ""),
     )
+
+
+def owner_of(headers: Mapping[str, str]) -> str:
+    """Return who owns what a request stores: its tenant with the key that it sends, neither of which can be read from
+    the name. Raises INVALID for a tenant that is none."""
+    tenant = _parse_tenant(headers.get(TENANT_HEADER, ""))
+    return sha256(f"{tenant}\0{headers.get('authorization', '')}".encode()).hexdigest()
 
 
 def _first(*values: T | None) -> T | None:

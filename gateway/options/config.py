@@ -34,6 +34,7 @@ from gateway.options.option import (
     seconds,
 )
 from gateway.options.rag import RagClientOptions, RagOptions
+from gateway.options.responses import ResponsesOptions
 from gateway.options.serving import InstanceOptions, RepositoryOptions, ResponseCacheOptions
 from gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
 from gateway.options.tensorrt_llm import TensorRtLlmOptions
@@ -81,6 +82,7 @@ class ServeConfig:
     tensorrt_llm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
     requests: RequestOptions = field(default_factory=RequestOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
+    responses: ResponsesOptions = field(default_factory=ResponsesOptions)
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
@@ -189,6 +191,7 @@ Group = type[
     | TensorRtLlmOptions
     | RequestOptions
     | HttpOptions
+    | ResponsesOptions
     | GrpcOptions
     | MetricsOptions
     | AccessOptions
@@ -210,6 +213,7 @@ GROUPS: dict[str, Group] = {
     "tensorrt_llm": TensorRtLlmOptions,
     "requests": RequestOptions,
     "http": HttpOptions,
+    "responses": ResponsesOptions,
     "grpc": GrpcOptions,
     "metrics": MetricsOptions,
     "access": AccessOptions,

@@ -20,6 +20,8 @@ from gateway.http.openai.schemas import (
     StructuredOutputs,
 )
 from gateway.http.parsing import relaxed_parts, retriever_parameters
+from pipelines.llm.text_models import SEPARATOR
+from pipelines.rag import owner_keys
 from pipelines.rag.filters import parse_filter
 from pipelines.text.model import TextModel
 from pipelines.text.sampling import drop_random_seed
@@ -96,6 +98,19 @@ def parse_generation(
 def requested_priority(fields: GenerationRequest) -> int | None:
     """Return the priority that the body asks for, by its number or by its service tier."""
     return _TIER_PRIORITIES.get(fields.service_tier or "") if fields.priority is None else fields.priority
+
+
+def model_name(fields: GenerationRequest) -> str:
+    """Return the model's name with its LoRA adapter, whichever of the two fields names that."""
+    name = fields.model
+    if fields.lora_request is None or name.endswith(SEPARATOR + fields.lora_request.lora_name):
+        return name
+    return name + SEPARATOR + fields.lora_request.lora_name
+
+
+def with_owner_key(request: TextRequest, key: str) -> TextRequest:
+    """Return `request` with the key that opens the collection it may look into."""
+    return msgspec.structs.replace(request, parameters={**request.parameters, owner_keys.PARAMETER: key})
 
 
 def template_arguments(fields: GenerationRequest) -> dict[str, Any]:

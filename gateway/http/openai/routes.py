@@ -15,7 +15,14 @@ from gateway.http.openai import embeddings, rerank, tokens
 from gateway.http.openai.chat import ChatReply, parse_chat_request
 from gateway.http.openai.completions import CompletionReply, parse_completion_request
 from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
-from gateway.http.openai.requests import check_beams, requested_priority, without_effect
+from gateway.http.openai.requests import (
+    check_beams,
+    model_name,
+    requested_priority,
+    with_owner_key,
+    without_effect,
+)
+from gateway.http.openai.responses import routes as responses
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import parse_pieces_of_body, refuse_without_effect, warning_header
@@ -24,7 +31,7 @@ from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.path_masking import hide_paths
 from gateway.service import InferenceService
-from pipelines.llm.text_models import SEPARATOR, AdapterText
+from pipelines.llm.text_models import AdapterText
 from pipelines.rag import owner_keys
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.retrieval.reranker import ModelReranker
@@ -50,7 +57,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api.get("/models/{model:path}")(routes.model)
     whole = APIRouter()
     whole.include_router(api)
-    for part in (embeddings, rerank, tokens):
+    for part in (embeddings, rerank, tokens, responses):
         whole.include_router(part.router(service, config))
     return whole
 
@@ -82,12 +89,12 @@ class OpenAIRoutes:
         queued = scheduling.fields(requested_priority(fields))
         base = TextRequest(request_id=request_id, prompt="", protocol=reply_type.protocol, **queued)
         requests, options = parse(fields, base)
-        model = self._service.llm(_model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
+        model = self._service.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
         headers = self._warnings(ignored, options, without_effect(fields, requests[0].prompt, model))
         check_beams(fields, model.max_beam_width)
         key = request.headers.get(owner_keys.HEADER)
         if key and model.takes_parameters:  # a language model alone has no collection to open
-            requests = [_with_owner_key(each, key) for each in requests]
+            requests = [with_owner_key(each, key) for each in requests]
         if options.best_of > 1:
             requests = await _share_prompts(model, requests, options.best_of)
         reply_id = f"{reply_type.id_prefix}-{request_id}"
@@ -137,19 +144,6 @@ def model_object(model: TextModel | TextEncoder | ModelReranker) -> dict[str, ob
     if isinstance(model, AdapterText):
         fields |= {"root": hide_paths(model.root), "parent": model.parent}
     return fields
-
-
-def _model_name(fields: GenerationRequest) -> str:
-    """Return the model's name with its LoRA adapter, whichever of the two fields names that."""
-    name = fields.model
-    if fields.lora_request is None or name.endswith(SEPARATOR + fields.lora_request.lora_name):
-        return name
-    return name + SEPARATOR + fields.lora_request.lora_name
-
-
-def _with_owner_key(request: TextRequest, key: str) -> TextRequest:
-    """Return `request` with the key that opens the collection it may look into."""
-    return msgspec.structs.replace(request, parameters={**request.parameters, owner_keys.PARAMETER: key})
 
 
 async def _share_prompts(model: TextModel, requests: Sequence[TextRequest], best_of: int) -> list[TextRequest]:

@@ -4,12 +4,14 @@ import pytest
 
 from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
+from gateway.options.responses import ResponsesOptions
 from tests.gateway.http.live import LiveServer, live_server
 
 
 @pytest.fixture(scope="session")
-def live() -> Iterator[LiveServer]:
-    with live_server() as running:
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    responses = ResponsesOptions(store=str(tmp_path_factory.mktemp("responses") / "responses.sqlite"))
+    with live_server(ServeConfig(responses=responses)) as running:
         yield running
 
 

@@ -1,0 +1,148 @@
+"""Responses that are generated in the background: their tasks, and the events that clients may follow."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import orjson
+
+from gateway.http.openai.responses.archive import FINAL, LEASE_S, Archive, StoredResponse
+from gateway.http.openai.responses.generate import ResponseTurn, generate, keep
+from gateway.http.openai.responses.items import JsonObject
+from gateway.http.openai.responses.records import ABSENT
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+_RENEWALS_PER_LEASE = 3
+_ENDING_S = 5.0
+"""How long responses may take to end by themselves when the server ends."""
+
+
+class BackgroundRun:
+    """One response that is generated in the background. Its events are kept from the first one on."""
+
+    def __init__(self, turn: ResponseTurn, *, is_streamed: bool) -> None:
+        self.turn = turn
+        self.is_streamed = is_streamed
+        self.frames: list[bytes] = []
+        self.failure: SluiceError | None = None
+        """Why it was cancelled, where its client did not wish it."""
+        self._has_ended = False
+        self._changed = asyncio.Event()
+
+    @property
+    def response(self) -> JsonObject:
+        return self.turn.response
+
+    def append(self, frames: list[bytes]) -> None:
+        """Add the events that followed."""
+        self.frames += frames
+        self._wake()
+
+    def end(self) -> None:
+        """Let those who follow go: no more events come."""
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
+        """Yield the events from number `start` on, until the last one."""
+        while True:
+            changed, frames = self._changed, self.frames[start:]
+            start += len(frames)
+            if frames:
+                yield b"".join(frames)
+            elif self._has_ended:
+                return
+            else:
+                await changed.wait()
+
+
+class BackgroundRuns:
+    """The responses that this server generates in the background. A lease in the archive tells other servers so."""
+
+    def __init__(
+        self, archive: Archive, renewal_s: float = LEASE_S / _RENEWALS_PER_LEASE, ending_s: float = _ENDING_S
+    ) -> None:
+        self._archive = archive
+        self._renewal_s = renewal_s
+        self._ending_s = ending_s
+        self._runs: dict[str, BackgroundRun] = {}
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._renewals: dict[str, asyncio.Task[None]] = {}
+
+    def find(self, owner: str, response_id: str) -> BackgroundRun | None:
+        """Return the owner's response where this server generates it now."""
+        run = self._runs.get(response_id)
+        return run if run is not None and run.turn.owner == owner else None
+
+    async def start(self, turn: ResponseTurn, *, is_streamed: bool) -> BackgroundRun:
+        """Store the response, which is queued, and begin to generate it. Raises UNAVAILABLE where it is not stored."""
+        run = BackgroundRun(turn, is_streamed=is_streamed)
+        run.append(turn.reply.queue())
+        stored = StoredResponse(orjson.dumps(turn.response), orjson.dumps(turn.items.all))
+        await self._archive.save(turn.owner, turn.response_id, stored)
+        turn.version = ABSENT + 1
+        await self._archive.renew_lease(turn.owner, turn.response_id, turn.response["status"], ABSENT)
+        work = asyncio.create_task(self._generate(run))
+        self._runs[turn.response_id] = run
+        self._work[turn.response_id] = work
+        self._renewals[turn.response_id] = asyncio.create_task(self._renew(run, work))
+        await asyncio.sleep(0)  # a task that is cancelled before its first step would never store its end
+        return run
+
+    async def cancel(self, run: BackgroundRun) -> None:
+        """Stop generating, and wait until that is stored. Nothing happens to a response that has ended."""
+        work = self._work.get(run.turn.response_id)
+        if work is not None:
+            _stop(run, work)
+            await asyncio.wait((work,))
+
+    async def close(self) -> None:
+        """Wait a moment for responses to end, and make those fail that do not."""
+        ending = list(self._work.values())
+        if ending:
+            await asyncio.wait(ending, timeout=self._ending_s)
+        for run in list(self._runs.values()):
+            run.failure = SluiceError(ErrorCode.UNAVAILABLE, "the server ended before the response was complete")
+            await self.cancel(run)
+
+    async def _generate(self, run: BackgroundRun) -> None:
+        turn = run.turn
+        try:
+            async with aclosing(generate(turn)) as begun:
+                async for frames in begun:
+                    run.append(frames)
+        except asyncio.CancelledError:
+            run.append(turn.reply.cancel() if run.failure is None else turn.reply.fail(run.failure))
+        try:
+            last = turn.reply.closing()
+            await keep(turn, self._archive, [*run.frames, *last] if run.is_streamed else None)
+            run.append(last)
+        finally:
+            run.end()
+            self._renewals.pop(turn.response_id).cancel()
+            del self._runs[turn.response_id], self._work[turn.response_id]
+
+    async def _renew(self, run: BackgroundRun, work: "asyncio.Task[None]") -> None:
+        """Renew the lease of a response until its work ends; end the work where another server ended the lease."""
+        turn, version = run.turn, ABSENT + 1
+        while True:
+            await asyncio.sleep(self._renewal_s)
+            try:
+                if not await self._archive.renew_lease(turn.owner, turn.response_id, turn.response["status"], version):
+                    break
+                version += 1
+            except SluiceError as error:
+                log.warning("the lease of response %s is not renewed: %s", turn.response_id, error.message)
+        _stop(run, work)
+
+
+def _stop(run: BackgroundRun, work: "asyncio.Task[None]") -> None:
+    """Cancel the generation, unless it has ended and is being stored."""
+    if run.response["status"] not in FINAL:
+        work.cancel()

@@ -1,0 +1,274 @@
+"""From the fields of `POST /v1/responses` to a prompt, a text request, and the object that the answer goes into."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from gateway.http.openai.reply import ReplyOptions
+from gateway.http.openai.requests import parse_generation
+from gateway.http.openai.responses.archive import Archive
+from gateway.http.openai.responses.items import ItemIds, JsonObject, store_item, to_messages
+from gateway.http.openai.responses.schemas import (
+    ConversationReference,
+    CreateResponseRequest,
+    InputItem,
+    ItemReference,
+    MessageItem,
+    PromptFields,
+    TextFormat,
+)
+from gateway.http.openai.schemas import JsonSchema, ResponseFormat
+from pipelines.text.model import TextModel
+from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, TemplateOptions, TextRequest
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+PROTOCOL = "openai_responses"
+PARAM_NAMES = {"query": "input", "messages": "input"}
+"""The client's names of fields that models name otherwise in their errors."""
+_LOGPROBS = "message.output_text.logprobs"
+_ELSEWHERE = {
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "n": None,
+    "best_of": None,
+    "use_beam_search": None,
+    "beam_width": None,
+    "prompt_logprobs": None,
+    "prompt": None,
+}
+"""Fields of other routes, and the field that is meant here, where there is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptItems:
+    """The items of a prompt in their stored form: those of earlier turns, and the new ones."""
+
+    earlier: list[JsonObject]
+    new: list[JsonObject]
+    conversation_id: str | None = None
+
+    @property
+    def all(self) -> list[JsonObject]:
+        return [*self.earlier, *self.new]
+
+
+async def gather_items(archive: Archive | None, owner: str, fields: PromptFields, ids: ItemIds) -> PromptItems:
+    """Read what the new items follow, and give them ids. Raises INVALID, and NOT_FOUND for what is not stored."""
+    if fields.conversation is not None and fields.previous_response_id is not None:
+        message = "previous_response_id and conversation both say what comes before the input; send one of them"
+        raise invalid("previous_response_id", message)
+    conversation_id = _conversation_id(fields)
+    earlier: list[JsonObject] = []
+    if conversation_id is not None:
+        kept = await need_archive(archive, "conversation").conversation(owner, conversation_id, "conversation")
+        earlier = kept.items
+    elif fields.previous_response_id is not None:
+        earlier = await _earlier_turns(
+            need_archive(archive, "previous_response_id"), owner, fields.previous_response_id
+        )
+    sent = fields.input or ()
+    if isinstance(sent, str):
+        sent = [MessageItem.model_validate({"role": "user", "content": sent})]
+    new = await store_items(archive, owner, sent, ids, "input", earlier)
+    if not earlier and not new:
+        raise invalid("input", "input must not be empty: there is no earlier turn to answer")
+    return PromptItems(earlier, new, conversation_id)
+
+
+def _conversation_id(fields: PromptFields) -> str | None:
+    sent = fields.conversation
+    return sent.id if isinstance(sent, ConversationReference) else sent
+
+
+async def _earlier_turns(archive: Archive, owner: str, response_id: str) -> list[JsonObject]:
+    param = "previous_response_id"
+    found = await archive.find(owner, response_id, param)
+    if not found.is_final:
+        status = found.response["status"]
+        raise invalid(param, f"{param} must be a response that is complete, and {response_id} is {status}")
+    return [*found.stored.items(), *found.response["output"]]
+
+
+def need_archive(archive: Archive | None, param: str) -> Archive:
+    """Return the archive. Raises INVALID where the server keeps nothing."""
+    if archive is None:
+        raise invalid(param, f"{param} needs stored responses, and this server stores none (--responses-store none)")
+    return archive
+
+
+async def store_items(
+    archive: Archive | None,
+    owner: str,
+    items: Sequence[InputItem],
+    ids: ItemIds,
+    path: str,
+    earlier: Sequence[JsonObject] = (),
+) -> list[JsonObject]:
+    """Return items in their stored form, with the items that references mean. `path` is the field that they came in."""
+    stored = []
+    for index, item in enumerate(items):
+        if isinstance(item, ItemReference):
+            stored.append(await _referred_item(archive, owner, item.id, f"{path}[{index}]", earlier))
+        else:
+            stored.append(store_item(item, ids))
+    return stored
+
+
+async def _referred_item(
+    archive: Archive | None, owner: str, item_id: str, path: str, earlier: Sequence[JsonObject]
+) -> JsonObject:
+    found = next((item for item in earlier if item["id"] == item_id), None)
+    found = found or await need_archive(archive, path).find_item(owner, item_id)
+    if found is None:
+        message = f"{path}.id {item_id!r} not found: no stored response of yours has such an item"
+        raise SluiceError(ErrorCode.NOT_FOUND, message, param=f"{path}.id")
+    return found
+
+
+def conversation_of(fields: PromptFields, items: Sequence[JsonObject]) -> Conversation:
+    """Return the prompt of items. Raises INVALID for what this server cannot do."""
+    _refuse_tools(fields)
+    instructions = [ChatMessage("system", fields.instructions)] if fields.instructions else []
+    arguments: dict[str, Any] = {}
+    if fields.text is not None and fields.text.verbosity is not None:
+        arguments["verbosity"] = fields.text.verbosity
+    if fields.reasoning is not None and fields.reasoning.effort is not None:
+        arguments["reasoning_effort"] = fields.reasoning.effort
+    return Conversation((*instructions, *to_messages(items)), TemplateOptions(arguments=arguments))
+
+
+def _refuse_tools(fields: PromptFields) -> None:
+    if fields.tools:
+        raise invalid("tools", f"tools are not supported, got {len(fields.tools)}; leave them out")
+
+
+def template_fields_without_effect(conversation: Conversation, model: TextModel) -> list[str]:
+    """Return the paths of the fields that the model's chat template does not use."""
+    paths = {"verbosity": "text.verbosity", "reasoning_effort": "reasoning.effort"}
+    return [paths[name] for name in sorted(conversation.options.arguments.keys() - model.template_names)]
+
+
+async def fit_prompt(fields: CreateResponseRequest, items: Sequence[JsonObject], model: TextModel) -> Prompt:
+    """Return the prompt of items: where `truncation` is auto without as many of the oldest as do not fit into the
+    model's context. Instructions, the last question and what follows it are never dropped."""
+    whole = conversation_of(fields, items)
+    limit = model.max_model_len
+    if fields.truncation != "auto" or limit is None:
+        return whole
+    droppable = _droppable(items)
+    room = limit - (fields.max_output_tokens or 1)
+    fewest, most, fitting = 0, len(droppable), None
+    while fewest < most:
+        middle = (fewest + most) // 2
+        prompt = await _prepare(model, conversation_of(fields, _without(items, droppable[:middle])), room)
+        fewest, most, fitting = (middle + 1, most, fitting) if prompt is None else (fewest, middle, prompt)
+    return fitting or conversation_of(fields, _without(items, droppable[:most]))
+
+
+def _droppable(items: Sequence[JsonObject]) -> list[int]:
+    """Return the places of the items before the last question that do not instruct the model, oldest first."""
+    questions = [place for place, item in enumerate(items) if item.get("role") == "user"]
+    end = questions[-1] if questions else len(items) - 1
+    return [place for place in range(end) if items[place].get("role") not in ("system", "developer")]
+
+
+def _without(items: Sequence[JsonObject], places: Sequence[int]) -> list[JsonObject]:
+    """Return the items but for those at `places`, and for the outputs of calls that are not left."""
+    dropped = set(places)
+    kept = [item for place, item in enumerate(items) if place not in dropped]
+    lost = {items[place]["call_id"] for place in places if items[place]["type"] == "function_call"}
+    return [item for item in kept if item["type"] != "function_call_output" or item["call_id"] not in lost]
+
+
+async def _prepare(model: TextModel, conversation: Conversation, room: int) -> Prompt | None:
+    """Return the prompt with its token ids; None where it takes more than `room` tokens."""
+    try:
+        prompt = await model.prepare_shared(conversation)
+    except SluiceError as error:
+        if error.code is ErrorCode.INVALID:  # a text may be too long to be tokenized at all
+            return None
+        raise
+    return None if isinstance(prompt, EncodedPrompt) and len(prompt.token_ids) > room else prompt
+
+
+def check_fields(fields: CreateResponseRequest, archive: Archive | None) -> None:
+    """Raise INVALID for fields of other routes, and for those that contradict each other."""
+    for name, meant in _ELSEWHERE.items():
+        if getattr(fields, name) not in (None, 1, False):
+            remedy = f"send {meant}" if meant is not None else "leave it out"
+            raise invalid(name, f"{name} is not a field of responses; {remedy}")
+    if fields.background and fields.store is False:
+        raise invalid("background", "background must be false where store is false: nothing would keep the response")
+    if fields.background:
+        need_archive(archive, "background")
+
+
+def parse_request(fields: CreateResponseRequest, base: TextRequest, prompt: Prompt) -> tuple[TextRequest, ReplyOptions]:
+    """Return the request for the text, and what the client wants in the answer. `base` has what every route reads
+    alike: id, protocol and scheduling."""
+    form = None if fields.text is None or fields.text.format is None else _response_format(fields.text.format)
+    logprobs = (fields.top_logprobs or 0) if fields.top_logprobs or _LOGPROBS in (fields.include or ()) else None
+    shared = fields.model_copy(update={"response_format": form, "stream_options": None})
+    base = msgspec.structs.replace(base, max_tokens_name="max_output_tokens")
+    [request], options = parse_generation(
+        shared, base, [""], max_tokens=fields.max_output_tokens, logprobs=logprobs, param_names=PARAM_NAMES
+    )
+    request = msgspec.structs.replace(request, prompt=prompt)
+    names = dict(options.param_names)
+    if form is not None and "grammar" in names:
+        names["grammar"] = "text.format.schema" if form.json_schema is not None else "text.format"
+    return request, replace(options, param_names=names)
+
+
+def _response_format(sent: TextFormat) -> ResponseFormat:
+    """Return the form of the text as chat completions have it."""
+    if sent.type != "json_schema":
+        return ResponseFormat(type=sent.type)
+    if sent.schema_ is None:
+        path = "text.format.schema"
+        raise invalid(path, f"{path} is required where text.format.type is json_schema")
+    return ResponseFormat(type=sent.type, json_schema=JsonSchema(name="", schema=sent.schema_, strict=None))
+
+
+def response_object(
+    response_id: str, fields: CreateResponseRequest, model: str, service_tier: str | None
+) -> JsonObject:
+    """Return the response before it is generated."""
+    text = fields.text.model_dump(by_alias=True, exclude_none=True) if fields.text is not None else {}
+    reasoning = fields.reasoning
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": bool(fields.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "max_tool_calls": fields.max_tool_calls,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "conversation": None if fields.conversation is None else {"id": _conversation_id(fields)},
+        "prompt_cache_key": fields.prompt_cache_key,
+        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "safety_identifier": fields.safety_identifier,
+        "service_tier": service_tier or "default",
+        "store": fields.store is not False,
+        "temperature": fields.temperature,
+        "text": {"format": {"type": "text"}, **text},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": fields.top_p,
+        "truncation": fields.truncation or "disabled",
+        "usage": None,
+        "user": fields.user,
+        "metadata": fields.metadata or {},
+    }

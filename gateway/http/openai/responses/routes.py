@@ -1,0 +1,222 @@
+"""OpenAI's responses over HTTP: created whole, streamed or in the background, and what becomes of stored ones."""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from gateway.http.bodies import json_response, read_body, read_fields
+from gateway.http.errors import client_names
+from gateway.http.openai.requests import model_name, requested_priority, with_owner_key
+from gateway.http.openai.responses import conversations
+from gateway.http.openai.responses.archive import Archive, FoundResponse, open_archive
+from gateway.http.openai.responses.background import BackgroundRun, BackgroundRuns
+from gateway.http.openai.responses.create import (
+    PARAM_NAMES,
+    PROTOCOL,
+    check_fields,
+    conversation_of,
+    fit_prompt,
+    gather_items,
+    need_archive,
+    parse_request,
+    response_object,
+    template_fields_without_effect,
+)
+from gateway.http.openai.responses.generate import ResponseTurn, generate_and_keep
+from gateway.http.openai.responses.items import ItemIds, Limit, Order, PageQuery, list_page, make_mark
+from gateway.http.openai.responses.reply import ResponseReply, error_object
+from gateway.http.openai.responses.schemas import CountInputRequest, CreateResponseRequest
+from gateway.http.openapi import describe_body
+from gateway.http.parsing import refuse_without_effect, warning_header
+from gateway.http.request import TENANT_HEADER, get_request_id, owner_of, parse_scheduling, run_while_connected
+from gateway.http.sse import EventStreamResponse, event_frame
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from pipelines.rag import owner_keys
+from pipelines.text.types import EncodedPrompt, TextRequest
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+
+def router(service: InferenceService, config: ServeConfig) -> APIRouter:
+    """Return the routes under /v1/responses and /v1/conversations."""
+    archive = open_archive(config.responses, config.state_folder())
+    routes = ResponseRoutes(service, config, archive)
+    if archive is not None:
+        service.close_last(archive.close)
+    api = APIRouter(prefix="/v1/responses", tags=["OpenAI"], default_response_class=Response)
+    api.post("", openapi_extra=describe_body(CreateResponseRequest))(routes.create)
+    api.post("/input_tokens", openapi_extra=describe_body(CountInputRequest, (TENANT_HEADER,)))(routes.count_input)
+    api.get("/{response_id}")(routes.retrieve)
+    api.delete("/{response_id}")(routes.delete)
+    api.post("/{response_id}/cancel")(routes.cancel)
+    api.get("/{response_id}/input_items")(routes.input_items)
+    whole = APIRouter()
+    whole.include_router(api)
+    whole.include_router(conversations.router(config, archive))
+    return whole
+
+
+class ResponseRoutes:
+    """Handlers of /v1/responses over one service."""
+
+    def __init__(self, service: InferenceService, config: ServeConfig, archive: Archive | None) -> None:
+        self._service = service
+        self._options = config.http
+        self._defaults = config.requests
+        self._archive = archive
+        self._runs = None if archive is None else BackgroundRuns(archive)
+        if self._runs is not None:
+            service.close_last(self._runs.close)
+
+    async def create(self, request: Request) -> Response:
+        """Answer, whole, streamed or in the background."""
+        fields, ignored = await read_body(request, CreateResponseRequest, self._options)
+        check_fields(fields, self._archive)
+        turn, headers = await self._begin(request, fields, ignored)
+        if fields.background and self._runs is not None:
+            run = await self._runs.start(turn, is_streamed=bool(fields.stream))
+            if not fields.stream:
+                return json_response(run.response, headers=headers)
+            return self._stream(run.follow(0), headers)
+        frames = generate_and_keep(turn, self._archive)
+        if fields.stream:
+            return self._stream(_joined(frames), headers)
+        await run_while_connected(request.receive, _exhaust(frames))
+        return json_response(turn.response, headers=headers)
+
+    async def _begin(
+        self, request: Request, fields: CreateResponseRequest, ignored: list[str]
+    ) -> tuple[ResponseTurn, dict[str, str]]:
+        """Return the turn that answers, and the headers of the answer. Raises SluiceError for a refusal."""
+        request_id, mark = get_request_id(request), make_mark()
+        scheduling = parse_scheduling(request.headers, self._defaults)
+        owner, ids = owner_of(request.headers), ItemIds(mark)
+        model = self._service.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
+        items = await gather_items(self._archive, owner, fields, ids)
+        with client_names(PARAM_NAMES):
+            prompt = await fit_prompt(fields, items.all, model)
+        queued = scheduling.fields(requested_priority(fields))
+        base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
+        text_request, options = parse_request(fields, base, prompt)
+        without_effect = template_fields_without_effect(conversation_of(fields, ()), model)
+        if self._options.is_strict:
+            refuse_without_effect(without_effect)
+        key = request.headers.get(owner_keys.HEADER)
+        if key and model.takes_parameters:
+            text_request = with_owner_key(text_request, key)
+        response = response_object(f"resp_{mark}", fields, model.name, options.service_tier)
+        response["store"] = response["store"] and self._archive is not None
+        turn = ResponseTurn(
+            owner,
+            request_id,
+            ResponseReply(response, ids, options.top_logprobs),
+            self._service.generate(model, text_request),
+            items,
+            options.param_names,
+            outlives_failures=bool(fields.stream or fields.background),
+        )
+        return turn, warning_header(ignored, options.relaxed, without_effect)
+
+    async def count_input(self, request: Request) -> Response:
+        """Count the tokens of a prompt."""
+        fields, headers = await read_fields(request, CountInputRequest, self._options)
+        items = await gather_items(self._archive, owner_of(request.headers), fields, ItemIds(make_mark()))
+        model = self._service.llm(fields.model)
+        with client_names(PARAM_NAMES):
+            prompt = await model.prepare_shared(conversation_of(fields, items.all))
+        if not isinstance(prompt, EncodedPrompt):
+            reason = "a pipeline, which adds what it retrieves to the prompt; name a language model"
+            raise invalid("model", f"model '{model.name}' is {reason}")
+        count = {"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)}
+        return json_response(count, headers=headers)
+
+    async def retrieve(
+        self,
+        request: Request,
+        response_id: str,
+        stream: bool = False,
+        starting_after: Annotated[int, Query(ge=-1)] = -1,
+    ) -> Response:
+        """Return a stored response; with `stream` the events of one that was streamed in the background."""
+        archive, owner = self._stored(), owner_of(request.headers)
+        run = self._running(owner, response_id)
+        if run is not None and not stream:
+            return json_response(run.response)
+        if run is not None and run.is_streamed:
+            return self._stream(run.follow(starting_after + 1))
+        found = await archive.find(owner, response_id)
+        if not stream:
+            return json_response(found.response)
+        return self._stream(_replay(_kept_frames(found)[starting_after + 1 :]))
+
+    async def cancel(self, request: Request, response_id: str) -> Response:
+        """Stop a response that is generated in the background, and return it. One that has ended is left as it is."""
+        archive, owner = self._stored(), owner_of(request.headers)
+        run = self._running(owner, response_id)
+        if run is not None and self._runs is not None:
+            await self._runs.cancel(run)
+            return json_response(run.response)
+        found = await archive.find(owner, response_id)
+        if not found.response["background"]:
+            message = f"response {response_id} was not made with background true; close its connection to cancel one"
+            raise invalid("response_id", message)
+        return json_response(await archive.cancel(owner, response_id, found))
+
+    async def delete(self, request: Request, response_id: str) -> Response:
+        """Delete a stored response. One that is generated in the background stops."""
+        archive, owner = self._stored(), owner_of(request.headers)
+        run = self._running(owner, response_id)
+        if run is not None and self._runs is not None:
+            await self._runs.cancel(run)
+        await archive.delete(owner, response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(
+        self, request: Request, response_id: str, after: str | None = None, limit: Limit = 20, order: Order = "desc"
+    ) -> Response:
+        """List the items of a stored response's prompt."""
+        found = await self._stored().find(owner_of(request.headers), response_id)
+        return json_response(list_page(found.stored.items(), PageQuery(after, limit, order)))
+
+    def _stream(self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> Response:
+        return EventStreamResponse(frames, _error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
+
+    def _stored(self) -> Archive:
+        return need_archive(self._archive, "response_id")
+
+    def _running(self, owner: str, response_id: str) -> BackgroundRun | None:
+        return None if self._runs is None else self._runs.find(owner, response_id)
+
+
+def _kept_frames(found: FoundResponse) -> list[bytes]:
+    """Return the events of a response. Raises INVALID for one without, and UNAVAILABLE for one of another server."""
+    if found.stored.frames is not None:
+        return found.stored.frames
+    if found.is_final:
+        message = "stream must be false: only responses made with background and stream true keep their events"
+        raise invalid("stream", message)
+    message = "the response is generated by another server, which alone has its events until it is complete"
+    raise SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=1)
+
+
+async def _replay(frames: list[bytes]) -> AsyncGenerator[bytes, None]:
+    yield b"".join(frames)
+
+
+async def _joined(turn: AsyncGenerator[list[bytes], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(turn):
+        async for frames in turn:
+            yield b"".join(frames)
+
+
+async def _exhaust(turn: AsyncGenerator[list[bytes], None]) -> None:
+    async with aclosing(turn):
+        async for _ in turn:
+            pass
+
+
+def _error_frame(error: SluiceError) -> bytes:
+    """Return the event of a stream that broke before its response could end."""
+    return event_frame({"type": "error", **error_object(error)}, "error")

@@ -1,0 +1,265 @@
+"""Field names and types of requests to /v1/responses and /v1/conversations. As for the other routes, all is strict."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest, text_or_object
+from gateway.http.parsing import RequestObject, text_or_list, union_error
+
+MAX_ITEMS = 1 << 14
+"""Most items of one input: checking many more would hold up all other streams."""
+MAX_ADDED_ITEMS = 20
+"""Most items that one request adds to a conversation: OpenAI's limit."""
+MAX_TOOLS = 128
+_MAX_ID_CHARS = 128
+_TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class TextItemPart(RequestObject):
+    """A piece of text."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+    annotations: list[Any] | None = Field(None, description=UNUSED)
+    logprobs: list[Any] | None = Field(None, description=UNUSED)
+
+
+class RefusalPart(RequestObject):
+    """The model's refusal in an earlier answer, which is read as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+def _part_kind(value: Any) -> str | None:
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "refusal":
+        return "<refusal>"
+    return "<text part>" if kind in _TEXT_PARTS else None
+
+
+ItemPart = Annotated[
+    Annotated[TextItemPart, Tag("<text part>")] | Annotated[RefusalPart, Tag("<refusal>")],
+    Discriminator(
+        _part_kind,
+        **union_error("a part of type input_text, output_text or refusal; images, files and audio are not supported"),
+    ),
+]
+ItemContent = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[ItemPart], Field(fail_fast=True), Tag("<list>")],
+    Discriminator(text_or_list, **union_error("a string or an array of parts")),
+]
+
+
+class MessageItem(RequestObject):
+    """One turn of a conversation."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: ItemContent
+    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
+    status: ItemStatus | None = None
+    phase: str | None = Field(None, description=UNUSED)
+
+
+class FunctionCallItem(RequestObject):
+    """A call of a function that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
+    status: ItemStatus | None = None
+
+
+class FunctionCallOutputItem(RequestObject):
+    """The value that a function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: ItemContent
+    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
+    status: ItemStatus | None = None
+
+
+class ReasoningItem(RequestObject):
+    """The model's reasoning before an earlier answer."""
+
+    type: Literal["reasoning"]
+    summary: list[ItemPart] | None = Field(None, fail_fast=True)
+    content: list[ItemPart] | None = Field(None, fail_fast=True)
+    encrypted_content: str | None = Field(None, description=UNUSED)
+    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
+    status: ItemStatus | None = None
+
+
+class ItemReference(RequestObject):
+    """An item of a stored response, by its id."""
+
+    type: Literal["item_reference"] = "item_reference"
+    id: str = Field(max_length=_MAX_ID_CHARS)
+
+
+def _item_kind(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        return None
+    kind = value.get("type")
+    if kind is None:
+        kind = "message" if "role" in value else "item_reference"
+    return f"<{kind}>" if kind in _ITEMS else None
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("<message>")]
+    | Annotated[FunctionCallItem, Tag("<function_call>")]
+    | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[ReasoningItem, Tag("<reasoning>")]
+    | Annotated[ItemReference, Tag("<item_reference>")],
+    Discriminator(_item_kind, **union_error(f"an item of type {', '.join(_ITEMS[:-1])} or {_ITEMS[-1]}")),
+]
+InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=True)]
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+
+
+class FunctionTool(RequestObject):
+    """A function that the model may call. This server runs no tools itself, so it has none of another type."""
+
+    type: Literal["function"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(RequestObject):
+    """The one function to call, or several of which the model chooses."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str | None = None
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+
+
+ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[ChosenTool, Tag("<object>")],
+    Discriminator(text_or_object, **union_error("none, auto, required or a function")),
+]
+
+
+class TextFormat(RequestObject):
+    """The form of the text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(None, description=UNUSED)
+    description: str | None = Field(None, description=UNUSED)
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = Field(None, description="Accepted and not used: the text always matches.")
+
+
+class TextConfig(RequestObject):
+    """The form and the length of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="An argument of the chat template.")
+
+
+class Reasoning(RequestObject):
+    """How long the model thinks before it answers."""
+
+    effort: Effort | None = Field(None, description="reasoning_effort, an argument of the chat template.")
+    summary: str | None = Field(None, description="Accepted and not used: reasoning comes whole.")
+    generate_summary: str | None = Field(None, description=UNUSED)
+
+
+class ConversationReference(RequestObject):
+    """A conversation by its id."""
+
+    id: str
+
+
+_Conversation = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[ConversationReference, Tag("<object>")],
+    Discriminator(text_or_object, **union_error("an id, as a string or as an object")),
+]
+_Input = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[InputItems, Tag("<list>")],
+    Discriminator(text_or_list, **union_error("a string or an array of items")),
+]
+
+
+class PromptFields(RequestObject):
+    """The fields of a prompt, which creating a response and counting its tokens share."""
+
+    input: _Input | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: _Conversation | None = None
+    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoice | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto drops the oldest items of a prompt that is too long."
+    )
+    parallel_tool_calls: bool | None = None
+
+
+class CreateResponseRequest(PromptFields, GenerationRequest):
+    """`POST /v1/responses`. Fields of chat completions that have another name here are refused."""
+
+    example = '{"model": "rill", "input": "Hello!", "max_output_tokens": 50}'
+
+    max_output_tokens: int | None = Field(None, ge=1)
+    max_tool_calls: int | None = Field(None, ge=1, description="Accepted and not used: this server runs no tools.")
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    include: list[str] | None = Field(
+        None,
+        max_length=32,
+        description="message.output_text.logprobs adds log probabilities; others change nothing here.",
+    )
+    background: bool | None = Field(None, description="Answer at once and generate on: needs the store.")
+    store: bool | None = Field(None, description="Whether the response is kept; true where absent.")
+    metadata: Metadata | None = None
+    prompt: Any = Field(None, description="Refused: this server keeps no prompt templates.")
+
+
+class CountInputRequest(PromptFields):
+    """`POST /v1/responses/input_tokens`."""
+
+    example = '{"model": "rill", "input": "What is a block table?"}'
+
+    model: str = Field(max_length=MAX_MODEL_CHARS)
+
+
+class CreateConversationRequest(RequestObject):
+    """`POST /v1/conversations`."""
+
+    example = '{"items": [{"role": "user", "content": "Hello!"}], "metadata": {"topic": "demo"}}'
+
+    items: Annotated[list[InputItem], Field(max_length=MAX_ADDED_ITEMS, fail_fast=True)] | None = None
+    metadata: Metadata | None = None
+
+
+class UpdateConversationRequest(RequestObject):
+    """`POST /v1/conversations/{conversation_id}`."""
+
+    example = '{"metadata": {"topic": "demo"}}'
+
+    metadata: Metadata | None
+
+
+class AddItemsRequest(RequestObject):
+    """`POST /v1/conversations/{conversation_id}/items`."""
+
+    example = '{"items": [{"role": "user", "content": "Hello!"}]}'
+
+    items: list[InputItem] = Field(min_length=1, max_length=MAX_ADDED_ITEMS, fail_fast=True)
