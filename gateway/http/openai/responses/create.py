@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from gateway.http.openai.reply import ReplyOptions
 from gateway.http.openai.requests import parse_generation
@@ -20,6 +21,7 @@ from gateway.http.openai.responses.schemas import (
     PromptFields,
     TextFormat,
 )
+from gateway.http.openai.responses.tools import parse_tool_choice, prompt_tools
 from gateway.http.openai.schemas import JsonSchema, ResponseFormat
 from pipelines.text.model import TextModel
 from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, TemplateOptions, TextRequest
@@ -130,19 +132,14 @@ async def _referred_item(
 
 def conversation_of(fields: PromptFields, items: Sequence[JsonObject]) -> Conversation:
     """Return the prompt of items. Raises INVALID for what this server cannot do."""
-    _refuse_tools(fields)
     instructions = [ChatMessage("system", fields.instructions)] if fields.instructions else []
     arguments: dict[str, Any] = {}
     if fields.text is not None and fields.text.verbosity is not None:
         arguments["verbosity"] = fields.text.verbosity
     if fields.reasoning is not None and fields.reasoning.effort is not None:
         arguments["reasoning_effort"] = fields.reasoning.effort
-    return Conversation((*instructions, *to_messages(items)), TemplateOptions(arguments=arguments))
-
-
-def _refuse_tools(fields: PromptFields) -> None:
-    if fields.tools:
-        raise invalid("tools", f"tools are not supported, got {len(fields.tools)}; leave them out")
+    options = TemplateOptions(tools=prompt_tools(fields), arguments=arguments)
+    return Conversation((*instructions, *to_messages(items)), options)
 
 
 def template_fields_without_effect(conversation: Conversation, model: TextModel) -> list[str]:
@@ -216,7 +213,7 @@ def parse_request(fields: CreateResponseRequest, base: TextRequest, prompt: Prom
     [request], options = parse_generation(
         shared, base, [""], max_tokens=fields.max_output_tokens, logprobs=logprobs, param_names=PARAM_NAMES
     )
-    request = msgspec.structs.replace(request, prompt=prompt)
+    request = msgspec.structs.replace(request, prompt=prompt, tool_choice=parse_tool_choice(fields))
     names = dict(options.param_names)
     if form is not None and "grammar" in names:
         names["grammar"] = "text.format.schema" if form.json_schema is not None else "text.format"
@@ -237,7 +234,7 @@ def response_object(
     response_id: str, fields: CreateResponseRequest, model: str, service_tier: str | None
 ) -> JsonObject:
     """Return the response before it is generated."""
-    text = fields.text.model_dump(by_alias=True, exclude_none=True) if fields.text is not None else {}
+    text = _as_sent(fields.text) or {}
     reasoning = fields.reasoning
     return {
         "id": response_id,
@@ -263,8 +260,8 @@ def response_object(
         "store": fields.store is not False,
         "temperature": fields.temperature,
         "text": {"format": {"type": "text"}, **text},
-        "tool_choice": "auto",
-        "tools": [],
+        "tool_choice": _as_sent(fields.tool_choice) or "auto",
+        "tools": [{"strict": True, **_as_sent(tool)} for tool in fields.tools or ()],
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": fields.top_p,
         "truncation": fields.truncation or "disabled",
@@ -272,3 +269,7 @@ def response_object(
         "user": fields.user,
         "metadata": fields.metadata or {},
     }
+
+
+def _as_sent(value: BaseModel | str | None) -> Any:
+    return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else value

@@ -1,20 +1,28 @@
 """One response as it is generated: OpenAI's events in their order, and the object that they add up to."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from engine.types import FinishReason
 from gateway.http.openai.reply import chat_logprobs, citations_field, sources_field
 from gateway.http.openai.responses.items import ItemIds, JsonObject
-from gateway.http.openai.responses.output import Event, MessageOutput, OutputItem
+from gateway.http.openai.responses.output import CallOutput, Event, MessageOutput, OutputItem, ReasoningOutput
 from gateway.http.sse import event_frame
 from gateway.path_masking import client_message
-from pipelines.text.types import TextEvent
+from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
+from pipelines.text.types import TextEvent, TextLogprob
 from sluice.errors import ErrorCode, SluiceError
 
 _ERROR_CODES = {ErrorCode.INVALID: "invalid_prompt", ErrorCode.OVERLOADED: "rate_limit_exceeded"}
 """OpenAI's codes of failed responses; every other failure is a server_error."""
+
+
+_KINDS: dict[type[Part], type[OutputItem]] = {
+    AnswerText: MessageOutput,
+    ReasoningText: ReasoningOutput,
+    CallArguments: CallOutput,
+}
 
 
 class ResponseReply:
@@ -23,10 +31,17 @@ class ResponseReply:
     `response` is the object up to now. `top_logprobs` is the number of alternatives; None for no log probabilities.
     """
 
-    def __init__(self, response: JsonObject, ids: ItemIds, top_logprobs: int | None = None) -> None:
+    def __init__(
+        self, response: JsonObject, ids: ItemIds, top_logprobs: int | None = None, reader: ChatReader | None = None
+    ) -> None:
+        """`reader` None: the answer is text alone."""
         self.response = response
         self._ids = ids
         self._top_logprobs = top_logprobs
+        self._reader = reader
+        self._unshown: list[TextLogprob] = []
+        """Log probabilities of text that the reader keeps back. Those of reasoning and of calls are never shown."""
+        self._num_reasoning_tokens = 0
         self._num_frames = 0
         self._open: OutputItem | None = None
         self._end: TextEvent | None = None
@@ -44,8 +59,16 @@ class ResponseReply:
     def feed(self, event: TextEvent) -> list[bytes]:
         """Return the events of more text."""
         frames = [] if self.response["status"] == "in_progress" and self.has_begun else self._begin()
-        if event.text:
-            frames += self._add_text(event)
+        if self._reader is None:
+            parts: Sequence[Part] = (AnswerText(event.text),) if event.text else ()
+        else:
+            parts = self._reader.read(event)
+        if event.detail is not None and event.detail.logprobs:
+            self._unshown += event.detail.logprobs
+        for part in parts:
+            frames += self._add(part)
+        if isinstance(self._open, ReasoningOutput):
+            self._num_reasoning_tokens += event.num_tokens
         if event.finish_reason is not None:
             self._end = event
             if not self.response["output"] and self._open is None:
@@ -57,13 +80,17 @@ class ResponseReply:
         self.response["status"] = "in_progress"
         return [*([] if self.has_begun else [self._state("created")]), self._state("in_progress")]
 
-    def _add_text(self, event: TextEvent) -> list[bytes]:
-        frames = [] if isinstance(self._open, MessageOutput) else self._open_item(MessageOutput)
+    def _add(self, part: Part) -> list[bytes]:
+        if isinstance(part, CallStart):
+            return self._open_item(CallOutput, part.id, part.name)
+        kind = _KINDS[type(part)]
+        frames = [] if isinstance(self._open, kind) else self._open_item(kind)
         assert self._open is not None
-        logprobs: list[JsonObject] = []
-        if self._top_logprobs is not None and event.detail is not None:
-            logprobs = chat_logprobs(event.detail.logprobs or (), self._top_logprobs)["content"]
-        return [*frames, self._open.delta(event.text, logprobs, self._take_number())]
+        shown, self._unshown = self._unshown, []
+        logprobs = []
+        if shown and self._top_logprobs is not None and kind is MessageOutput:
+            logprobs = chat_logprobs(shown, self._top_logprobs)["content"]
+        return [*frames, self._open.delta(part.text, logprobs, self._take_number())]
 
     def finish(self) -> None:
         """Complete the response, whose last text was fed."""
@@ -74,7 +101,7 @@ class ResponseReply:
         else:
             self.response["completed_at"] = int(time.time())
         self.response["status"] = "incomplete" if is_cut else "completed"
-        self.response["usage"] = _usage(self._end)
+        self.response["usage"] = _usage(self._end, self._num_reasoning_tokens)
         self.response |= {**sources_field(self._end.detail), **citations_field(self._end)}
 
     def fail(self, error: SluiceError) -> list[bytes]:
@@ -131,7 +158,7 @@ def error_object(error: SluiceError) -> dict[str, Any]:
     return {"code": code, "message": client_message(error), "param": error.param}
 
 
-def _usage(end: TextEvent) -> JsonObject | None:
+def _usage(end: TextEvent, num_reasoning_tokens: int) -> JsonObject | None:
     """Return OpenAI's token counts; None where a pipeline's model does not count."""
     if not end.prompt_tokens and not end.completion_tokens:
         return None
@@ -139,6 +166,6 @@ def _usage(end: TextEvent) -> JsonObject | None:
         "input_tokens": end.prompt_tokens,
         "input_tokens_details": {"cached_tokens": end.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": end.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
         "total_tokens": end.prompt_tokens + end.completion_tokens,
     }

@@ -111,7 +111,7 @@ class ResponseRoutes:
         turn = ResponseTurn(
             owner,
             request_id,
-            ResponseReply(response, ids, options.top_logprobs),
+            ResponseReply(response, ids, options.top_logprobs, model.chat_reader(text_request)),
             self._service.generate(model, text_request),
             items,
             options.param_names,

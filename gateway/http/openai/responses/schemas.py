@@ -130,7 +130,7 @@ InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=Tr
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
 
-class FunctionTool(RequestObject):
+class ResponseTool(RequestObject):
     """A function that the model may call. This server runs no tools itself, so it has none of another type."""
 
     type: Literal["function"]
@@ -140,18 +140,25 @@ class FunctionTool(RequestObject):
     strict: bool | None = None
 
 
-class ChosenTool(RequestObject):
-    """The one function to call, or several of which the model chooses."""
+class NamedResponseTool(RequestObject):
+    """A function by its name."""
+
+    type: Literal["function"] = "function"
+    name: str
+
+
+class ResponseToolChoice(RequestObject):
+    """One function that the answer must call, or several that it may."""
 
     type: Literal["function", "allowed_tools"]
     name: str | None = None
     mode: Literal["auto", "required"] = "auto"
-    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[NamedResponseTool] | None = Field(None, min_length=1, max_length=MAX_TOOLS, fail_fast=True)
 
 
-ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[ChosenTool, Tag("<object>")],
-    Discriminator(text_or_object, **union_error("none, auto, required or a function")),
+_ToolChoice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[ResponseToolChoice, Tag("<object>")],
+    Discriminator(text_or_object, **union_error("'none', 'auto', 'required' or an object")),
 ]
 
 
@@ -203,8 +210,8 @@ class PromptFields(RequestObject):
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: _Conversation | None = None
-    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
-    tool_choice: ToolChoice | None = None
+    tools: list[ResponseTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: _ToolChoice | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] | None = Field(
