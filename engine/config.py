@@ -32,6 +32,15 @@ class Runtime(StrEnum):
     TENSORRT_LLM = "tensorrt_llm"
 
 
+class Task(StrEnum):
+    """The things that a model may be served for. AUTO is EMBED for the checkpoint of a sentence-transformers model, and
+    else GENERATE."""
+
+    AUTO = "auto"
+    GENERATE = "generate"
+    EMBED = "embed"
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is told at its start, named as in vLLM. None means chosen at load for model and machine."""
 
@@ -73,6 +82,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     """Threads of the runtime. Default: one for each core."""
     runtime: Runtime = Runtime.AUTO
+    task: Task = Task.AUTO
     tensor_parallel_size: int = 1
     """Number of GPUs that share each layer."""
     pipeline_parallel_size: int = 1

@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 
+from engine.config import EngineConfig, Task
 from sluice.errors import ErrorCode, SluiceError, invalid
 
+SENTENCE_TRANSFORMERS = "modules.json"
+"""The file of sentence-transformers that lists the parts of a model of embeddings."""
 _IR_FILE = "openvino_model.xml"
 _CONFIG_FILE = "config.json"
 _ENGINE_KEYS = frozenset({"pretrained_config", "build_config"})
@@ -38,6 +41,12 @@ _PHRASES = {
     ModelFormat.TENSORRT_LLM_CHECKPOINT: "a checkpoint converted for TensorRT-LLM",
     ModelFormat.TENSORRT_LLM_ENGINE: "a compiled engine of TensorRT-LLM",
 }
+
+
+def gives_embeddings(config: EngineConfig) -> bool:
+    """Whether the model of `config` is served for embeddings, because that was asked for or by the folder's files."""
+    is_sentence_model = (Path(config.model_path) / SENTENCE_TRANSFORMERS).is_file()
+    return config.task is Task.EMBED or (config.task is Task.AUTO and is_sentence_model)
 
 
 def find_checkpoint(folder: Path) -> Path | None:

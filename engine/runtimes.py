@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 from engine.config import EngineConfig, Runtime
 from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
-from engine.model_folder import ModelFormat, model_format
+from engine.model_folder import ModelFormat, gives_embeddings, model_format
 from engine.runners.openvino.runtime import OPENVINO
 from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import num_gpus
 
 RUNTIMES: Mapping[Runtime, RuntimeSpec] = MappingProxyType({spec.runtime: spec for spec in (OPENVINO, TENSORRT_LLM)})
@@ -54,7 +54,12 @@ def choose_runtime(
     """Return the runtime that `config` asks for, else the one that suits its model on this machine best. Raises
     UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder."""
     found = model_format(Path(config.model_path))
-    if config.runtime is Runtime.AUTO:
+    is_embedder = gives_embeddings(config)
+    if is_embedder and config.runtime not in (Runtime.AUTO, BUNDLED.runtime):
+        raise invalid("task", f"embeddings come from {BUNDLED.title} alone, not from {RUNTIMES[config.runtime].title}")
+    if is_embedder:
+        choice = RuntimeChoice(BUNDLED.runtime, "it gives embeddings")
+    elif config.runtime is Runtime.AUTO:
         choice = best_runtime(config, found, count_gpus=count_gpus, is_installed=is_installed)
     else:
         choice = RuntimeChoice(config.runtime, "it was asked for")

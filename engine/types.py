@@ -258,3 +258,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     gives_logits: bool = False
     """Whether the runtime can return logits."""
     num_gpus: int = 0
+    embedding_size: int = 0
+    """Elements of a hidden state, for an engine that embeds: it has those for logits, and its tokens mean nothing. 0
+    for an engine that generates."""

@@ -109,7 +109,7 @@ def _check_logits(request: GenerateRequest, info: EngineInfo) -> None:
     for name, num_tokens in wanted.items():
         if num_tokens and not info.gives_logits:
             raise invalid(name, f"{name} must be false: {info.runtime}, which runs this model, returns no logits here")
-        most = MAX_LOGITS_BYTES // (_BYTES_OF_LOGIT * info.vocab_size)
+        most = MAX_LOGITS_BYTES // (_BYTES_OF_LOGIT * (info.embedding_size or info.vocab_size))
         if num_tokens > most:
             what = "prompt" if name == "return_context_logits" else "max_tokens"
             message = f"{name} takes {what} of at most {most} tokens with this vocabulary, got {num_tokens}"

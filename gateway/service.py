@@ -12,12 +12,14 @@ from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
 from pipelines.llm.model import LlmModel
-from pipelines.llm.text import LlmText, OpenTexts
+from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
 from pipelines.rag.encoder import TextEncoder, is_encoder
 from pipelines.rag.library import DocumentLibrary
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.retrieval.reranker import EncoderReranker, ModelReranker, RerankerFinder
 from pipelines.text.model import TextModel, text_model_of
+from pipelines.text.stream import OpenTexts
 from pipelines.text.types import TextEvent, TextRequest
 from serving.model import Model
 from serving.repository.repository import ModelRepository
@@ -118,11 +120,16 @@ class InferenceService:
             model = self.repository.route(name, LATEST, key)
         except SluiceError:
             return None
-        found = model.text if isinstance(model, LlmModel) else text_model_of(model)
+        if isinstance(model, LlmModel):
+            found: TextModel | None = None if model.text.info.embedding_size else model.text
+        else:
+            found = text_model_of(model)
         return found if found is not None and found.name == name else None
 
     def _find_adapter(self, name: str, key: str) -> TextModel:
         """Return the adapter that `name` means. Raises NOT_FOUND, which lists the models."""
+        if self.has_embeddings(name):
+            raise invalid("model", f"model {name!r} gives embeddings and no text; POST /v1/embeddings")
         models = self.repository.models()
         base, adapter = split_name(name, [model.name for model in models if text_model_of(model) is not None])
         return choose_text_model(self.repository.route(base, LATEST, key), adapter)
@@ -134,10 +141,10 @@ class InferenceService:
         """
         return list(list_text_models(sorted(self.repository.models(), key=_is_pipeline)))
 
-    def encoders(self) -> list[TextEncoder]:
+    def encoders(self) -> list[TextEncoder | LlmEncoder]:
         """Return every model that has embeddings and no text, by name."""
-        names = {model.name for model in self.repository.models() if self._is_encoder(model)}
-        return [TextEncoder(self.repository, name) for name in sorted(names)]
+        found = {model.name: model for model in self.repository.models() if self._is_encoder(model)}
+        return [self._open_encoder(found[name]) for name in sorted(found)]
 
     def has_embeddings(self, name: str) -> bool:
         """Whether `encoder` finds the model `name`."""
@@ -147,9 +154,14 @@ class InferenceService:
             return False
 
     def _is_encoder(self, model: Model) -> bool:
+        if isinstance(model, LlmModel):
+            return bool(model.text.info.embedding_size)
         return text_model_of(model) is None and is_encoder(model, self.repository)
 
-    def encoder(self, name: str) -> TextEncoder:
+    def _open_encoder(self, model: Model) -> TextEncoder | LlmEncoder:
+        return LlmEncoder(model.text) if isinstance(model, LlmModel) else TextEncoder(self.repository, model.name)
+
+    def encoder(self, name: str) -> TextEncoder | LlmEncoder:
         """Return the embedding model `name`.
 
         Raises NOT_FOUND in OpenAI's words, INVALID for a model without embeddings, and UNAVAILABLE while the model
@@ -158,7 +170,7 @@ class InferenceService:
         if not self.has_embeddings(name):
             names = [each.name for each in self.encoders()]
             raise self._unusable(name, "has no embeddings; models with embeddings", names)
-        return TextEncoder(self.repository, name)
+        return self._open_encoder(self.find(name))
 
     def _unusable(self, name: str, fault: str, usable: Iterable[str]) -> SluiceError:
         """Return why the model `name` cannot be used: its absence, or else its `fault`, which ends in the `usable`."""
@@ -179,7 +191,7 @@ class InferenceService:
     async def reranker(self, name: str) -> ModelReranker | EncoderReranker:
         """Return the reranker `name`, or one that compares the vectors of the encoder `name`. Raises as `encoder`."""
         if self.has_embeddings(name):
-            return EncoderReranker(TextEncoder(self.repository, name))
+            return EncoderReranker(self.encoder(name))
         names = [each.name for each in self.rerankers()]
         if name not in names:
             usable = [*(each.name for each in self.encoders()), *names]

@@ -115,7 +115,11 @@ def _assign_rows(
     begins = [0, *np.cumsum(num_rows).tolist()]
     sampling = list(plan.decode)
     first_rows = _first_rows(plan.num_drafts) if plan.num_drafts else begins[:num_decode_rows]
-    prompt_rows = []
+    prompt_rows = [  # a prompt's last token runs as decode if it is the only one left
+        _prompt_rows(sequence, first_row, 1)
+        for sequence, first_row in zip(sampling, first_rows, strict=False)
+        if not sequence.has_emitted and sequence.needs_prompt_logits
+    ]
     for position, chunk in enumerate(plan.prefill, num_decode_rows):
         sequence = chunk.sequence
         if sequence.needs_prompt_logits:

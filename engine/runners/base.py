@@ -51,6 +51,13 @@ class RunnerInfo:
     num_blocks: int
     kv_cache_dtype: str = ""
     quantization: str = "none"
+    embedding_size: int = 0
+    """Elements of a hidden state, for a model that returns those in the place of logits; 0 for others."""
+
+    @property
+    def row_size(self) -> int:
+        """Elements of what `run` returns for a token."""
+        return self.embedding_size or self.vocab_size
 
 
 class Runner(Protocol):
@@ -59,7 +66,7 @@ class Runner(Protocol):
     info: RunnerInfo
 
     def run(self, batch: StepBatch) -> FloatArray:
-        """Run one forward pass. Returns logits [num_sampled, vocab_size] float32. The array may be the runtime's own
+        """Run one forward pass. Returns logits [num_sampled, row_size] float32. The array may be the runtime's own
         buffer: it is valid until the next `run`, and the caller may write to it."""
         ...
 

@@ -169,6 +169,7 @@ class ServeConfig:
             quantization=model.quantization,
             cache_path=model.cache_path,
             runtime=runtime or model.runtime,
+            task=model.task,
             tokenizer_path=model.tokenizer_path,
             **{name: value for name, value in fields.items() if value is not None},
             **self.tensorrt_llm.engine_fields(),

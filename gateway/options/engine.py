@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
+from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from engine.runtimes import BUNDLED, RUNTIMES, choose_runtime
 from engine.scheduling.policies import POLICIES
 from gateway.options.option import choice, enum_member, fraction, integer, option, printable_text, size, truth, weights
@@ -64,6 +64,14 @@ class ModelOptions:
         "RUNTIME",
         f"what runs the model: {'; '.join(f'{spec.runtime}, on {spec.devices}' for spec in RUNTIMES.values())}; auto, "
         "by the folder's files, the GPUs and what is installed. The log says which it is, and why",
+    )
+    task: Task = option(
+        "--task",
+        _DEFAULTS.task,
+        enum_member(Task),
+        "TASK",
+        "what MODEL is served for: generate, or embed, whose vectors are the model's pooled hidden states (on the CPU, "
+        "/v1/embeddings); auto is embed for the checkpoint of a sentence-transformers model",
     )
     tokenizer_path: str | None = option(
         "--tokenizer",

@@ -169,8 +169,8 @@ def _(model: LlmModel) -> LlmText:
 
 
 def llm_text_of(model: Model) -> LlmText | None:
-    """Return the text model of an LLM; None for any other kind of model."""
-    return model.text if isinstance(model, LlmModel) else None
+    """Return the text model of an LLM; None for one that embeds, and for any other kind of model."""
+    return model.text if isinstance(model, LlmModel) and not model.text.info.embedding_size else None
 
 
 def _as_supported(declared: dict[str, LlmInput], supported: dict[str, LlmInput]) -> dict[str, LlmInput]:

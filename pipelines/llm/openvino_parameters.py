@@ -1,6 +1,6 @@
 """Effects of an LLM's config.pbtxt parameters on OpenVINO: TensorRT-LLM's, vLLM's and this engine's own."""
 
-from engine.config import Speculation
+from engine.config import Speculation, Task
 from pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
     MAX_THREADS,
@@ -152,6 +152,7 @@ OPENVINO_RULES: dict[str, Rule] = {
     "dtype": _dtype,
     "quantization": _quantization,
     "kv_cache_dtype": _cache_dtype,
+    "task": choice_field("task", *Task),
     "num_threads": integer_field("num_threads", 1, MAX_THREADS),
     "engine_launcher": ignored("the engine is one process"),
 }

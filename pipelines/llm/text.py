@@ -1,6 +1,5 @@
 """An LLM's text model: text, conversations or token ids in, text out, over the engine that runs the checkpoint."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import cached_property
@@ -11,9 +10,16 @@ import msgspec
 
 from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
+from engine.runners.base import FloatArray
 from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
 from pipelines.llm.chat_answers import answer_settings
+from pipelines.llm.pooling import (
+    EmbeddingSettings,
+    build_embedding_request,
+    read_embedding_settings,
+    read_hidden_states,
+)
 from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_parameters
 from pipelines.text.parts import ChatReader
 from pipelines.text.sampling import (
@@ -27,6 +33,7 @@ from pipelines.text.sampling import (
 from pipelines.text.stream import (
     LogprobTracker,
     OpenRecord,
+    OpenTexts,
     PromptEcho,
     StreamRecord,
     TextStream,
@@ -46,7 +53,7 @@ from pipelines.text.types import (
     TextRequest,
 )
 from serving.latencies import Histogram
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 ObserveDetail = Callable[[EventDetail], None]
 LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
@@ -70,9 +77,11 @@ class LlmText:
         created: int,
         version: str = "1",
         formats: ChatFormats = NO_FORMATS,
+        folder: Path | None = None,
         open_record: OpenRecord = no_record,
     ) -> None:
-        """`formats` are those of its answers in a chat. `open_record` opens the measurements of each request."""
+        """`formats` are those of its answers in a chat. `folder` is the checkpoint's. `open_record` opens the
+        measurements of each request."""
         self.name = name
         self.version = version
         self.created = created
@@ -81,6 +90,7 @@ class LlmText:
         self.defaults = defaults
         self.tokenizer = tokenizer
         self.formats = formats
+        self._folder = folder
         self.activity = TextActivity()
         self._open_record = open_record
 
@@ -109,6 +119,7 @@ class LlmText:
             created=created,
             version=version,
             formats=find_formats(tokenizer.chat_template),
+            folder=path,
             open_record=open_record,
         )
 
@@ -165,6 +176,10 @@ class LlmText:
     async def warm_up(self) -> None:
         """Generate one token as for a client, but outside the metrics. Raises the error that a client would get. The
         prompt is a token id, because no text can be encoded by every tokenizer."""
+        if self.info.embedding_size:
+            assert self.embedding_settings, "read now, for their errors"
+            await self.hidden_states([0], whole=False)
+            return
         request = TextRequest(request_id="warm-up", prompt=[0], sampling=SamplingOverrides(max_tokens=1))
         try:
             async with aclosing(self._generate(request, UNCOUNTED, is_counted=False)) as events:
@@ -253,8 +268,22 @@ class LlmText:
         open_record = self._open_record if is_counted else no_record
         return measure(open_record(self.name, request.protocol))
 
+    @cached_property
+    def embedding_settings(self) -> EmbeddingSettings:
+        """The settings of an engine that embeds. Raises as `read_embedding_settings`."""
+        return EmbeddingSettings() if self._folder is None else read_embedding_settings(self._folder)
+
+    async def hidden_states(self, token_ids: list[int], *, whole: bool) -> FloatArray:
+        """Return the hidden states [num_tokens, embedding_size] of `token_ids`, the last one alone unless `whole`, of
+        an engine that embeds. Raises the engine's refusals and failures."""
+        request = build_embedding_request(token_ids, whole=whole)
+        with self.activity.texts, self.activity.follow(self.engine.submit(request)) as generation:
+            return await read_hidden_states(generation, self.info.embedding_size)
+
     def submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
         """Submit `request` to the engine and return its token events, in which stop strings are not searched."""
+        if self.info.embedding_size:
+            raise invalid("model", f"model '{self.name}' gives embeddings and no text; POST /v1/embeddings")
         try:
             return self.engine.submit(
                 GenerateRequest(
@@ -341,28 +370,6 @@ class Unstarted(NamedTuple):
 
     num_requests: int
     num_prompt_tokens: int
-
-
-class OpenTexts:
-    """Counts the generations that are open: each enters this context when it starts and leaves it at its end."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def __enter__(self) -> None:
-        self.count += 1
-        self._idle.clear()
-
-    def __exit__(self, *_: object) -> None:
-        self.count -= 1
-        if self.count == 0:
-            self._idle.set()
-
-    async def wait_idle(self) -> None:
-        """Wait until none is open."""
-        await self._idle.wait()
 
 
 class TextActivity:

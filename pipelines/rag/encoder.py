@@ -127,12 +127,12 @@ class TextEncoder:
             return np.zeros((0, await self.dim()), np.float32)
         encoder = self._encoder()
         prefix = encoder.parameter(DOCUMENT_PREFIX)
-        return await self._encode_batches(encoder, [_replace_surrogates(prefix + text) for text in texts])
+        return await self._encode_batches(encoder, [replace_surrogates(prefix + text) for text in texts])
 
     async def encode_query(self, text: str) -> Vector:
         """Return [dim] float32 of length 1, of the text with the model's query prefix. Raises as `encode_documents`."""
         encoder = self._encoder()
-        vectors = await self._encode(encoder, [_replace_surrogates(encoder.parameter(QUERY_PREFIX) + text)])
+        vectors = await self._encode(encoder, [replace_surrogates(encoder.parameter(QUERY_PREFIX) + text)])
         vector: Vector = vectors[0]
         return vector
 
@@ -156,7 +156,7 @@ class TextEncoder:
         encoder.check_dimensions(dimensions)
         if isinstance(inputs[0], str):
             before = encoder.parameter(prefix) if prefix else ""
-            texts = [_replace_surrogates(before + text) for text in cast(Sequence[str], inputs)]
+            texts = [replace_surrogates(before + text) for text in cast(Sequence[str], inputs)]
             rows: Inputs = texts
             token_ids = []
             if tokenizer is not None:
@@ -170,7 +170,7 @@ class TextEncoder:
         if encoder.inputs.takes_ids:
             rows = token_ids
         vectors = await self._encode_batches(encoder, rows, 0 if len(rows) == 1 else _DOCUMENT_PRIORITY)
-        return Embeddings(_cut(vectors, dimensions), sum(map(len, token_ids)))
+        return Embeddings(cut_vectors(vectors, dimensions), sum(map(len, token_ids)))
 
     def tokenizer(self) -> TokenizerModel | None:
         """Return the model's tokenizer; None where the server does not have it. Raises as `encode_documents` does."""
@@ -187,7 +187,7 @@ class TextEncoder:
         """
         tokenizer = self.tokenizer()
         starts = estimate_token_starts if tokenizer is None else tokenizer.tokenizer.starts
-        return await asyncio.to_thread(lambda: starts(_replace_surrogates(text)))
+        return await asyncio.to_thread(lambda: starts(replace_surrogates(text)))
 
     def _model(self) -> Model:
         try:
@@ -243,7 +243,8 @@ def is_encoder(model: Model, models: ModelLookup) -> bool:
         return False
 
 
-def _cut(vectors: Vectors, dimensions: int | None) -> Vectors:
+def cut_vectors(vectors: Vectors, dimensions: int | None) -> Vectors:
+    """Return the beginnings of the vectors, of length 1. Raises INVALID for more elements than they have."""
     size = vectors.shape[1]
     if dimensions is None or dimensions == size:
         return vectors
@@ -264,7 +265,7 @@ async def _tokenize(
             end += 1
         for token_ids, is_truncated in await asyncio.to_thread(tokenizer.encode_checked, texts[len(found) : end]):
             if is_truncated and not truncates:
-                raise _too_long(label(len(found)), tokenizer.max_tokens)
+                raise too_long(label(len(found)), tokenizer.max_tokens)
             found.append(token_ids)
     return found
 
@@ -276,7 +277,7 @@ async def _check_ids(
     most = tokenizer.max_tokens or max(map(len, inputs))
     for index, token_ids in enumerate(inputs):
         if len(token_ids) > most and not truncates:
-            raise _too_long(label(index), most)
+            raise too_long(label(index), most)
     rows = [token_ids[:most] for token_ids in inputs]
 
     def check() -> None:
@@ -287,7 +288,8 @@ async def _check_ids(
     return rows
 
 
-def _too_long(label: str, max_tokens: int) -> SluiceError:
+def too_long(label: str, max_tokens: int) -> SluiceError:
+    """Return the error about an input, called `label`, of more tokens than a model takes."""
     remedy = "shorten it, or send truncate_prompt_tokens: -1"
     return invalid(label, f"{label} has more tokens than the {max_tokens} that the model takes; {remedy}")
 
@@ -300,7 +302,7 @@ def estimate_token_starts(text: str) -> list[int]:
     return [match.start() for match in _TOKEN_LIKE.finditer(text)]
 
 
-def _replace_surrogates(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Replace lone surrogates, which some PDFs contain and no tokenizer accepts, by question marks. Keeps offsets."""
     return text.encode(errors="replace").decode()
 

@@ -1,5 +1,6 @@
 """Token events to text events: incremental text, stop strings, log probabilities, echo; and a stream's measurement."""
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -365,3 +366,25 @@ def check_complete(end: TextEvent) -> None:
     """Raise SluiceError UNAVAILABLE for a last event with which the engine ended a generation before its end."""
     if end.finish_reason in _ENDED_EARLY:
         raise SluiceError(ErrorCode.UNAVAILABLE, "the engine ended the request before it was complete")
+
+
+class OpenTexts:
+    """Counts the generations that are open: each enters this context when it starts and leaves it at its end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self.count += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self.count -= 1
+        if self.count == 0:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until none is open."""
+        await self._idle.wait()

@@ -50,7 +50,7 @@ class OpenVinoRunner:
         parts = split_batch(batch) if self._decoder.pads_sequences else []
         if len(parts) <= 1:
             return self._session.run(pad_batch(batch, self._scratch_block))
-        logits = np.empty((len(batch.sampled_rows), self.info.vocab_size), np.float32)
+        logits = np.empty((len(batch.sampled_rows), self.info.row_size), np.float32)
         for part, sampled in parts:
             logits[sampled] = self._session.run(pad_batch(part, self._scratch_block))
         return logits
@@ -87,6 +87,7 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
         num_blocks=num_blocks,
         kv_cache_dtype=session.layout.dtype,
         quantization=decoder.quantization,
+        embedding_size=decoder.embedding_size,
     )
     size_bytes = num_blocks * session.layout.block_bytes
     logger.info("loaded %s in %.2f s: %s", config.model_path, time.monotonic() - started, _summary(info, size_bytes))
@@ -120,7 +121,7 @@ class InferenceSession:
             self._request.set_tensor(name, tensor)
 
     def run(self, batch: StepBatch) -> FloatArray:
-        """Return logits [num_sampled, vocab_size], a view of OpenVINO's output buffer."""
+        """Return logits [num_sampled, row_size], a view of OpenVINO's output buffer."""
         self._max_context_len[...] = batch.max_context_len
         for name, vector in self._inputs.items():
             vector.write(getattr(batch, name))

@@ -7,6 +7,7 @@ from pathlib import Path
 import openvino as ov
 
 from engine.config import EngineConfig
+from engine.model_folder import gives_embeddings, read_json
 from engine.runners.openvino.architectures import ARCHITECTURES, read_decoder_config, read_model_type
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import LongRope
@@ -74,11 +75,15 @@ def check_folder(directory: Path) -> FolderKind:
     not fit its config.json."""
     kind, _ = identify_folder(directory)
     if kind is FolderKind.CHECKPOINT:
-        build_model(read_decoder_config(directory), CheckpointWeights.open(directory))
+        has_head = not gives_embeddings(EngineConfig(model_path=str(directory)))
+        build_model(read_decoder_config(directory), CheckpointWeights.open(directory), has_head=has_head)
     return kind
 
 
 def _build(config: EngineConfig, directory: Path) -> Decoder:
+    is_embedder = gives_embeddings(config)
+    if is_embedder:
+        _check_causal(directory)
     model_config = read_decoder_config(directory)
     check_cache_dtype(model_config, config.kv_cache_dtype)
     max_model_len = choose_max_model_len(
@@ -87,15 +92,24 @@ def _build(config: EngineConfig, directory: Path) -> Decoder:
     _log_longrope(model_config, max_model_len)
     weights = open_weights(directory, config.quantization, cache_folder(config))
     return Decoder(
-        model=build_model(model_config, weights, max_model_len),
+        model=build_model(model_config, weights, max_model_len, has_head=not is_embedder),
         weights=weights,
         model_type=model_config.model_type,
         vocab_size=model_config.vocab_size,
         eos_token_ids=model_config.eos_token_ids,
         max_model_len=max_model_len,
         quantization=weights.quantization,
+        embedding_size=model_config.hidden_size if is_embedder else 0,
         pads_sequences=model_config.attention_softcap is not None,
     )
+
+
+def _check_causal(directory: Path) -> None:
+    """Raise UNIMPLEMENTED for a model of embeddings whose tokens see those after them."""
+    fields = read_json(directory / "config.json")
+    if fields.get("use_bidirectional_attention") or fields.get("is_causal") is False:
+        message = f"{directory} has bidirectional attention; embeddings come from causal language models alone"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
 
 
 def _log_longrope(config: DecoderConfig, max_model_len: int) -> None:
@@ -111,6 +125,9 @@ def _log_longrope(config: DecoderConfig, max_model_len: int) -> None:
 
 
 def _open_ir(config: EngineConfig, directory: Path, core: ov.Core) -> Decoder:
+    if gives_embeddings(config):
+        message = f"embeddings come from HuggingFace checkpoints of {', '.join(ARCHITECTURES)}, not from OpenVINO IRs"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
     decoder = open_ir(directory, core, config.max_model_len)
     if config.quantization not in (NONE, decoder.quantization):
         raise invalid(

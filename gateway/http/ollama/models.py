@@ -16,6 +16,7 @@ from gateway.service import InferenceService
 from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import AdapterText
 from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.text.model import TextModel
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -34,7 +35,7 @@ _REFUSED = {
     "/blobs/{digest}": f"this server takes no blobs: {_LOAD}",
 }
 """Routes that would change what is served, and for each what to do instead."""
-AnyModel = TextModel | TextEncoder
+AnyModel = TextModel | TextEncoder | LlmEncoder
 
 
 def repository_name(service: InferenceService, name: str) -> str:
@@ -120,6 +121,7 @@ def _time(model: AnyModel) -> str:
 def _base(model: AnyModel) -> LlmText | None:
     """Return the language model that `model` is or adapts; None for pipelines and encoders."""
     base = model.base if isinstance(model, AdapterText) else model
+    base = base.text if isinstance(base, LlmEncoder) else base
     return base if isinstance(base, LlmText) else None
 
 
@@ -143,7 +145,7 @@ def _details(model: AnyModel) -> dict[str, Any]:
     if base is not None:
         quantization = base.info.quantization if base.info.quantization != "none" else base.info.dtype
     return {
-        "parent_model": base.name + _TAG if base is not None and base is not model else "",
+        "parent_model": base.name + _TAG if base is not None and _adapter_root(model) else "",
         "format": "" if base is None else base.info.runtime,
         "family": family,
         "families": [family],
@@ -176,6 +178,6 @@ def _description(model: AnyModel) -> dict[str, Any]:
         "template": "",
         "details": _details(model),
         "model_info": {name: value for name, value in facts.items() if value is not None},
-        "capabilities": ["embedding"] if isinstance(model, TextEncoder) else ["completion"],
+        "capabilities": ["embedding"] if isinstance(model, TextEncoder | LlmEncoder) else ["completion"],
         "modified_at": _time(model),
     }

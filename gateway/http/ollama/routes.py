@@ -24,6 +24,7 @@ from gateway.http.request import TIMEOUT_HEADER, get_request_id, parse_schedulin
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.text.model import TextModel
 from pipelines.text.types import Prompt, TextEvent, TextRequest
 from sluice.errors import invalid
@@ -117,7 +118,7 @@ class OllamaRoutes:
         found = await run_in_time(request, self._defaults, work)
         return json_response({"embedding": found.vectors[0].tolist()}, headers=headers)
 
-    def _encoder(self, name: str) -> TextEncoder:
+    def _encoder(self, name: str) -> TextEncoder | LlmEncoder:
         return self._service.encoder(models.repository_name(self._service, name))
 
 
@@ -160,7 +161,7 @@ async def _collect(events: Events, reply: OllamaReply, memory: GenerateMemory | 
     return reply.whole(collected, context)
 
 
-async def _embed(encoder: TextEncoder, inputs: list[str], fields: EmbedRequest, began_ns: int) -> bytes:
+async def _embed(encoder: TextEncoder | LlmEncoder, inputs: list[str], fields: EmbedRequest, began_ns: int) -> bytes:
     is_single = isinstance(fields.input, str)
     found = await encoder.embed(
         inputs,

@@ -15,6 +15,7 @@ from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TextEncoder
 from pipelines.rag.encoder_signature import Inputs
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.types import Vector
 
 MAX_INPUTS = 2048
@@ -98,7 +99,7 @@ class EmbeddingRoutes:
 
 
 async def _write_answer(
-    encoder: TextEncoder, fields: EmbeddingRequest, head: dict[str, Any], kind: str, name: str
+    encoder: TextEncoder | LlmEncoder, fields: EmbeddingRequest, head: dict[str, Any], kind: str, name: str
 ) -> bytes:
     """Encode the inputs. Each is an object of the `kind` with its vector under `name`."""
     inputs = fields.input

@@ -34,6 +34,7 @@ from gateway.service import InferenceService
 from pipelines.llm.text_models import AdapterText
 from pipelines.rag import owner_keys
 from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.retrieval.reranker import ModelReranker
 from pipelines.text.model import TextModel
 from pipelines.text.types import TextEvent, TextRequest
@@ -128,11 +129,11 @@ class OpenAIRoutes:
         others = {each.name: each for each in self._models_without_text()}
         return json_response(model_object(others[model] if model in others else self._service.llm(model)))
 
-    def _models_without_text(self) -> list[TextModel | TextEncoder | ModelReranker]:
+    def _models_without_text(self) -> list[TextModel | TextEncoder | LlmEncoder | ModelReranker]:
         return [*self._service.encoders(), *self._service.rerankers()]
 
 
-def model_object(model: TextModel | TextEncoder | ModelReranker) -> dict[str, object]:
+def model_object(model: TextModel | TextEncoder | LlmEncoder | ModelReranker) -> dict[str, object]:
     """Return one model in OpenAI's words.
 
     vLLM adds `max_model_len`, in tokens, where it is known, and an adapter's folder (`root`) and model (`parent`).

@@ -17,6 +17,7 @@ from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import AdapterText
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import ChatMessage, TemplateOptions
@@ -103,6 +104,8 @@ class TokenRoutes:
             [name] = names
         if self._service.has_embeddings(name):
             encoder = self._service.encoder(name)
+            if isinstance(encoder, LlmEncoder):
+                return encoder.text.tokenizer, encoder.max_model_len
             found = encoder.tokenizer()
             if found is None:
                 raise invalid("model", f"the server does not have the tokenizer of model {name!r}")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TextEncoder
 from pipelines.rag.encoder_signature import find_tokenizer
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.stages.tokenizer_model import INPUT_IDS, TOKEN_INPUTS, TextTokenizer
 from serving.backend import ModelLookup
 from serving.model import Model, infer_one
@@ -135,7 +136,7 @@ class PairTokenizer:
 class EncoderReranker:
     """Scores passages by the cosine of their vectors with the question's. What the encoder does not take is cut."""
 
-    def __init__(self, encoder: TextEncoder) -> None:
+    def __init__(self, encoder: TextEncoder | LlmEncoder) -> None:
         self._encoder = encoder
 
     async def score(self, question: str, passages: Sequence[str]) -> PassageScores:

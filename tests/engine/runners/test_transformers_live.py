@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Task
 from engine.runners.openvino.runner import load_runner
-from tests.engine.runners.drive import Driver, Prompt
+from tests.engine.runners.drive import Driver, Prompt, prefill
 
 if find_spec("torch") is None or find_spec("transformers") is None:
     pytest.skip("needs torch and transformers: `make test-torch`", allow_module_level=True)
 
+import torch
 from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from tests.goldens.checkpoints import write_checkpoint
@@ -69,6 +70,19 @@ def test_same_tokens(config: PretrainedConfig, seed: int, tmp_path: Path) -> Non
 def test_same_tokens_in_every_family(recipe: Recipe, seed: int, tmp_path: Path) -> None:
     write_checkpoint(recipe.blueprint(seed), tmp_path)
     check_same_tokens(tmp_path, seed, lengths=(recipe.lengths[0], 50, 90, 150, 200))
+
+
+@pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
+def test_same_hidden_states_in_every_family(recipe: Recipe, tmp_path: Path) -> None:
+    write_checkpoint(recipe.blueprint(102), tmp_path)
+    model = load_checkpoint(tmp_path)
+    prompt = np.random.default_rng(102).integers(6, model.config.get_text_config().vocab_size, 90).tolist()
+    runner = load_runner(EngineConfig(model_path=str(tmp_path), dtype="f32", num_blocks=10, task=Task.EMBED))
+    found = prefill(runner, prompt, list(range(90)))
+    assert found.shape == (90, runner.info.embedding_size)
+    with torch.no_grad():
+        expected = model.base_model(input_ids=torch.tensor([prompt])).last_hidden_state[0].numpy()
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
 def check_same_tokens(directory: Path, seed: int, lengths: Sequence[int] = (1, 30, 64, 150, 300, 300)) -> None:

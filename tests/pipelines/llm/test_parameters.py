@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
+from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from pipelines.llm import parameters
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
 from pipelines.llm.parameters import apply_parameters, excludes_input, parameter_texts
@@ -74,6 +74,7 @@ OBEYED: list[tuple[str, str, dict[str, Any]]] = [
     ("speculation", "ngram", {"speculation": "ngram"}),
     ("num_speculative_tokens", "6", {"num_speculative_tokens": 6}),
     ("num_threads", "2", {"num_threads": 2}),
+    ("task", "embed", {"task": Task.EMBED}),
     (
         "speculative_config",
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}',

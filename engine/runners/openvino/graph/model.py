@@ -54,12 +54,16 @@ class Decoder:
     """Most tokens of one sequence, prompt and output together."""
     quantization: str
     """Compression of the weights in memory: none, int8, int4."""
+    embedding_size: int = 0
+    """Elements of the hidden states that the graph gives in the place of logits; 0 where it gives logits."""
     pads_sequences: bool = False
     """Whether attention takes memory for as many tokens and blocks of each sequence of a step as the longest has."""
 
 
-def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len: int | None = None) -> ov.Model:
-    """Build the graph.
+def build_model(
+    config: DecoderConfig, weights: CheckpointWeights, max_model_len: int | None = None, *, has_head: bool = True
+) -> ov.Model:
+    """Build the graph. One that `has_head` False returns hidden states [num_sampled, hidden_size] for logits.
 
     Inputs: STEP_INPUTS [-1] i32, MAX_CONTEXT_LEN [] i32, `key_cache.N` and `value_cache.N`, whose type and shape the
     compiler chooses. Output: logits [num_sampled, vocab_size] f32. `max_model_len` is the length of the longest
@@ -89,9 +93,12 @@ def build_model(config: DecoderConfig, weights: CheckpointWeights, max_model_len
     embedded = scaled(ops.gather(embedding, step["token_ids"], zero), config.embedding_scale)
     hidden = decoder(context, embedded)
     sampled = ops.gather(hidden, step["sampled_rows"], zero)
-    logits = ops.matmul(sampled, _head(config, tensors, embedding), False, True)
+    head = _head(config, tensors, embedding) if has_head else None
     tensors.check_leftovers(config)
     parameters = [*step.values(), max_context_len, *(cache for pair in caches for cache in pair)]
+    if head is None:
+        return ov.Model([ops.result(ops.convert(sampled, "f32"))], parameters, config.model_type)
+    logits = ops.matmul(sampled, head, False, True)
     logits = softcapped(scaled(logits, config.logit_scale), config.logit_softcap)
     return ov.Model([ops.result(logits)], parameters, config.model_type)
 

@@ -18,8 +18,12 @@ logger = logging.getLogger(__name__)
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
 _PLAIN = ("model.", "lm_head.")
-_WITH_IMAGE_MODEL = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
-"""Prefixes of the text model's names in a checkpoint that has an image model beside it."""
+_OTHER_PREFIXES = (
+    ("language_model.model.", "language_model.lm_head."),
+    ("model.language_model.", "lm_head."),
+    ("", "lm_head."),
+)
+"""Prefixes of the text model's names in a checkpoint that has an image model beside it, and in one without a head."""
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _SHOWN = 2
 
@@ -40,7 +44,7 @@ class TextModelTensors:
         self._checkpoint = checkpoint
         self._used: set[str] = set()
         self._prefixes = _PLAIN
-        for prefixes in _WITH_IMAGE_MODEL:
+        for prefixes in _OTHER_PREFIXES:
             if EMBEDDING.replace(_PLAIN[0], prefixes[0]) in checkpoint.tensors:
                 self._prefixes = prefixes
 

@@ -14,12 +14,13 @@ def add_parameter(root: Path, name: str, key: str, value: str) -> None:
         config.write(f"\n{parameter(key, value)}\n")
 
 
-def add_copy(root: Path, original: str, name: str, **parameters: str) -> None:
-    """Put a model with the files of `original` and further parameters beside it."""
+def add_copy(root: Path, original: str, name: str, **parameters: str) -> Path:
+    """Put a model with the files of `original` and further parameters beside it. Returns its folder."""
     copy_models(root, original)
     (root / original).rename(root / name)
     for key, value in parameters.items():
         add_parameter(root, name, key, value)
+    return root / name
 
 
 @contextmanager

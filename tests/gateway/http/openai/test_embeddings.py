@@ -24,6 +24,7 @@ from tests.gateway.http.openai.encoders import add_copy, serving_process
 from tests.paths import MODELS
 from tests.pipelines.rag.bundled import copy_models, serving
 from tests.pipelines.rag.test_encoder import SENTENCES
+from tests.pipelines.rag.test_llm_encoder import write_sentence_files
 from tests.server_process import ServerProcess
 
 pytestmark = pytest.mark.slow
@@ -39,6 +40,7 @@ LONG = "word " * 300
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("embeddings") / "models"
     add_copy(root, "sentence_encoder", "nested", matryoshka_dimensions="64, 128")
+    write_sentence_files(add_copy(root, "rill", "rill_embedder") / "1")
     add_copy(root, "query_encoder", "prefixed", query_prefix="query: ", document_prefix="passage: ")
     return copy_models(root)
 
@@ -123,6 +125,26 @@ def test_ollamas_client_gets_the_same_vectors(server: ServerProcess, stock: open
             client.embed("nested", LONG, truncate=False)
         assert client.show("sentence_encoder").capabilities == ["embedding"]
         assert {each.model for each in client.list().models} >= {"sentence_encoder:latest", "nested:latest"}
+
+
+def test_a_language_model_embeds(server: ServerProcess, stock: openai.OpenAI) -> None:
+    texts = ["one", "a much longer text of pumps", "one"]
+    found = vectors(stock.embeddings.create(model="rill_embedder", input=texts))
+    assert found.shape == (3, 320)
+    assert np.abs(np.linalg.norm(found, axis=1) - 1).max() < 1e-3
+    assert np.abs(found[0] - found[2]).max() < 0.01 < np.abs(found[0] - found[1]).max()
+    with server.client() as client:
+        tokens = client.post("/tokenize", json={"model": "rill_embedder", "prompt": texts[1]}).json()["tokens"]
+        scored = client.post("/v1/score", json={"model": "rill_embedder", "text_1": "one", "text_2": "one"}).json()
+        chat = client.post("/v1/completions", json={"model": "rill_embedder", "prompt": "x"})
+        v2 = client.post("/v2/models/rill_embedder/generate", json={"text_input": "x"})
+    by_ids = vectors(stock.embeddings.create(model="rill_embedder", input=tokens))
+    assert np.abs(by_ids[0] - found[1]).max() < 0.01
+    assert scored["data"][0]["score"] == pytest.approx(1, abs=1e-3)
+    for refused in (chat, v2):
+        assert refused.status_code == 400
+        assert "gives embeddings and no text; POST /v1/embeddings" in refused.text
+    assert {each.id for each in stock.models.list()} >= {"rill_embedder", "sentence_encoder"}
 
 
 def test_as_many_inputs_as_openai_takes(stock: openai.OpenAI) -> None:

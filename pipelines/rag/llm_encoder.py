@@ -1,0 +1,103 @@
+"""Encodes texts as vectors with a language model whose engine embeds."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import numpy as np
+
+from pipelines.llm.pooling import PoolingMode
+from pipelines.llm.text import LlmText
+from pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, Embeddings, cut_vectors, replace_surrogates, too_long
+from pipelines.rag.encoder_signature import Inputs, normalize
+from pipelines.rag.types import Vector
+from pipelines.stages.tokenizer_model import check_token_ids
+from serving.task_model import gather_all
+from sluice.errors import invalid
+
+_PROMPTS = {QUERY_PREFIX: ("query",), DOCUMENT_PREFIX: ("document", "passage")}
+"""The names of sentence-transformers' prompts for each prefix."""
+_CHARS_PER_TOKEN = 64
+"""Characters of a text that is truncated which are tokenized for each token that is kept."""
+
+
+class LlmEncoder:
+    """Encodes texts with the language model `text`, in the way its checkpoint's files of sentence-transformers say."""
+
+    def __init__(self, text: LlmText) -> None:
+        self.text = text
+        self.name = text.name
+        self.created = text.created
+        self._settings = text.embedding_settings
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a text."""
+        longest = self.text.max_model_len - 1  # the engine's own last token
+        return min(longest, self._settings.max_tokens or longest)
+
+    async def embed(
+        self,
+        inputs: Inputs,
+        label: Callable[[int], str],
+        *,
+        prefix: str = "",
+        truncates: bool = False,
+        dimensions: int | None = None,
+    ) -> Embeddings:
+        """Encode and raise as `TextEncoder.embed`, with the prompt of sentence-transformers for `prefix`. The engine
+        batches the inputs."""
+        self._check_dimensions(dimensions)
+        if isinstance(inputs[0], str):
+            prompts = self._settings.prompts
+            before = next((prompts[name] for name in _PROMPTS.get(prefix, ()) if name in prompts), "")
+            texts = [replace_surrogates(before + text) for text in cast(Sequence[str], inputs)]
+            rows = [await self._tokenize(text, label(index), truncates) for index, text in enumerate(texts)]
+        else:
+            rows = [ids[: self.max_model_len] if truncates else ids for ids in cast(Sequence[list[int]], inputs)]
+            await asyncio.to_thread(self._check_ids, rows, label)
+        slots = asyncio.Semaphore(self.text.info.max_num_seqs)
+
+        async def encode(token_ids: list[int]) -> Vector:
+            async with slots:
+                return await self._encode(token_ids)
+
+        vectors = np.stack(await gather_all([encode(each) for each in rows]))
+        return Embeddings(cut_vectors(vectors, dimensions), sum(map(len, rows)))
+
+    async def _encode(self, token_ids: list[int]) -> Vector:
+        mode = self._settings.mode
+        hidden = await self.text.hidden_states(token_ids, whole=mode is not PoolingMode.LAST)
+        vector: Vector = mode.pool(hidden)
+        return normalize(vector) if self._settings.normalizes else vector
+
+    async def _tokenize(self, text: str, label: str, truncates: bool) -> list[int]:
+        """Return the token ids of a text, of which `truncates` keeps the special ones at both ends."""
+        tokenizer, most = self.text.tokenizer, self.max_model_len
+        if truncates:
+            text = text[: most * _CHARS_PER_TOKEN]
+        token_ids = await tokenizer.encode_text(text, None if truncates else self.text.max_model_len)
+        if not token_ids:
+            raise invalid(label, f"{label} must not be empty: it has no tokens")
+        if len(token_ids) <= most:
+            return token_ids
+        if not truncates:
+            raise too_long(label, most)
+        plain = await tokenizer.encode_text(text, add_special_tokens=False)
+        num_special = len(token_ids) - len(plain)
+        start = next(at for at in range(num_special + 1) if token_ids[at : at + len(plain)] == plain)
+        end = token_ids[start + len(plain) :]
+        return token_ids[: most - len(end)] + end
+
+    def _check_ids(self, rows: Sequence[list[int]], label: Callable[[int], str]) -> None:
+        for index, token_ids in enumerate(rows):
+            if len(token_ids) > self.max_model_len:
+                raise too_long(label(index), self.max_model_len)
+            check_token_ids(token_ids, self.text.info.vocab_size, label(index))
+
+    def _check_dimensions(self, wanted: int | None) -> None:
+        full, allowed = self.text.info.embedding_size, self._settings.dimensions
+        if wanted in (None, full) or allowed is None or wanted in allowed:
+            return
+        known = ", ".join(map(str, sorted({*allowed, full})))
+        raise invalid("dimensions", f"dimensions must be among {known} for '{self.name}', got {wanted}")
