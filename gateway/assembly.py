@@ -184,7 +184,7 @@ def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegist
         shared.metrics.open_request,
         config.shutdown.heartbeat_timeout_s,
         config.request_limits(),
-        config.requests.allows_special_tokens,
+        config.chat_settings(),
     )
     registry = BackendRegistry()
     registry.register(LlmBackend(services), "llm", "tensorrtllm", "vllm")

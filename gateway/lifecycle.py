@@ -225,7 +225,7 @@ class GatewayServer:
             service.metrics.open_request,
             heartbeat_timeout_s=self._config.shutdown.heartbeat_timeout_s,
             limits=self._config.request_limits(),
-            allows_special_tokens=self._config.requests.allows_special_tokens,
+            chat=self._config.chat_settings(),
         )
         service.repository.add(model)
 

@@ -41,7 +41,7 @@ from gateway.options.tensorrt_llm import TensorRtLlmOptions
 from serving.repository.settings import ControlMode
 
 if TYPE_CHECKING:
-    from pipelines.llm.services import RequestLimits
+    from pipelines.llm.services import ChatSettings, RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,13 @@ class ServeConfig:
         from pipelines.llm.services import RequestLimits  # slow to import, and the engine starts before it is wanted
 
         return RequestLimits(self.requests.timeout_s, self.requests.queue_timeout_s)
+
+    def chat_settings(self) -> "ChatSettings":
+        """Return how models take conversations."""
+        from pipelines.llm.services import ChatSettings
+
+        requests = self.requests
+        return ChatSettings(requests.allows_special_tokens, requests.tool_call_parser, requests.reasoning_parser)
 
     def engine(self, model_path: str, runtime: Runtime | None = None) -> EngineConfig:
         """Return the engine's configuration. `runtime` is the model's own choice, over that of the command line."""

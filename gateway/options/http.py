@@ -114,7 +114,7 @@ class AccessOptions:
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Requests: their prompts, and time limits of those that name none"""
+    """Requests: their prompts, how their answers are read, and time limits of those that name none"""
 
     allows_special_tokens: bool = option(
         "--allow-special-tokens",
@@ -124,7 +124,22 @@ class RequestOptions:
         "let messages spell special tokens (`<|end|>`), as transformers does. Who writes one can then forge others. "
         "Without it only the chat template writes them, and what a message spells is plain text",
     )
-
+    tool_call_parser: str = option(
+        "--tool-call-parser",
+        "auto",
+        printable_text("a format's name, auto or none"),
+        "NAME",
+        "the format in which the models write tool calls (docs/models.md has the names, which are vLLM's): auto, by "
+        "each model's chat template; none, for models that shall get no tools",
+    )
+    reasoning_parser: str = option(
+        "--reasoning-parser",
+        "auto",
+        printable_text("a format's name, auto or none"),
+        "NAME",
+        "the format in which the models write the reasoning before an answer: auto, by each model's chat template; "
+        "none, for reasoning that stays in the answer's text",
+    )
     timeout_s: float | None = option(
         "--request-timeout-secs",
         None,

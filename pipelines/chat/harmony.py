@@ -24,7 +24,6 @@ class HarmonyCallFormat(ToolFormat):
     so it has one call."""
 
     name = "openai"
-    aliases = ("gpt_oss", "harmony")
     markers = (_START, _CHANNEL, _MESSAGE, _CONSTRAIN, *_ENDS[:3])
     opening = f"{_CHANNEL}commentary{_TO}functions."
 
@@ -50,7 +49,6 @@ class HarmonyReasoningFormat(ReasoningFormat):
     """Messages in the channel `analysis` are reasoning; the marks of other messages with text are left out."""
 
     name = "openai_gptoss"
-    aliases = ("gpt_oss", "harmony")
     markers = HarmonyCallFormat.markers
 
     def matches(self, template: str) -> bool:

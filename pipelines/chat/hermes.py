@@ -14,6 +14,7 @@ class HermesFormat(ToolFormat):
     """`<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, once for each call."""
 
     name = "hermes"
+    aliases = ("granite4",)
     markers = (_OPEN, _CLOSE)
     opening = _OPEN
 

@@ -20,7 +20,7 @@ class FormatReader:
         self._reasoning: PartReader | None = None
         self._calls = calls
         self._is_parallel = is_parallel
-        self._space = ""
+        self._space: list[str] = []
         """White space at the end of the answer's text so far, which does not count in front of a call."""
 
     def read(self, event: TextEvent) -> list[Part]:
@@ -39,7 +39,7 @@ class FormatReader:
         if self._calls is not None:
             parts += self._hold_space(self._calls.finish())
             if self._space:
-                parts.append(AnswerText(self._space))
+                parts.append(AnswerText("".join(self._space)))
         return parts
 
     def _open(self, prompt_end: str) -> None:
@@ -62,13 +62,14 @@ class FormatReader:
             if isinstance(part, CallStart | CallArguments) and part.index > 0 and not self._is_parallel:
                 continue
             if isinstance(part, CallStart):
-                self._space = ""
+                self._space = []
             elif isinstance(part, AnswerText):
-                text = self._space + part.text
-                shown = text.rstrip()
-                self._space = text[len(shown) :]
+                shown = part.text.rstrip()
+                space = part.text[len(shown) :]
                 if not shown:
+                    self._space.append(space)
                     continue
-                part = AnswerText(shown)
+                part = AnswerText("".join([*self._space, shown]))
+                self._space = [space] if space else []
             found.append(part)
         return found

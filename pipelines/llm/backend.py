@@ -13,7 +13,7 @@ from engine.client.process import ProcessEngineClient
 from pipelines.llm.configuration import add_engine_parameters, complete_config, declared_inputs, default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read_model_yaml
-from pipelines.llm.services import NO_LIMITS, LlmServices, RequestLimits
+from pipelines.llm.services import DEFAULT_CHAT, NO_LIMITS, ChatSettings, LlmServices, RequestLimits
 from pipelines.llm.setup import Setup, ignored_options, set_up
 from pipelines.llm.text import LlmText
 from pipelines.text.stream import OpenRecord
@@ -77,7 +77,7 @@ class LlmBackend(Backend):
                 engine,
                 services.open_record,
                 str(source.version),
-                allows_special_tokens=services.allows_special_tokens,
+                chat=services.chat,
             )
             await starting
             await text.warm_up()
@@ -99,7 +99,7 @@ async def load_checkpoint(
     *,
     heartbeat_timeout_s: float = 10.0,
     limits: RequestLimits = NO_LIMITS,
-    allows_special_tokens: bool = False,
+    chat: ChatSettings = DEFAULT_CHAT,
 ) -> LlmModel:
     """Load a checkpoint without a model repository as a model, over an engine that the caller starts.
 
@@ -109,7 +109,7 @@ async def load_checkpoint(
     """
     tokenizer = Path(engine.config.tokenizer_path or checkpoint)
     folder = CheckpointFolder(checkpoint, tokenizer)
-    text = await _load_text(name, folder, engine, open_record, allows_special_tokens=allows_special_tokens)
+    text = await _load_text(name, folder, engine, open_record, chat=chat)
     await engine_start
     await text.warm_up()
     for note in ignored_options(engine.config, engine.info.runtime):
@@ -133,7 +133,7 @@ async def _load_text(
     open_record: OpenRecord,
     version: str = "1",
     *,
-    allows_special_tokens: bool,
+    chat: ChatSettings,
 ) -> LlmText:
     return await asyncio.to_thread(
         LlmText.load,
@@ -143,7 +143,7 @@ async def _load_text(
         tokenizer_path=checkpoint.tokenizer,
         version=version,
         open_record=open_record,
-        allows_special_tokens=allows_special_tokens,
+        chat=chat,
     )
 
 

@@ -18,6 +18,7 @@ from engine.client.stream import GenerationStream
 from engine.config import EngineConfig
 from engine.model_folder import find_checkpoint
 from engine.types import SamplingParams
+from pipelines.llm.services import ChatSettings
 from pipelines.llm.text import LlmText
 from pipelines.text.types import ChatMessage, Conversation, Prompt, SamplingOverrides, TextLogprob, TextRequest
 from serving.task_model import gather_all
@@ -259,7 +260,7 @@ class _EngineThread:
             path,
             engine,
             tokenizer_path=Path(self._config.tokenizer_path or path),
-            allows_special_tokens=allows_special_tokens,
+            chat=ChatSettings(allows_special_tokens),
         )
         # The engine rejects what its queue cannot hold, so further requests wait here.
         self._places = asyncio.Semaphore(self._config.max_num_seqs + self._config.max_queued_requests // 2)

@@ -1,9 +1,10 @@
-"""Services that the server gives the backends of LLMs: engine options, measurement of requests, time limits."""
+"""Services that the server gives the backends of LLMs: engine options, measurement, time limits, settings of chats."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.config import EngineConfig, Runtime
+from pipelines.chat.registry import AUTO
 from pipelines.text.stream import OpenRecord, no_record
 
 
@@ -19,6 +20,19 @@ NO_LIMITS = RequestLimits()
 
 
 @dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """How the models of a server take conversations. The parsers are names of `pipelines.chat.registry`."""
+
+    allows_special_tokens: bool = False
+    """Whether messages that spell special tokens have them."""
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
+
+
+DEFAULT_CHAT = ChatSettings()
+
+
+@dataclass(frozen=True, slots=True)
 class LlmServices:
     """The services of one server."""
 
@@ -30,5 +44,4 @@ class LlmServices:
     heartbeat_timeout_s: float = 10.0
     """An engine without a heartbeat for this long is replaced."""
     limits: RequestLimits = NO_LIMITS
-    allows_special_tokens: bool = False
-    """Whether messages that spell special tokens have them."""
+    chat: ChatSettings = DEFAULT_CHAT

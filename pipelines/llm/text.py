@@ -20,6 +20,7 @@ from pipelines.llm.pooling import (
     read_embedding_settings,
     read_hidden_states,
 )
+from pipelines.llm.services import DEFAULT_CHAT, ChatSettings
 from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_parameters
 from pipelines.text.parts import ChatReader
 from pipelines.text.sampling import (
@@ -44,14 +45,7 @@ from pipelines.text.stream import (
     with_prompt_end,
 )
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import (
-    Conversation,
-    EncodedPrompt,
-    Prompt,
-    SamplingOverrides,
-    TextEvent,
-    TextRequest,
-)
+from pipelines.text.types import Conversation, EncodedPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
 from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -104,11 +98,11 @@ class LlmText:
         tokenizer_path: Path | None = None,
         version: str = "1",
         open_record: OpenRecord = no_record,
-        allows_special_tokens: bool = False,
+        chat: ChatSettings = DEFAULT_CHAT,
     ) -> Self:
         """Read the checkpoint's tokenizer and defaults, which takes most of a second. `engine` may start later. Raises
-        UNAVAILABLE where a file in `path` is missing or cannot be read."""
-        tokenizer = Tokenizer.load(tokenizer_path or path, allows_special_tokens=allows_special_tokens)
+        UNAVAILABLE where a file in `path` is missing or cannot be read, INVALID for a parser that is not installed."""
+        tokenizer = Tokenizer.load(tokenizer_path or path, allows_special_tokens=chat.allows_special_tokens)
         defaults = load_sampling_defaults(path)
         created = int((path / "config.json").stat().st_mtime)
         return cls(
@@ -118,7 +112,7 @@ class LlmText:
             defaults,
             created=created,
             version=version,
-            formats=find_formats(tokenizer.chat_template),
+            formats=find_formats(tokenizer.chat_template, chat.tool_call_parser, chat.reasoning_parser),
             folder=path,
             open_record=open_record,
         )

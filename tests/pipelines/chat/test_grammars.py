@@ -1,9 +1,12 @@
 """Grammars of tool calls: each allows the answers that its own format reads, and no others."""
 
 import json
+import random
 from functools import cache
 from typing import Any
 
+import jsonschema
+import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -44,6 +47,21 @@ class Grammars:
         self._vocabulary = LLTokenizer(self.tokenizer.to_str(), eos_token=end)
 
     def allows(self, text: str, *, tools: Any = TOOLS, is_required: bool = True, is_parallel: bool = True) -> bool:
+        tokens = self.tokenizer.encode(text + END).ids
+        matcher = self._matcher(tools, is_required=is_required, is_parallel=is_parallel)
+        return matcher.validate_tokens(tokens) == len(tokens)
+
+    def write_at_random(self, tools: Any, seed: int) -> str:
+        """Return calls that a model writes to which all tokens are alike."""
+        matcher = self._matcher(tools, is_required=True, is_parallel=True)
+        chosen, generator = list[int](), random.Random(seed)
+        while not matcher.is_stopped():
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            chosen.append(generator.choice(np.flatnonzero(bits)))
+            assert matcher.consume_token(int(chosen[-1]))
+        return self._vocabulary.decode_bytes(chosen).decode().removesuffix(END)
+
+    def _matcher(self, tools: Any, *, is_required: bool, is_parallel: bool) -> LLMatcher:
         ids = self.tokenizer.get_added_tokens_decoder()
         lark = LarkWriter({token.content: i for i, token in ids.items()})
         write = self.format.required_calls if is_required else self.format.optional_calls
@@ -51,8 +69,7 @@ class Grammars:
         translation = translate(Grammar(GrammarKind.TOOL_CALLS, lark.grammar(start)))
         matcher = LLMatcher(self._vocabulary, translation.text, log_level=0)
         assert not matcher.get_error(), translation.text
-        tokens = self.tokenizer.encode(text + END).ids
-        return matcher.validate_tokens(tokens) == len(tokens)
+        return matcher
 
 
 @pytest.mark.parametrize(("name", "has_tokens"), FORMATS)
@@ -71,6 +88,28 @@ def test_a_format_allows_its_own_calls_alone(name: str, has_tokens: bool) -> Non
     if "rail" in text:
         assert not grammars.allows(text.replace("rail", "sail"))
         assert not grammars.allows(text.replace("7.5", "'7'"))
+
+
+RANDOM_TOOLS = (
+    tool("f", {"a": {"enum": ['x "y"', 1]}, "b": {"type": "integer"}, "c": {"maxLength": 4, "type": "string"}}),
+    tool("g", {"a": {"type": "array", "items": {"type": "boolean"}, "maxItems": 2}}, required=["a"]),
+)
+
+
+@pytest.mark.parametrize(("name", "has_tokens"), FORMATS)
+def test_whatever_the_grammar_allows_is_read_as_calls_that_match(name: str, has_tokens: bool) -> None:
+    grammars, tools = Grammars(name, has_tokens=has_tokens), parse_tools(RANDOM_TOOLS)
+    schemas = {each.name: each.parameters for each in tools}
+    num_calls = 0
+    for seed in range(10):
+        text = grammars.write_at_random(RANDOM_TOOLS, seed)
+        reader = grammars.format.reader(tools)
+        answer = joined(reader.feed(text) + reader.finish())
+        assert answer.calls and not answer.text, text
+        num_calls += len(answer.calls)
+        for called, arguments in answer.calls:
+            jsonschema.validate(json.loads(arguments), schemas[called])
+    assert (num_calls > 10) == (name != "openai")
 
 
 VALUES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from pipelines.chat.registry import find_formats, reasoning_formats, tool_format
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
 from pipelines.text.types import TextDetail, TextEvent
 from tests.errors import error_of
+from tests.paths import ROOT
 from tests.pipelines.chat.samples import CANONICAL, OTHERS, TOOLS, Answer, Sample
 
 SAMPLES = [*CANONICAL, *OTHERS]
@@ -83,8 +86,8 @@ def _reasoning(name: str) -> str:
 @pytest.mark.parametrize("sample", CANONICAL, ids=lambda sample: sample.tools)
 def test_a_long_argument_costs_the_same_for_each_character(sample: Sample) -> None:
     """Counted in calls of functions, and in the text that is kept until the next piece arrives."""
-    short, long = (_count_calls(sample.tools, sample.text.replace('"x', '"x' + n * " é[{", 1)) for n in (5_000, 50_000))
-    assert 5_000 < short < long < 10 * short
+    short, long = (_count_calls(sample.tools, sample.text.replace('"x', '"x' + n * " é[{", 1)) for n in (1_000, 10_000))
+    assert 1_000 < short < long < 10 * short
 
 
 def _count_calls(name: str, text: str) -> int:
@@ -152,6 +155,58 @@ def test_names_are_of_one_format() -> None:
     for formats in (tool_formats(), reasoning_formats()):
         names = [name for each in formats for name in (each.name, *each.aliases)]
         assert len(names) == len(set(names))
+
+
+def test_every_format_is_in_the_documentation() -> None:
+    page = (ROOT / "docs/models.md").read_text()
+    names = [name for each in (*tool_formats(), *reasoning_formats()) for name in (each.name, *each.aliases)]
+    assert [name for name in names if f"`{name}`" not in page] == []
+
+
+MODULE = """
+from pipelines.chat.hermes import HermesFormat
+from pipelines.chat.think import ThinkFormat
+
+class Foreign(HermesFormat):
+    name = "foreign"
+
+class Musing(ThinkFormat):
+    name, aliases, openings, closings = "musing", (), ("<muse>",), ("</muse>",)
+"""
+ENTRY_POINTS = """
+[sluice.tool_formats]
+a_broken = sluice_foreign_chat:Missing
+b_odd = builtins:dict
+foreign = sluice_foreign_chat:Foreign
+
+[sluice.reasoning_formats]
+musing = sluice_foreign_chat:Musing
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed distribution with formats, as importlib.metadata finds it: a folder on the path."""
+    info = tmp_path / "sluice_foreign_chat-1.0.dist-info"
+    info.mkdir()
+    (tmp_path / "sluice_foreign_chat.py").write_text(MODULE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sluice-foreign-chat\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for found in (tool_formats, reasoning_formats):
+        found.cache_clear()
+    yield
+    for found in (tool_formats, reasoning_formats):
+        found.cache_clear()
+
+
+@pytest.mark.usefixtures("foreign")
+def test_formats_of_other_packages_come_first(caplog: pytest.LogCaptureFixture) -> None:
+    found = find_formats('<tool_call> "arguments" <muse></muse><think></think>')
+    assert found.tools is not None and found.reasoning is not None
+    assert (found.tools.name, found.reasoning.name) == ("foreign", "musing")
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.split(" (")[0] for message in messages] == ["the chat format a_broken", "the chat format b_odd"]
 
 
 def test_ids_of_calls() -> None:

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
 from engine.types import FinishReason, Grammar, GrammarKind
 from pipelines.chat.registry import find_formats
+from pipelines.llm.services import ChatSettings
 from pipelines.llm.text import LlmText
 from pipelines.text.parts import Part
 from pipelines.text.sampling import SamplingDefaults
@@ -201,3 +202,15 @@ async def test_a_runtime_without_grammars_of_calls_refuses_to_promise_one(model:
     sent = chat(tools=(), arguments={"opens": True}, grammar=Grammar(GrammarKind.JSON_SCHEMA, "{}"))
     with pytest.raises(SluiceError, match="no grammar after the reasoning"):
         await answer(model, sent)
+
+
+def test_the_operator_names_the_formats(folder: Path) -> None:
+    client = InProcessEngineClient(EngineConfig(model_path=str(folder)), EchoRunner())
+    for chat_settings, names in (
+        (ChatSettings(), ("hermes", "think")),
+        (ChatSettings(tool_call_parser="mistral", reasoning_parser="none"), ("mistral", None)),
+        (ChatSettings(tool_call_parser="none", reasoning_parser="granite"), (None, "granite")),
+    ):
+        formats = LlmText.load("m", folder, client, chat=chat_settings).formats
+        found = (formats.tools and formats.tools.name, formats.reasoning and formats.reasoning.name)
+        assert found == names
