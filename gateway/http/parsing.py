@@ -289,6 +289,13 @@ def is_tag(part: str | int) -> bool:
     return isinstance(part, str) and part.startswith("<")
 
 
+def text_or_object(value: Any) -> str | None:
+    """Return the member of a union of a string and an object that the value belongs to."""
+    if isinstance(value, str):
+        return "<text>"
+    return "<object>" if isinstance(value, dict) else None
+
+
 def text_or_list(value: Any) -> str | None:
     """Return the member of a union of a string and an array that the value belongs to."""
     if isinstance(value, str):

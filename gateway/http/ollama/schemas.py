@@ -6,8 +6,8 @@ from pydantic import Discriminator, Field, Tag
 
 from engine.sampling_fields import MAX_LOGPROBS
 from gateway.http.openai.embeddings import Texts
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, text_or_object
-from gateway.http.parsing import Media, RequestObject, StopStrings, text_or_list, union_error
+from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds
+from gateway.http.parsing import Media, RequestObject, StopStrings, text_or_list, text_or_object, union_error
 
 _ACCEPTED = "Accepted and not used."
 _ALWAYS_LOADED = "Accepted and not used: models stay loaded."

@@ -1,6 +1,7 @@
 """`POST /v1/chat/completions`: its prompt, and the shape of its answers."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -14,24 +15,46 @@ from gateway.http.openai.reply import (
 )
 from gateway.http.openai.requests import parse_generation, template_arguments, wants_beams
 from gateway.http.openai.schemas import ChatCompletionRequest
+from gateway.http.openai.tool_schemas import ChatTurn
+from gateway.http.openai.tools import parse_tools, parse_turn
 from gateway.http.sse import event_frame
 from pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextEvent, TextLogprob, TextRequest
 from sluice.errors import invalid
+
+_TOOL_FIELDS = {"tools", "tool_choice", "functions", "function_call"}
+_PLAIN_ROLES, _PLAIN_FIELDS = ("system", "developer", "user", "assistant"), {"role", "content"}
+_PARAM_NAMES = {"query": "messages"}
+_FUNCTION_NAMES = {"tools": "functions", "tool_choice": "function_call"}
+"""The client's names of fields that models name otherwise in their errors."""
 
 
 def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tuple[list[TextRequest], ReplyOptions]:
     """Parse a conversation to answer. Raises INVALID for fields that contradict each other."""
     _check_best_of(request)
-    messages = tuple(ChatMessage(role=message.role, content=message.text()) for message in request.messages)
     is_newer = request.max_completion_tokens is not None
-    return parse_generation(
+    base = msgspec.structs.replace(base, max_tokens_name="max_completion_tokens" if is_newer else "max_tokens")
+    messages = tuple([_message(turn, index) for index, turn in enumerate(request.messages)])
+    template = TemplateOptions(arguments=template_arguments(request))
+    is_older = bool(request.functions)
+    if not _TOOL_FIELDS.isdisjoint(request.model_fields_set):
+        tools, choice = parse_tools(request)
+        template = msgspec.structs.replace(template, tools=tools)
+        base = msgspec.structs.replace(base, tool_choice=choice)
+    requests, options = parse_generation(
         request,
-        msgspec.structs.replace(base, max_tokens_name="max_completion_tokens" if is_newer else "max_tokens"),
-        [Conversation(messages, TemplateOptions(arguments=template_arguments(request)))],
+        base,
+        [Conversation(messages, template)],
         max_tokens=_max_tokens(request),
         logprobs=_logprobs(request),
-        param_names={"query": "messages"},
+        param_names=_PARAM_NAMES | (_FUNCTION_NAMES if is_older else {}),
     )
+    return requests, replace(options, has_functions=is_older, has_reasoning=request.include_reasoning is not False)
+
+
+def _message(turn: ChatTurn, index: int) -> ChatMessage:
+    if turn.role in _PLAIN_ROLES and isinstance(turn.content, str) and turn.model_fields_set <= _PLAIN_FIELDS:
+        return ChatMessage(turn.role, turn.content)
+    return parse_turn(turn, index)
 
 
 def _check_best_of(request: ChatCompletionRequest) -> None:

@@ -12,6 +12,7 @@ from gateway.http.errors import openai_error_body
 from gateway.http.sse import DONE, PLACEHOLDER, TextFrame, event_frame
 from pipelines.text.citations import encoding_field, to_json_objects
 from pipelines.text.detokenizer import REPLACEMENT_CHARACTER
+from pipelines.text.parts import Part
 from pipelines.text.types import TextDetail, TextEvent, TextLogprob, TokenText
 from sluice.errors import SluiceError
 
@@ -29,7 +30,8 @@ class ReplyOptions:
     `top_logprobs` and `prompt_logprobs` are the numbers of alternatives; None leaves out log probabilities.
     `param_names` maps the names that models use in their errors to the client's names. `relaxed` says what of the
     client's JSON schema answers are not held to. `service_tier` is the one that the answer names; None for none.
-    `names_tokens_by_id` names tokens `token_id:N` in log probabilities.
+    `names_tokens_by_id` names tokens `token_id:N` in log probabilities. With `has_functions` a call has OpenAI's
+    earlier shape; without `has_reasoning` the reasoning is left out.
     """
 
     num_prompts: int
@@ -44,6 +46,8 @@ class ReplyOptions:
     service_tier: str | None = None
     returns_token_ids: bool = False
     names_tokens_by_id: bool = False
+    has_functions: bool = False
+    has_reasoning: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class Choice:
     text: str
     end: TextEvent
     details: Sequence[TextDetail] = ()
+    parts: Sequence[Part] = ()
+    """The parts that a `ChatReader` found in the text."""
 
     @property
     def logprobs(self) -> list[TextLogprob]:

@@ -34,6 +34,8 @@ _TIER_PRIORITIES = {"priority": -1, "flex": 1}
 """Priorities of the service tiers besides the default one's 0. Lower runs earlier."""
 _TEMPLATE_FIELDS = ("verbosity",)
 """Fields that are arguments of a chat template."""
+_SWITCHES = ("enable_thinking", "thinking")
+"""Arguments by which the chat templates of Qwen and DeepSeek switch the reasoning on and off."""
 Constraint = tuple[str, Grammar]
 """Path of the client's field, and the grammar in it."""
 
@@ -115,14 +117,25 @@ def with_owner_key(request: TextRequest, key: str) -> TextRequest:
 
 def template_arguments(fields: GenerationRequest) -> dict[str, Any]:
     """Return the fields that become variables of the chat template."""
-    return {name: value for name in _TEMPLATE_FIELDS if (value := getattr(fields, name, None)) is not None}
+    sent = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(fields, name, None)) is not None}
+    return sent | _effort_arguments(fields)
+
+
+def _effort_arguments(fields: GenerationRequest) -> dict[str, Any]:
+    effort = getattr(fields, "reasoning_effort", None)
+    if effort is None:
+        return {}
+    return ({} if effort == "none" else {"reasoning_effort": effort}) | dict.fromkeys(_SWITCHES, effort != "none")
 
 
 def without_effect(fields: GenerationRequest, prompt: Prompt, model: TextModel) -> list[str]:
     """Return the paths of the fields that change nothing with this model."""
     names = ["store"] if fields.store else []
     if isinstance(prompt, Conversation) and prompt.options.arguments:
-        unknown = sorted(prompt.options.arguments.keys() - model.template_names)
+        effort = _effort_arguments(fields)
+        if effort and model.template_names.isdisjoint(effort):
+            names.append("reasoning_effort")
+        unknown = sorted(prompt.options.arguments.keys() - model.template_names - effort.keys())
         names += [name if name in _TEMPLATE_FIELDS else f"chat_template_kwargs.{name}" for name in unknown]
     return names
 

@@ -4,6 +4,8 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
+from itertools import zip_longest
 from typing import Self, TypeVar
 
 import msgspec
@@ -14,6 +16,7 @@ from gateway.http.errors import client_names
 from gateway.http.openai import embeddings, rerank, tokens
 from gateway.http.openai.chat import ChatReply, parse_chat_request
 from gateway.http.openai.completions import CompletionReply, parse_completion_request
+from gateway.http.openai.parts import PartsReply
 from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
 from gateway.http.openai.requests import (
     check_beams,
@@ -37,6 +40,7 @@ from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.retrieval.reranker import ModelReranker
 from pipelines.text.model import TextModel
+from pipelines.text.parts import ChatReader
 from pipelines.text.types import TextEvent, TextRequest
 from serving.task_model import gather_all
 
@@ -98,9 +102,10 @@ class OpenAIRoutes:
             requests = [with_owner_key(each, key) for each in requests]
         if options.best_of > 1:
             requests = await _share_prompts(model, requests, options.best_of)
-        reply_id = f"{reply_type.id_prefix}-{request_id}"
-        reply = reply_type(
-            reply_id=reply_id,
+        readers = [reader for each in requests if (reader := model.chat_reader(each)) is not None]
+        make_reply = partial(PartsReply, readers=readers) if readers else reply_type
+        reply = make_reply(
+            reply_id=f"{reply_type.id_prefix}-{request_id}",
             created=int(time.time()),
             model=model.name,
             fingerprint=model.fingerprint,
@@ -110,7 +115,7 @@ class OpenAIRoutes:
         if fields.stream:
             frames = stream_frames(streams, reply, options)
             return EventStreamResponse(frames, error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
-        choices = await run_while_connected(request.receive, whole_choices(streams, options))
+        choices = await run_while_connected(request.receive, whole_choices(streams, options, readers))
         return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
     def _warnings(self, ignored: Sequence[str], options: ReplyOptions, without_effect: Sequence[str]) -> dict[str, str]:
@@ -169,10 +174,12 @@ async def stream_frames(
     yield reply.closing()
 
 
-async def whole_choices(streams: Sequence[Events], options: ReplyOptions) -> list[Choice]:
+async def whole_choices(
+    streams: Sequence[Events], options: ReplyOptions, readers: Sequence[ChatReader] = ()
+) -> list[Choice]:
     """Return every choice, complete, in the order of the prompts. The first failure ends them all."""
     with client_names(options.param_names):
-        return await gather_all([_collect_choice(*each) for each in enumerate(streams)])
+        return await gather_all([_collect_choice(i, *each) for i, each in enumerate(zip_longest(streams, readers))])
 
 
 async def _await_turn(index: int) -> None:
@@ -182,12 +189,13 @@ async def _await_turn(index: int) -> None:
         await asyncio.sleep(0)
 
 
-async def _collect_choice(index: int, stream: Events) -> Choice:
+async def _collect_choice(index: int, stream: Events, reader: ChatReader | None) -> Choice:
     async with aclosing(stream):
         await _await_turn(index)
         events = [event async for event in stream]
     details = [event.detail for event in events if event.detail is not None]
-    return Choice("".join([event.text for event in events]), events[-1], details)
+    parts = [] if reader is None else [part for event in events for part in reader.read(event)]
+    return Choice("".join([event.text for event in events]), events[-1], details, parts)
 
 
 class MergedStreams:

@@ -11,7 +11,15 @@ from pydantic import Discriminator, Field, Tag, ValidatorFunctionWrapHandler, Wr
 from pydantic_core import PydanticKnownError
 
 from engine.sampling_fields import MAX_LOGPROBS, SAMPLING_FIELDS
-from gateway.http.parsing import MAX_LIST, Message, RequestObject, StopStrings, union_error
+from gateway.http.openai.tool_schemas import (
+    MAX_TOOLS,
+    ChatTurn,
+    FunctionCallField,
+    FunctionDefinition,
+    FunctionTool,
+    ToolChoiceField,
+)
+from gateway.http.parsing import MAX_LIST, RequestObject, StopStrings, text_or_object, union_error
 from gateway.http.sampling import build_sampling_schema
 
 MAX_PROMPTS = 512
@@ -31,13 +39,6 @@ _INLINE_IDS = 16 << 10
 
 MAX_MODEL_CHARS = 1024
 UNUSED = "Accepted and not used."
-
-
-def text_or_object(value: Any) -> str | None:
-    """Return the member of a union of a string and an object that the value belongs to."""
-    if isinstance(value, str):
-        return "<text>"
-    return "<object>" if isinstance(value, dict) else None
 
 
 def prompt_kind(value: Any) -> str | None:
@@ -196,7 +197,18 @@ class ChatCompletionRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}'
-    messages: list[Message] = Field(min_length=1, fail_fast=True)
+    messages: list[ChatTurn] = Field(min_length=1, fail_fast=True)
+    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call in an answer.")
+    functions: list[FunctionDefinition] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="tools, as OpenAI had them earlier."
+    )
+    function_call: FunctionCallField | None = Field(None, description="tool_choice, as OpenAI had it earlier.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="An argument of the chat template. none switches the reasoning off, all others on."
+    )
+    include_reasoning: bool | None = Field(None, description="vLLM's; false: the answer has no reasoning.")
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")

@@ -2,10 +2,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from engine.config import EngineConfig
 from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
 from gateway.options.responses import ResponsesOptions
 from tests.gateway.http.live import LiveServer, live_server
+from tests.paths import RILL_TOKENIZER
+from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, THINKING, write_chat_folder
 
 
 @pytest.fixture(scope="session")
@@ -27,4 +30,14 @@ def strict_live() -> Iterator[LiveServer]:
 def loading_live() -> Iterator[LiveServer]:
     """A server that listens while its model is loading."""
     with live_server(is_loaded=False) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def chat_live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server whose model reasons and calls tools: it writes the runner's script, or random tokens."""
+    folder = write_chat_folder(RILL_TOKENIZER, tmp_path_factory.mktemp("chat") / "1", HERMES_TEMPLATE + THINKING)
+    engine = EngineConfig(model_path=str(folder))
+    with live_server(engine_config=engine, checkpoint=folder) as running:
+        running.runner.script = []
         yield running

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 MODEL = "rill"
 PATIENCE_S = 30.0
+END = 5
+"""The token that ends an answer."""
 _TURNS = 8
 """Turns of the event loop that a token needs at most from the engine to the socket."""
 
@@ -38,12 +41,16 @@ _TURNS = 8
 class SteppedRunner(EchoRunner):
     """An echo that lets the server write each token before it makes the next, and that a test can hold."""
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks=num_blocks)
+    def __init__(self, num_blocks: int, eos_token_ids: tuple[int, ...] = ()) -> None:
+        super().__init__(num_blocks=num_blocks, eos_token_ids=eos_token_ids)
         self.loop = asyncio.get_running_loop()
         self.error: Exception | None = None
         """Exception that every step raises, where set."""
+        self.script: list[int] | None = None
+        """Tokens of every answer, instead of the echo; where it is empty, all tokens are equally likely."""
         self._runs_left: int | None = None
+        self._tokens: list[list[int]] = []
+        """The tokens of each sequence of the last step."""
         self._is_held = False
         self._changed = threading.Condition()
 
@@ -69,7 +76,22 @@ class SteppedRunner(EchoRunner):
         self._wait_for_leave()
         if self.error is not None:
             raise self.error
-        return super().run(batch)
+        logits = super().run(batch)
+        return logits if self.script is None else self._follow(self.script, logits)
+
+    def _store_and_read(self, batch: StepBatch, i: int, block_size: int) -> list[int]:
+        tokens = super()._store_and_read(batch, i, block_size)
+        self._tokens = [*self._tokens[:i], tokens]
+        return tokens
+
+    def _follow(self, script: list[int], logits: FloatArray) -> FloatArray:
+        """Return logits for the tokens of the script that follow those that each sequence has."""
+        logits[:] = 0.0
+        for row, tokens in zip(logits, self._tokens, strict=True):
+            done = max(n for n in range(len(script) + 1) if tokens[len(tokens) - n :] == script[:n])
+            if script:
+                row[script[done] if done < len(script) else END] = 100.0
+        return logits
 
     def _wait_for_leave(self) -> None:
         with self._changed:
@@ -149,14 +171,15 @@ async def _application(
     num_blocks: int,
     is_loaded: bool,
     engine_class: type[InProcessEngineClient],
+    checkpoint: Path,
 ) -> AsyncIterator[LiveServer]:
-    runner = SteppedRunner(num_blocks)
+    runner = SteppedRunner(num_blocks, () if checkpoint is RILL_TOKENIZER else (END,))
     engine = engine_class(engine_config, runner)
     await engine.start()
     metrics = GatewayMetrics()
     repository = empty_repository(metrics)
     service = InferenceService(repository, metrics, config.shutdown.heartbeat_timeout_s)
-    model = llm_model(MODEL, RILL_TOKENIZER, engine, metrics)
+    model = llm_model(MODEL, checkpoint, engine, metrics)
     if is_loaded:
         repository.add(model)
         await repository.start()
@@ -186,6 +209,7 @@ def live_server(
     num_blocks: int = 256,
     is_loaded: bool = True,
     engine_class: type[InProcessEngineClient] = InProcessEngineClient,
+    checkpoint: Path = RILL_TOKENIZER,
 ) -> Iterator[LiveServer]:
     """Run a server on a thread of its own, for blocking clients."""
     ready, over = threading.Event(), threading.Event()
@@ -196,7 +220,7 @@ def live_server(
         with TemporaryDirectory() as folder:
             given = config or ServeConfig()
             own = replace(given, batches=replace(given.batches, state_path=folder))
-            async with _application(own, engine, num_blocks, is_loaded, engine_class) as live:
+            async with _application(own, engine, num_blocks, is_loaded, engine_class, checkpoint) as live:
                 started.append(live)
                 ready.set()
                 await asyncio.to_thread(over.wait)

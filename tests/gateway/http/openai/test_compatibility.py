@@ -51,6 +51,7 @@ VALUES: dict[str, Any] = {
     "stream": True,
     "system": "Be brief.",
     "thinking": {"type": "disabled"},
+    "tool_choice": {"type": "auto"},
     "top_k": 5,
     "temperature": 0.5,
     "top_p": 0.5,
@@ -60,7 +61,6 @@ VALUES: dict[str, Any] = {
     "verbosity": "low",
     "cache_control": {"type": "ephemeral"},
     "service_tier": "auto",
-    "tool_choice": {"type": "auto"},
 }
 """A value for each field that has an effect, or none, but is known."""
 FIELDS: dict[tuple[str, str], dict[str, Any]] = {
@@ -83,6 +83,17 @@ LACKING: dict[str, Any] = {
     "rag": {"collection": "docs"},
 }
 """Fields that need what the server of this test lacks: another runtime, an adapter, a pipeline."""
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+WITH_TOOLS: dict[str, dict[str, Any]] = {
+    "tools": {"tools": [{"type": "function", "function": FUNCTION}]},
+    "tool_choice": {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
+    "parallel_tool_calls": {"parallel_tool_calls": False},
+    "functions": {"functions": [FUNCTION]},
+    "function_call": {"functions": [FUNCTION], "function_call": {"name": "f"}},
+    "reasoning_effort": {"reasoning_effort": "high"},
+    "include_reasoning": {"include_reasoning": False},
+}
+"""All that is sent for a field which needs a model that reasons and calls tools."""
 WITHOUT_EFFECT = ("store", "verbosity")
 """Fields of which the server of this test warns that they change nothing with it."""
 GRAMMARS = {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "response_format", "structured_outputs"}
@@ -95,15 +106,17 @@ def _id(row: FieldRow) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=_id)
-def test_a_field_is_treated_as_the_page_says(live: LiveServer, row: FieldRow) -> None:
-    given = FIELDS.get((row.route, row.name))
+def test_a_field_is_treated_as_the_page_says(live: LiveServer, chat_live: LiveServer, row: FieldRow) -> None:
+    given, server = FIELDS.get((row.route, row.name)), live
+    if row.route == "/v1/chat/completions" and row.name in WITH_TOOLS:
+        given, server = WITH_TOOLS[row.name], chat_live
     if row.treatment is Treatment.REFUSED:
         refuse(live, row, REFUSED.get(row.name, "x"))
     elif given is None and row.name in LACKING:
         refuse(live, row, LACKING[row.name])
     else:
         value = "x" if row.treatment is Treatment.IGNORED else VALUES.get(row.name)
-        response = live.post(row.route, BODIES[row.route] | (given or {row.name: value}))
+        response = server.post(row.route, BODIES[row.route] | (given or {row.name: value}))
         assert (given or value) is not None and response.status_code == 200, response.text
         assert response.headers.get("x-sluice-warning") == expected_warning(row)
 

@@ -1,0 +1,97 @@
+"""Field names and types of turns, tools and tool choices in requests to chat completions."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from gateway.http.parsing import Content, RequestObject, text_or_object, union_error
+
+MAX_TOOLS = 128
+"""Most functions of one request: OpenAI's limit."""
+
+
+class CalledFunction(RequestObject):
+    """A function that the model called, and its arguments as the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class TurnCall(RequestObject):
+    """A call in an earlier turn of the assistant."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatTurn(RequestObject):
+    """One turn of a conversation. Only an assistant's may have no content."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    name: str | None = Field(None, description="The speaker, or the function whose result this is.")
+    tool_calls: list[TurnCall] | None = Field(None, fail_fast=True, description="Of the role assistant.")
+    tool_call_id: str | None = Field(None, description="Of the role tool: the call whose result this is.")
+    function_call: CalledFunction | None = Field(None, description="tool_calls, as OpenAI had it earlier.")
+    reasoning_content: str | None = Field(None, description="DeepSeek's and vLLM's: the reasoning before the answer.")
+    reasoning: str | None = Field(None, description="The same, under vLLM's newer name.")
+    refusal: str | None = Field(None, description="The content of a turn that has none.")
+
+
+class FunctionDefinition(RequestObject):
+    """A function that the model may call."""
+
+    name: str = Field(description="Of letters, digits, _, - and ., at most 64.")
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="The JSON schema of its arguments.")
+    strict: bool | None = Field(
+        None,
+        description="Arguments always match the schema. Unless this is false, they also have no members that it does "
+        "not name.",
+    )
+
+
+class FunctionTool(RequestObject):
+    """A tool."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class NamedFunction(RequestObject):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(RequestObject):
+    """A tool by its name."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class AllowedTools(RequestObject):
+    """The tools that the answer may call, or with the mode required must call one of."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)
+
+
+class ToolChoiceObject(RequestObject):
+    """One tool that the answer must call, or several that it may."""
+
+    type: Literal["function", "allowed_tools"]
+    function: NamedFunction | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+ToolChoiceField = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("<text>")] | Annotated[ToolChoiceObject, Tag("<object>")],
+    Discriminator(text_or_object, **union_error("'none', 'auto', 'required' or an object")),
+]
+FunctionCallField = Annotated[
+    Annotated[Literal["none", "auto"], Tag("<text>")] | Annotated[NamedFunction, Tag("<object>")],
+    Discriminator(text_or_object, **union_error("'none', 'auto' or an object")),
+]

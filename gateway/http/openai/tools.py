@@ -1,0 +1,114 @@
+"""From the tools and the turns of a chat request to those of a conversation."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.http.openai.schemas import ChatCompletionRequest
+from gateway.http.openai.tool_schemas import ChatTurn, FunctionDefinition, ToolChoiceObject
+from pipelines.text.types import ChatMessage, ToolCall, ToolChoice
+from sluice.errors import invalid
+
+Tools = tuple[dict[str, Any], ...]
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def parse_tools(fields: ChatCompletionRequest) -> tuple[Tools, ToolChoice]:
+    """Return the tools, as the client sent them, and the choice among them; no tools where none may be called. Raises
+    INVALID for fields that contradict each other."""
+    if fields.functions:
+        return _parse_functions(fields)
+    if fields.function_call not in (None, "none", "auto"):
+        raise invalid("function_call", "function_call names a function, and there are no functions; send functions")
+    tools = fields.tools or []
+    _check_functions([tool.function for tool in tools], "tools[{}].function")
+    choice = _parse_choice(fields, bool(tools))
+    return () if fields.tool_choice == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools), choice
+
+
+def _parse_functions(fields: ChatCompletionRequest) -> tuple[Tools, ToolChoice]:
+    """Return OpenAI's earlier `functions` and `function_call` as tools and a choice of one call."""
+    functions, choice = fields.functions or [], fields.function_call
+    if fields.tools:
+        raise invalid("functions", "functions and tools are the same under an old and a new name; send tools")
+    _check_functions(functions, "functions[{}]")
+    if choice == "none":
+        return (), ToolChoice()
+    tools = tuple({"type": "function", "function": each.model_dump(exclude_unset=True)} for each in functions)
+    if choice is None or isinstance(choice, str):
+        return tools, ToolChoice(is_parallel=False)
+    _check_names([choice.name], functions, "function_call.name")
+    return tools, ToolChoice(is_required=True, is_parallel=False, names=(choice.name,))
+
+
+def _parse_choice(fields: ChatCompletionRequest, has_tools: bool) -> ToolChoice:
+    choice, is_parallel = fields.tool_choice, fields.parallel_tool_calls is not False
+    if choice in (None, "none", "auto"):
+        return ToolChoice(is_parallel=is_parallel)
+    if not has_tools:
+        raise invalid("tool_choice", "tool_choice must be 'none' or 'auto' without tools; send tools")
+    if not isinstance(choice, ToolChoiceObject):
+        return ToolChoice(is_required=True, is_parallel=is_parallel)
+    functions = [tool.function for tool in fields.tools or ()]
+    if choice.type == "function":
+        if choice.function is None:
+            raise invalid("tool_choice.function", "tool_choice.function is required where its type is function")
+        _check_names([choice.function.name], functions, "tool_choice.function.name")
+        return ToolChoice(is_required=True, is_parallel=False, names=(choice.function.name,))
+    if choice.allowed_tools is None:
+        raise invalid("tool_choice.allowed_tools", "tool_choice.allowed_tools is required where its type is that")
+    names = [tool.function.name for tool in choice.allowed_tools.tools]
+    _check_names(names, functions, "tool_choice.allowed_tools.tools[{}].function.name")
+    return ToolChoice(choice.allowed_tools.mode == "required", is_parallel, tuple(names))
+
+
+def _check_functions(functions: Sequence[FunctionDefinition], path: str) -> None:
+    seen: set[str] = set()
+    for index, function in enumerate(functions):
+        name = f"{path.format(index)}.name"
+        if not _NAME.fullmatch(function.name):
+            rule = "of 1 to 64 letters, digits, _, - and ."
+            raise invalid(name, f"{name} must consist {rule}, got {function.name[:80]!r}")
+        if function.name in seen:
+            raise invalid(name, f"{name} is {function.name!r} as that of another function; names must differ")
+        seen.add(function.name)
+
+
+def _check_names(names: Sequence[str], functions: Sequence[FunctionDefinition], path: str) -> None:
+    known = [function.name for function in functions]
+    for index, name in enumerate(names):
+        if name not in known:
+            place = path.format(index)
+            raise invalid(place, f"{place} must be one of {', '.join(known)}, got {name[:80]!r}")
+
+
+def parse_turn(turn: ChatTurn, index: int) -> ChatMessage:
+    """Return a turn that may have more than a role and a content. Raises INVALID for one without what its role needs,
+    and for what its role cannot have."""
+    path, role = f"messages[{index}]", turn.role
+    if turn.content is None and role not in ("assistant", "function"):
+        raise invalid(f"{path}.content", f"{path}.content is required")
+    if role == "tool" and turn.tool_call_id is None:
+        raise invalid(f"{path}.tool_call_id", f"{path}.tool_call_id is required where the role is tool")
+    if role == "function" and turn.name is None:
+        raise invalid(f"{path}.name", f"{path}.name is required where the role is function")
+    calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in turn.tool_calls or ()]
+    if turn.function_call is not None:
+        calls.append(ToolCall("", turn.function_call.name, turn.function_call.arguments))
+    if calls and role != "assistant":
+        name = f"{path}.tool_calls" if turn.tool_calls else f"{path}.function_call"
+        raise invalid(name, f"{name} needs the role assistant, got {role}")
+    return ChatMessage(
+        role,
+        _text(turn),
+        reasoning=turn.reasoning_content or turn.reasoning or "",
+        tool_calls=tuple(calls),
+        tool_call_id=turn.tool_call_id or "",
+        name=turn.name or "",
+    )
+
+
+def _text(turn: ChatTurn) -> str:
+    if turn.content is None or isinstance(turn.content, str):
+        return turn.content or turn.refusal or ""
+    return "".join(part.text for part in turn.content)
