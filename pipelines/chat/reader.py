@@ -23,6 +23,10 @@ class FormatReader:
         self._space: list[str] = []
         """White space at the end of the answer's text so far, which does not count in front of a call."""
 
+    @property
+    def finds_reasoning(self) -> bool:
+        return self._open_reasoning is not None
+
     def read(self, event: TextEvent) -> list[Part]:
         if event.detail is not None and event.detail.prompt_end:
             self._open(event.detail.prompt_end)

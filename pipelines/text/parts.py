@@ -41,6 +41,11 @@ class ChatReader(Protocol):
     """Finds the parts of one answer. The joined parts never depend on how the text was split. Only the answer's task
     uses it."""
 
+    @property
+    def finds_reasoning(self) -> bool:
+        """Whether the model reasons, in a format that the reader knows."""
+        ...
+
     def read(self, event: TextEvent) -> list[Part]:
         """Return the parts that an event of the answer completes, all that is left with the last event."""
         ...

@@ -1,7 +1,7 @@
 """`POST /v1/messages`: its prompt, and the shape of its answers."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -9,10 +9,30 @@ import msgspec
 import orjson
 
 from engine.types import FinishReason, Grammar, GrammarKind
-from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest, TextBlock, Turn
+from gateway.http.anthropic.schemas import (
+    Block,
+    CountTokensRequest,
+    MessagesRequest,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    Tool,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
 from gateway.http.errors import anthropic_error_body
 from gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
-from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
+from gateway.http.tools import THINKING_SWITCHES, check_tool_names
+from pipelines.text.types import (
+    ChatMessage,
+    Conversation,
+    TemplateOptions,
+    TextEvent,
+    TextRequest,
+    ToolCall,
+    ToolChoice,
+)
 from sluice.errors import SluiceError, invalid
 
 PROTOCOL = "anthropic_messages"
@@ -22,29 +42,96 @@ _BETWEEN_TURNS = "\n\n"
 """Joins the texts of turns that one role has in a row: they are one turn, as with Anthropic."""
 
 
-def parse_conversation(fields: CountTokensRequest) -> tuple[ChatMessage, ...]:
-    """Return the turns, the system's first. Raises INVALID for what this server cannot do."""
-    _refuse_tools_and_thinking(fields)
+def parse_conversation(fields: CountTokensRequest) -> tuple[Conversation, ToolChoice]:
+    """Return the turns, the system's first, with the tools; and the choice among these. Raises INVALID for what this
+    server cannot do."""
     if fields.messages[-1].role == "assistant":
         place = f"messages[{len(fields.messages) - 1}].role"
         raise invalid(place, f"{place} must be 'user', got 'assistant': this server cannot continue a begun answer")
     system = fields.system if isinstance(fields.system, str) else _join_blocks(fields.system or ())
-    turns = [
-        ChatMessage(role, _BETWEEN_TURNS.join(map(_text, turns)))
-        for role, turns in groupby(fields.messages, key=lambda turn: turn.role)
-    ]
-    return (ChatMessage("system", system), *turns) if system else tuple(turns)
+    messages = [ChatMessage("system", system)] if system else []
+    for role, group in groupby(enumerate(fields.messages), key=lambda each: each[1].role):
+        turns = list(group)
+        messages += [_assistant_message(turns)] if role == "assistant" else _user_messages(turns)
+    tools, choice = parse_tools(fields)
+    thinking = fields.thinking
+    arguments = {} if thinking is None else dict.fromkeys(THINKING_SWITCHES, thinking.type != "disabled")
+    return Conversation(tuple(messages), TemplateOptions(tools=tools, arguments=arguments)), choice
 
 
-def _refuse_tools_and_thinking(fields: CountTokensRequest) -> None:
-    if fields.tools:
-        raise invalid("tools", f"tools are not supported, got {len(fields.tools)}; leave them out")
-    if fields.thinking is not None and fields.thinking.type == "enabled":
-        raise invalid("thinking.type", "thinking.type must be 'disabled' or 'adaptive', got 'enabled': no model thinks")
+def parse_tools(fields: CountTokensRequest) -> tuple[tuple[dict[str, Any], ...], ToolChoice]:
+    """Return the tools in OpenAI's form, none where none may be used, and the choice among them."""
+    choice, tools = fields.tool_choice, fields.tools or []
+    check_tool_names([tool.name for tool in tools], "tools[{}].name")
+    is_parallel = choice is None or not choice.disable_parallel_tool_use
+    if choice is not None and choice.type in ("any", "tool") and not tools:
+        raise invalid(
+            "tool_choice.type", f"tool_choice.type must be 'auto' or 'none' without tools, got '{choice.type}'"
+        )
+    parsed = tuple({"type": "function", "function": _function(tool)} for tool in tools)
+    if choice is None or choice.type == "auto":
+        return parsed, ToolChoice(is_parallel=is_parallel)
+    if choice.type == "none":
+        return (), ToolChoice()
+    if choice.type == "any":
+        return parsed, ToolChoice(is_required=True, is_parallel=is_parallel)
+    known = [tool.name for tool in tools]
+    if choice.name not in known:
+        what = f"one of {', '.join(known)}, got {choice.name!r}"
+        raise invalid("tool_choice.name", f"tool_choice.name must be {what}")
+    return parsed, ToolChoice(is_required=True, is_parallel=False, names=(choice.name or "",))
 
 
-def _text(turn: Turn) -> str:
-    return turn.content if isinstance(turn.content, str) else _join_blocks(turn.content)
+def _function(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {name: value for name, value in (function | {"strict": tool.strict}).items() if value is not None}
+
+
+def _assistant_message(turns: Iterable[tuple[int, Turn]]) -> ChatMessage:
+    """Return the turns that the assistant has in a row as one."""
+    texts, thoughts, calls = [], [], list[ToolCall]()
+    for index, turn in turns:
+        texts.append(turn.content if isinstance(turn.content, str) else _join_blocks(turn.content))
+        for number, block in enumerate(_blocks(turn)):
+            if isinstance(block, ThinkingBlock):
+                thoughts.append(block.thinking)
+            elif isinstance(block, ToolUseBlock):
+                calls.append(ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False)))
+            elif isinstance(block, ToolResultBlock):
+                raise _misplaced(index, number, "tool_result", "user")
+    text = _BETWEEN_TURNS.join(filter(None, texts))
+    return ChatMessage("assistant", text, reasoning="\n".join(thoughts), tool_calls=tuple(calls))
+
+
+def _user_messages(turns: Iterable[tuple[int, Turn]]) -> Iterator[ChatMessage]:
+    """Yield the turns that the user has in a row: the results of calls, and the text between them."""
+    texts: list[str] = []
+    for index, turn in turns:
+        text = turn.content if isinstance(turn.content, str) else ""
+        for number, block in enumerate(_blocks(turn)):
+            if isinstance(block, TextBlock):
+                text += block.text
+            elif isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock):
+                raise _misplaced(index, number, block.type, "assistant")
+            else:
+                if text or texts:
+                    yield ChatMessage("user", _BETWEEN_TURNS.join(filter(None, [*texts, text])))
+                texts, text = [], ""
+                result = block.content if isinstance(block.content, str) else _join_blocks(block.content or ())
+                yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
+        if text or isinstance(turn.content, str):
+            texts.append(text)
+    if texts:
+        yield ChatMessage("user", _BETWEEN_TURNS.join(texts))
+
+
+def _blocks(turn: Turn) -> Sequence[Block]:
+    return () if isinstance(turn.content, str) else turn.content
+
+
+def _misplaced(index: int, number: int, kind: str, role: str) -> SluiceError:
+    path = f"messages[{index}].content[{number}].type"
+    return invalid(path, f"{path} may be {kind!r} only where the role is {role}")
 
 
 def _join_blocks(blocks: Sequence[object]) -> str:
@@ -58,9 +145,11 @@ def parse_messages_request(fields: MessagesRequest, base: TextRequest) -> TextRe
     if fields.output_config is not None and fields.output_config.format is not None:
         schema = json.dumps(fields.output_config.format.schema_, ensure_ascii=False)
         sampling["grammar"] = Grammar(GrammarKind.JSON_SCHEMA, schema)
+    conversation, choice = parse_conversation(fields)
     return msgspec.structs.replace(
         base,
-        prompt=Conversation(parse_conversation(fields)),
+        prompt=conversation,
+        tool_choice=choice,
         sampling={name: value for name, value in sampling.items() if value is not None},
         stop=tuple(fields.stop_sequences or ()),
     )
@@ -75,25 +164,33 @@ class MessageReply:
         self._text_frame = TextFrame.around(delta, name="content_block_delta")
         self._has_begun = False
 
-    def whole(self, text: str, end: TextEvent) -> bytes:
+    def whole(self, events: Sequence[TextEvent]) -> bytes:
         """Return the answer as one object."""
-        blocks = [{"type": "text", "text": text}] if text else []
-        return orjson.dumps({**self._head, "content": blocks, **_ending(end), "usage": _usage(end)})
+        text, end = "".join([event.text for event in events]), events[-1]
+        return self.message([{"type": "text", "text": text}] if text else [], end, ending_of(end))
+
+    def message(self, blocks: list[dict[str, Any]], end: TextEvent, ending: dict[str, str | None]) -> bytes:
+        """Return an answer of content blocks as one object."""
+        return orjson.dumps({**self._head, "content": blocks, **ending, "usage": usage_of(end)})
 
     def frame(self, event: TextEvent) -> bytes:
         """Return the frames of an event: the opening before the first one, its text, and the closing at the end."""
-        frame = b"" if self._has_begun else self._opening(event)
+        frame = b"" if self._has_begun else self.opening(event) + _TEXT_START
         self._has_begun = True
         if event.text:
             frame += self._text_frame.fill(event.text)
         if event.finish_reason is not None:
-            frame += _event({"type": "content_block_stop", "index": 0})
-            frame += _event({"type": "message_delta", "delta": _ending(event), "usage": _usage(event)})
-            frame += _event({"type": "message_stop"})
+            frame += named_event({"type": "content_block_stop", "index": 0}) + self.closing(event, ending_of(event))
         return frame
 
-    def _opening(self, event: TextEvent) -> bytes:
-        usage = {**_usage(event), "output_tokens": 0}
+    def closing(self, end: TextEvent, ending: dict[str, str | None]) -> bytes:
+        """Return the frames of the end of a stream."""
+        delta = {"type": "message_delta", "delta": ending, "usage": usage_of(end)}
+        return named_event(delta) + named_event({"type": "message_stop"})
+
+    def opening(self, event: TextEvent) -> bytes:
+        """Return the frame that a stream begins with."""
+        usage = {**usage_of(event), "output_tokens": 0}
         message: dict[str, Any] = {
             **self._head,
             "content": [],
@@ -101,12 +198,15 @@ class MessageReply:
             "stop_sequence": None,
             "usage": usage,
         }
-        block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-        return _event({"type": "message_start", "message": message}) + _event(block)
+        return named_event({"type": "message_start", "message": message})
 
 
-def _event(payload: dict[str, Any]) -> bytes:
+def named_event(payload: dict[str, Any]) -> bytes:
+    """Return the frame of an event that is named as its type says."""
     return event_frame(payload, payload["type"])
+
+
+_TEXT_START = named_event({"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}})
 
 
 def error_frame(error: SluiceError) -> bytes:
@@ -114,7 +214,8 @@ def error_frame(error: SluiceError) -> bytes:
     return b"event: error\ndata: " + anthropic_error_body(error) + b"\n\n"
 
 
-def _ending(end: TextEvent) -> dict[str, str | None]:
+def ending_of(end: TextEvent) -> dict[str, str | None]:
+    """Return why an answer ended, in Anthropic's words."""
     if end.finish_reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
     if isinstance(end.stop_reason, str):
@@ -122,7 +223,7 @@ def _ending(end: TextEvent) -> dict[str, str | None]:
     return {"stop_reason": "end_turn", "stop_sequence": None}
 
 
-def _usage(event: TextEvent) -> dict[str, int]:
+def usage_of(event: TextEvent) -> dict[str, int]:
     """Return Anthropic's counts, of which the prompt's tokens are those that were not in the prefix cache."""
     return {
         "input_tokens": event.prompt_tokens - event.cached_tokens,

@@ -13,6 +13,7 @@ from gateway.http.anthropic.messages import (
     parse_conversation,
     parse_messages_request,
 )
+from gateway.http.anthropic.parts import BlocksReply
 from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
 from gateway.http.bodies import json_response, read_body, read_fields
 from gateway.http.errors import client_names
@@ -22,7 +23,9 @@ from gateway.http.request import get_request_id, parse_scheduling, run_while_con
 from gateway.http.sse import EventStreamResponse, event_frame
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.text.types import Conversation, EncodedPrompt, TextEvent, TextRequest
+from pipelines.text.model import TextModel
+from pipelines.text.parts import ChatReader
+from pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
 from sluice.errors import invalid
 
 Events = AsyncGenerator[TextEvent, None]
@@ -55,7 +58,8 @@ class AnthropicRoutes:
         model = self._service.llm(fields.model, scheduling.sticky_key)
         grammar = text_request.sampling.get("grammar")
         headers = warning_header(ignored, () if grammar is None else relaxed_parts(grammar))
-        reply = MessageReply(request_id, model.name)
+        reader = _reader(model, fields, text_request)
+        reply = MessageReply(request_id, model.name) if reader is None else BlocksReply(request_id, model.name, reader)
         events = self._service.generate(model, text_request)
         if fields.stream:
             frames = _stream_frames(events, reply)
@@ -66,8 +70,9 @@ class AnthropicRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """Count the tokens of a conversation's prompt."""
         fields, headers = await read_fields(request, CountTokensRequest, self._options)
-        conversation = Conversation(parse_conversation(fields))
+        conversation, _ = parse_conversation(fields)
         model = self._service.llm(fields.model)
+        _reader(model, fields, TextRequest(request_id="", prompt=conversation))
         with client_names(PARAM_NAMES):
             prompt = await model.prepare_shared(conversation)
         if not isinstance(prompt, EncodedPrompt):
@@ -93,4 +98,15 @@ async def _collect(events: Events, reply: MessageReply) -> bytes:
     with client_names(PARAM_NAMES):
         async with aclosing(events):
             collected = [event async for event in events]
-    return reply.whole("".join([event.text for event in collected]), collected[-1])
+    return reply.whole(collected)
+
+
+def _reader(model: TextModel, fields: CountTokensRequest, request: TextRequest) -> ChatReader | None:
+    """Return the reader of the answer, None for one of text alone. Raises INVALID where the model cannot do what the
+    client asks for."""
+    reader = model.chat_reader(request)
+    is_on = fields.thinking is not None and fields.thinking.type == "enabled"
+    if is_on and not (reader is not None and reader.finds_reasoning):
+        reason = f"model '{model.name}' does not reason"
+        raise invalid("thinking.type", f"thinking.type must be 'disabled' or 'adaptive', got 'enabled': {reason}")
+    return reader

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from gateway.http.parsing import MAX_LIST, RequestObject, refuse_media_part, text_or_list, union_error
+from gateway.http.tools import MAX_TOOLS
 
 MAX_MODEL_CHARS = 1024
 _ACCEPTED = "Accepted and not used."
@@ -20,7 +21,7 @@ class TextBlock(RequestObject):
 
 
 class ThinkingBlock(RequestObject):
-    """A model's thoughts in an earlier turn. They are left out of the prompt, as Anthropic does."""
+    """A model's thoughts in an earlier turn. Its chat template decides which of them are in the prompt."""
 
     type: Literal["thinking"]
     thinking: str = ""
@@ -28,23 +29,55 @@ class ThinkingBlock(RequestObject):
 
 
 class RedactedThinkingBlock(RequestObject):
-    """The same, unreadable."""
+    """The same, unreadable. They are left out of the prompt."""
 
     type: Literal["redacted_thinking"]
     data: str = ""
 
 
+_Text = Annotated[str, Tag("<text>")]
+_TextOnly = Annotated[TextBlock, BeforeValidator(refuse_media_part)]
+ResultContent = Annotated[
+    _Text | Annotated[list[_TextOnly], Field(fail_fast=True), Tag("<list>")],
+    Discriminator(text_or_list, **union_error("a string or an array of text blocks")),
+]
+
+
+class ToolUseBlock(RequestObject):
+    """A call of a tool, in an earlier turn of the assistant."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
+
+
+class ToolResultBlock(RequestObject):
+    """What a call returned, in a turn of the user."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: ResultContent | None = None
+    is_error: bool | None = Field(None, description=_ACCEPTED)
+    cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
+
+
+_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+
+
 def _block_kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else None
-    return f"<{kind}>" if kind in ("text", "thinking", "redacted_thinking") else None
+    return f"<{kind}>" if kind in _KINDS else None
 
 
-_Text = Annotated[str, Tag("<text>")]
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
-    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
-    Discriminator(_block_kind, **union_error("a block of type text, thinking or redacted_thinking")),
+    | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
+    | Annotated[ToolUseBlock, Tag("<tool_use>")]
+    | Annotated[ToolResultBlock, Tag("<tool_result>")],
+    Discriminator(_block_kind, **union_error(f"a block of type {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")),
     BeforeValidator(refuse_media_part),
 ]
 Content = Annotated[
@@ -69,6 +102,25 @@ class Thinking(RequestObject):
 
     type: Literal["disabled", "adaptive", "enabled"]
     budget_tokens: int | None = Field(None, ge=1, description=_ACCEPTED)
+
+
+class Tool(RequestObject):
+    """A function that the model may call. Anthropic's own tools, which have another type, are refused."""
+
+    type: Literal["custom"] = "custom"
+    name: str = Field(description="Of letters, digits, _, - and ., at most 64.")
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(description="The JSON schema of its input, which every call matches.")
+    strict: bool | None = Field(None, description="Unless false, inputs have no members that the schema does not name.")
+    cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
+
+
+class ToolChoiceFields(RequestObject):
+    """Whether the answer may or must use tools, or which one."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = Field(None, description="Of the type tool: its name.")
+    disable_parallel_tool_use: bool | None = Field(None, description="Whether an answer uses at most one tool.")
 
 
 class OutputFormat(RequestObject):
@@ -98,9 +150,11 @@ class CountTokensRequest(RequestObject):
     model: str = Field(max_length=MAX_MODEL_CHARS)
     messages: list[Turn] = Field(min_length=1, fail_fast=True)
     system: System | None = None
-    thinking: Thinking | None = Field(None, description="adaptive is ignored; enabled is refused.")
-    tools: list[Any] | None = Field(None, description="Refused, unless empty.")
-    tool_choice: dict[str, Any] | None = Field(None, description=_ACCEPTED)
+    thinking: Thinking | None = Field(
+        None, description="Switches the reasoning on or off. enabled is refused for a model that does not reason."
+    )
+    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tool_choice: ToolChoiceFields | None = None
 
 
 class MessagesRequest(CountTokensRequest):

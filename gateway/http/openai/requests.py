@@ -20,6 +20,7 @@ from gateway.http.openai.schemas import (
     StructuredOutputs,
 )
 from gateway.http.parsing import relaxed_parts, retriever_parameters
+from gateway.http.tools import THINKING_SWITCHES
 from pipelines.llm.text_models import SEPARATOR
 from pipelines.rag import owner_keys
 from pipelines.rag.filters import parse_filter
@@ -34,8 +35,6 @@ _TIER_PRIORITIES = {"priority": -1, "flex": 1}
 """Priorities of the service tiers besides the default one's 0. Lower runs earlier."""
 _TEMPLATE_FIELDS = ("verbosity",)
 """Fields that are arguments of a chat template."""
-_SWITCHES = ("enable_thinking", "thinking")
-"""Arguments by which the chat templates of Qwen and DeepSeek switch the reasoning on and off."""
 Constraint = tuple[str, Grammar]
 """Path of the client's field, and the grammar in it."""
 
@@ -125,7 +124,9 @@ def _effort_arguments(fields: GenerationRequest) -> dict[str, Any]:
     effort = getattr(fields, "reasoning_effort", None)
     if effort is None:
         return {}
-    return ({} if effort == "none" else {"reasoning_effort": effort}) | dict.fromkeys(_SWITCHES, effort != "none")
+    return ({} if effort == "none" else {"reasoning_effort": effort}) | dict.fromkeys(
+        THINKING_SWITCHES, effort != "none"
+    )
 
 
 def without_effect(fields: GenerationRequest, prompt: Prompt, model: TextModel) -> list[str]:

@@ -12,7 +12,6 @@ from pydantic_core import PydanticKnownError
 
 from engine.sampling_fields import MAX_LOGPROBS, SAMPLING_FIELDS
 from gateway.http.openai.tool_schemas import (
-    MAX_TOOLS,
     ChatTurn,
     FunctionCallField,
     FunctionDefinition,
@@ -21,6 +20,7 @@ from gateway.http.openai.tool_schemas import (
 )
 from gateway.http.parsing import MAX_LIST, RequestObject, StopStrings, text_or_object, union_error
 from gateway.http.sampling import build_sampling_schema
+from gateway.http.tools import MAX_TOOLS
 
 MAX_PROMPTS = 512
 """Most prompts in one completion request: each is a sequence of its own."""

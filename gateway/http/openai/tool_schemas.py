@@ -5,9 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.http.parsing import Content, RequestObject, text_or_object, union_error
-
-MAX_TOOLS = 128
-"""Most functions of one request: OpenAI's limit."""
+from gateway.http.tools import MAX_TOOLS
 
 
 class CalledFunction(RequestObject):

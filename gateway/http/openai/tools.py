@@ -1,16 +1,15 @@
 """From the tools and the turns of a chat request to those of a conversation."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from gateway.http.openai.schemas import ChatCompletionRequest
 from gateway.http.openai.tool_schemas import ChatTurn, FunctionDefinition, ToolChoiceObject
+from gateway.http.tools import check_tool_names
 from pipelines.text.types import ChatMessage, ToolCall, ToolChoice
 from sluice.errors import invalid
 
 Tools = tuple[dict[str, Any], ...]
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def parse_tools(fields: ChatCompletionRequest) -> tuple[Tools, ToolChoice]:
@@ -21,7 +20,7 @@ def parse_tools(fields: ChatCompletionRequest) -> tuple[Tools, ToolChoice]:
     if fields.function_call not in (None, "none", "auto"):
         raise invalid("function_call", "function_call names a function, and there are no functions; send functions")
     tools = fields.tools or []
-    _check_functions([tool.function for tool in tools], "tools[{}].function")
+    check_tool_names([tool.function.name for tool in tools], "tools[{}].function.name")
     choice = _parse_choice(fields, bool(tools))
     return () if fields.tool_choice == "none" else tuple(tool.model_dump(exclude_unset=True) for tool in tools), choice
 
@@ -31,7 +30,7 @@ def _parse_functions(fields: ChatCompletionRequest) -> tuple[Tools, ToolChoice]:
     functions, choice = fields.functions or [], fields.function_call
     if fields.tools:
         raise invalid("functions", "functions and tools are the same under an old and a new name; send tools")
-    _check_functions(functions, "functions[{}]")
+    check_tool_names([function.name for function in functions], "functions[{}].name")
     if choice == "none":
         return (), ToolChoice()
     tools = tuple({"type": "function", "function": each.model_dump(exclude_unset=True)} for each in functions)
@@ -60,18 +59,6 @@ def _parse_choice(fields: ChatCompletionRequest, has_tools: bool) -> ToolChoice:
     names = [tool.function.name for tool in choice.allowed_tools.tools]
     _check_names(names, functions, "tool_choice.allowed_tools.tools[{}].function.name")
     return ToolChoice(choice.allowed_tools.mode == "required", is_parallel, tuple(names))
-
-
-def _check_functions(functions: Sequence[FunctionDefinition], path: str) -> None:
-    seen: set[str] = set()
-    for index, function in enumerate(functions):
-        name = f"{path.format(index)}.name"
-        if not _NAME.fullmatch(function.name):
-            rule = "of 1 to 64 letters, digits, _, - and ."
-            raise invalid(name, f"{name} must consist {rule}, got {function.name[:80]!r}")
-        if function.name in seen:
-            raise invalid(name, f"{name} is {function.name!r} as that of another function; names must differ")
-        seen.add(function.name)
 
 
 def _check_names(names: Sequence[str], functions: Sequence[FunctionDefinition], path: str) -> None:

@@ -4,14 +4,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest, text_or_object
-from gateway.http.parsing import RequestObject, text_or_list, union_error
+from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest
+from gateway.http.parsing import RequestObject, text_or_list, text_or_object, union_error
+from gateway.http.tools import MAX_TOOLS
 
 MAX_ITEMS = 1 << 14
 """Most items of one input: checking many more would hold up all other streams."""
 MAX_ADDED_ITEMS = 20
 """Most items that one request adds to a conversation: OpenAI's limit."""
-MAX_TOOLS = 128
 _MAX_ID_CHARS = 128
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")

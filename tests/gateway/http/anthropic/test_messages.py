@@ -140,7 +140,7 @@ async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64"}}]}]},
             "messages[0].content[0].source is not supported: this server's models take text alone",
         ),
-        ({"tools": [{"name": "t", "input_schema": {}}]}, "tools are not supported, got 1"),
+        ({"tools": [{"name": "t", "input_schema": {}}]}, "no tool calls in a known format; leave out the tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type must be 'disabled' or 'adaptive'"),
         ({"temperature": "hot"}, 'temperature must be a valid number, got "hot"'),
         ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),

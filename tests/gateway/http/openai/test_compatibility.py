@@ -83,7 +83,7 @@ LACKING: dict[str, Any] = {
     "rag": {"collection": "docs"},
 }
 """Fields that need what the server of this test lacks: another runtime, an adapter, a pipeline."""
-FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}}
 WITH_TOOLS: dict[str, dict[str, Any]] = {
     "tools": {"tools": [{"type": "function", "function": FUNCTION}]},
     "tool_choice": {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
@@ -110,6 +110,8 @@ def test_a_field_is_treated_as_the_page_says(live: LiveServer, chat_live: LiveSe
     given, server = FIELDS.get((row.route, row.name)), live
     if row.route == "/v1/chat/completions" and row.name in WITH_TOOLS:
         given, server = WITH_TOOLS[row.name], chat_live
+    if row.route.startswith("/v1/messages") and row.name == "tools":
+        given, server = {"tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]}, chat_live
     if row.treatment is Treatment.REFUSED:
         refuse(live, row, REFUSED.get(row.name, "x"))
     elif given is None and row.name in LACKING:

@@ -226,7 +226,7 @@ def calling(role: str, arguments: str) -> list[dict[str, Any]]:
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].type", "must be 'function'"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "is required"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "got 'a b'"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", 'got "a b"'),
     ({"tools": TOOLS * 2}, "tools[2].function.name", "names must differ"),
     ({"tools": TOOLS * 65}, "tools", "at most 128 elements"),
     (
