@@ -73,13 +73,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     # the prompt
-    "add_special_tokens": (),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "truncate_prompt_tokens": (),
     # a message's
     "messages.tool_calls": ([],),
     "messages.tool_call_id": (),

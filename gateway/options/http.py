@@ -140,6 +140,16 @@ class RequestOptions:
         "the format in which the models write the reasoning before an answer: auto, by each model's chat template; "
         "none, for reasoning that stays in the answer's text",
     )
+
+    trusts_templates: bool = option(
+        "--trust-request-chat-template",
+        False,
+        truth,
+        None,
+        "let chat requests bring a chat_template of their own, which writes special tokens as it likes. It is rendered "
+        "in a process of its own, within 1 s of processor time",
+    )
+
     timeout_s: float | None = option(
         "--request-timeout-secs",
         None,

@@ -45,7 +45,16 @@ from pipelines.text.stream import (
     with_prompt_end,
 )
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import Conversation, EncodedPrompt, Prompt, SamplingOverrides, TextEvent, TextRequest
+from pipelines.text.types import (
+    AS_IT_IS,
+    Conversation,
+    EncodedPrompt,
+    Prompt,
+    PromptForm,
+    SamplingOverrides,
+    TextEvent,
+    TextRequest,
+)
 from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -83,6 +92,7 @@ class LlmText:
         self.engine = engine
         self.defaults = defaults
         self.tokenizer = tokenizer
+        self.template_names = tokenizer.template_names
         self.formats = formats
         self._folder = folder
         self.activity = TextActivity()
@@ -129,11 +139,6 @@ class LlmText:
         return fingerprint_of(self.name, self.version, self.created, info, sorted(self.defaults.items()))
 
     @property
-    def template_names(self) -> frozenset[str]:
-        """Names that the chat template refers to, variables among them."""
-        return self.tokenizer.template_names
-
-    @property
     def max_model_len(self) -> int:
         """Longest prompt + output, in tokens."""
         return self.info.max_model_len
@@ -147,17 +152,13 @@ class LlmText:
         """Why the engine is dead; None while it lives."""
         return self.engine.failure
 
-    async def prepare_shared(self, prompt: Prompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
         """Return the prompt with its token ids. Raises as `prepare`."""
-        return prompt if isinstance(prompt, EncodedPrompt) else EncodedPrompt(prompt, await self.prepare(prompt))
+        return prompt if isinstance(prompt, EncodedPrompt) else EncodedPrompt(prompt, await self.prepare(prompt, form))
 
-    async def prepare(self, prompt: Prompt) -> list[int]:
-        """Return the prompt's token ids. Raises SluiceError INVALID; the engine checks length and range of ids."""
-        if isinstance(prompt, str):
-            return await self.tokenizer.encode_text(prompt, self.max_model_len)
-        if isinstance(prompt, Conversation):
-            return await self.tokenizer.encode_chat(prompt.messages, self.max_model_len, prompt.options)
-        return prompt.token_ids if isinstance(prompt, EncodedPrompt) else prompt
+    async def prepare(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> list[int]:
+        """Return the prompt's token ids. Raises as `Tokenizer.encode_prompt`."""
+        return await self.tokenizer.encode_prompt(prompt, form, self.max_model_len)
 
     def chat_reader(self, request: TextRequest) -> ChatReader | None:
         """Return a reader of one answer to `request`; None where the answer is text alone. Raises INVALID for tools
@@ -215,7 +216,7 @@ class LlmText:
         with while_open, self.activity.texts, client_max_tokens(request), measured as record:
             if request.parameters:
                 refuse_parameters(self.name, request)
-            token_ids = await self.prepare(request.prompt)
+            token_ids = await self.prepare(request.prompt, request.prompt_form)
             sampling = await self.sampling(request, len(token_ids))
             form, prompt_end = request.form, ""
             if self._is_read(request):
@@ -324,7 +325,8 @@ class LlmText:
         return sampling
 
     async def _echo(self, request: TextRequest, token_ids: list[int]) -> PromptEcho:
-        return await self.tokenizer.run(len(token_ids), lambda: PromptEcho(self.tokenizer, request.prompt, token_ids))
+        prompt = request.prompt if request.prompt_form.truncate_prompt_tokens is None else token_ids
+        return await self.tokenizer.run(len(token_ids), lambda: PromptEcho(self.tokenizer, prompt, token_ids))
 
     def _is_read(self, request: TextRequest) -> bool:
         """Whether answers to the request have a `ChatReader`."""
@@ -338,9 +340,7 @@ class LlmText:
         if not has_output and sampling.prompt_logprobs is None:
             return None
         texts = self.tokenizer.token_texts
-        if echo is None:
-            return LogprobTracker(texts, token_ids, has_output=has_output)
-        starts, length = echo.token_starts(), len(echo.text)
+        starts, length = (None, 0) if echo is None else (echo.token_starts(), len(echo.text))
         return LogprobTracker(texts, token_ids, has_output=has_output, echo_starts=starts, echo_length=length)
 
     def _max_tokens_after(self, prompt_tokens: int) -> int:

@@ -10,7 +10,7 @@ from pipelines.llm.model import llm_text_of
 from pipelines.llm.text import LlmText
 from pipelines.text.model import UNCOUNTED, TextModel, fingerprint_of, text_model_of
 from pipelines.text.parts import ChatReader
-from pipelines.text.types import Prompt, TextEvent, TextRequest
+from pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
 
@@ -83,8 +83,8 @@ class AdapterText:
     def failure(self) -> str | None:
         return self.base.failure
 
-    async def prepare_shared(self, prompt: Prompt) -> Prompt:
-        return await self.base.prepare_shared(prompt)
+    async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
+        return await self.base.prepare_shared(prompt, form)
 
     def chat_reader(self, request: TextRequest) -> ChatReader | None:
         return self.base.chat_reader(request)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Protocol
 
 from pipelines.text.parts import ChatReader
-from pipelines.text.types import Prompt, TextEvent, TextRequest
+from pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
 from serving.model import Model
 from sluice.errors import invalid
 
@@ -65,7 +65,7 @@ class TextModel(Protocol):
         """Whether a request may have `parameters`, because steps before the language model may read them."""
         ...
 
-    async def prepare_shared(self, prompt: Prompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
         """Return the prompt with the work done that several requests for it share. Raises INVALID."""
         ...
 

@@ -12,7 +12,7 @@ import msgspec
 from engine.sampling_fields import MAX_BIAS, OPTIONAL_FIELDS, SAMPLING_FIELDS
 from engine.types import Grammar, GrammarKind, SamplingParams
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import SamplingOverrides, TextForm, TextRequest
+from pipelines.text.types import AS_IT_IS, SamplingOverrides, TextForm, TextRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 RequestParameters = dict[str, str | int | float | bool]
@@ -162,16 +162,19 @@ def build_request_parameters(request: TextRequest, model: str) -> RequestParamet
         if name == "grammar":
             parameters |= _guide_parameters(value, model)
         elif name in OPTIONAL_FIELDS or not SAMPLING_FIELDS[name].datatype:
-            raise _not_passed_on(name, model)
+            raise not_passed_on(name, model)
         elif name not in _IN_SAMPLING_CONFIG:
             parameters[name] = value
     if parameters.get("temperature") and sampling.keys().isdisjoint(_CHOOSING):
         parameters["top_p"] = 1.0  # a model of TensorRT-LLM's is greedy with a temperature alone
     if request.echo:
-        raise _not_passed_on("echo", model)
+        raise not_passed_on("echo", model)
     for name, default in msgspec.structs.asdict(TextForm()).items():
         if getattr(request.form, name) != default:
-            raise _not_passed_on(name, model)
+            raise not_passed_on(name, model)
+    for name in ("suffix", "add_special_tokens", "truncate_prompt_tokens"):
+        if getattr(request.prompt_form, name) != getattr(AS_IT_IS, name):
+            raise not_passed_on(name, model)
     config = _sampling_config(request)
     if config:
         parameters["sampling_config"] = msgspec.json.encode(config).decode()
@@ -190,12 +193,13 @@ def _sampling_config(request: TextRequest) -> dict[str, object]:
 def _guide_parameters(grammar: Grammar, model: str) -> RequestParameters:
     kind = _GUIDE_TYPES.get(grammar.kind)
     if kind is None:
-        raise _not_passed_on("grammar", model, f"; constraints that are: {', '.join(_GUIDE_TYPES.values())}")
+        raise not_passed_on("grammar", model, f"; constraints that are: {', '.join(_GUIDE_TYPES.values())}")
     guide: RequestParameters = {"guided_decoding_guide": grammar.text} if grammar.text else {}
     return {"guided_decoding_guide_type": kind} | guide
 
 
-def _not_passed_on(name: str, model: str, more: str = "") -> SluiceError:
+def not_passed_on(name: str, model: str, more: str = "") -> SluiceError:
+    """Return the refusal of a field that does not reach the language model behind `model`."""
     return invalid(
         name, f"{name} is not passed on by model '{model}', whose language model is a step among others{more}"
     )

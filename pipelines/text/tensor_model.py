@@ -13,14 +13,17 @@ from engine.types import FinishReason
 from engine.validation import check_sampling
 from pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
 from pipelines.text.model import UNCOUNTED, TextModel, fingerprint_of, refuse_parameters, text_model_of
-from pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens
+from pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens, not_passed_on
 from pipelines.text.stream import sent_prompt
 from pipelines.text.text_tensors import encode_messages
 from pipelines.text.types import (
+    AS_IT_IS,
     ChatMessage,
     Conversation,
     Prompt,
+    PromptForm,
     Retrieval,
+    TemplateOptions,
     TextDetail,
     TextEvent,
     TextRequest,
@@ -99,6 +102,15 @@ def _is_text(tensor: TensorSpec | None) -> bool:
     return tensor is not None and tensor.data_type is BYTES and tensor.dims in ((1,), (-1,))
 
 
+_DEFAULT_OPTIONS = TemplateOptions()
+_TEMPLATE_PARAMS = {
+    "tools": "tools",
+    "documents": "documents",
+    "template": "chat_template",
+    "adds_generation_prompt": "add_generation_prompt",
+    "continues_final_message": "continue_final_message",
+}
+"""Clients' names of options of a chat template."""
 _TOOL_ROLES = ("tool", "function")
 
 _signatures: WeakKeyDictionary[Model, TextSignature | None] = WeakKeyDictionary()
@@ -141,7 +153,7 @@ class TensorText:
         spec = self._model.spec
         return spec.platform == _ENSEMBLE or SOURCES in spec.outputs
 
-    async def prepare_shared(self, prompt: Prompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
         """Return the prompt unchanged: the model tokenizes it."""
         return prompt
 
@@ -196,6 +208,13 @@ class TensorText:
             name for name in self._model.spec.outputs if name == self._signature.output.name or name in SIDE_OUTPUTS
         )
 
+    def _refuse_options(self, options: TemplateOptions) -> None:
+        """Raise INVALID for options of a chat template, which the model renders itself. Arguments of a template may
+        have no effect, and have none."""
+        for name, param in _TEMPLATE_PARAMS.items():
+            if getattr(options, name) != getattr(_DEFAULT_OPTIONS, name):
+                raise not_passed_on(param, self.name)
+
     def _split_prompt(self, prompt: Prompt) -> tuple[bytes, Sequence[ChatMessage]]:
         """Return the element of the input, and the earlier turns that it does not contain."""
         prompt = sent_prompt(prompt)
@@ -203,6 +222,7 @@ class TensorText:
             raise invalid("prompt", f"model '{self.name}' takes text, not token ids")
         if isinstance(prompt, str):
             prompt = Conversation((ChatMessage("user", prompt),))
+        self._refuse_options(prompt.options)
         if any(each.tool_calls or each.role in _TOOL_ROLES for each in prompt.messages):
             raise invalid("messages", f"model '{self.name}' takes no tool calls and no results of them")
         if self._signature.takes_messages:

@@ -9,8 +9,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import jinja2
-
+from pipelines.text.chat_template import ChatTemplate
 from pipelines.text.control_tokens import ControlTokenGuard, Encode, RenamingEncoder, SplitEncoder
 from pipelines.text.detokenizer import (
     Detokenizer,
@@ -19,9 +18,10 @@ from pipelines.text.detokenizer import (
     UnspacedDetokenizer,
     detokenizer_factory,
 )
+from pipelines.text.fill_in_middle import fill_in_prompt
 from pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
 from pipelines.text.turns import Turn, strings_in, tool_turns, with_strings
-from pipelines.text.types import ChatMessage, TemplateOptions, TextForm
+from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, PromptForm, TemplateOptions, TextForm
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.heap import trim_heap
 
@@ -35,6 +35,7 @@ ROLES = {
 }
 """Roles that a message may have, and their names in the chat template."""
 _DEFAULT_OPTIONS, _DEFAULT_FORM = TemplateOptions(), TextForm()
+_NO_FRAME: tuple[list[int], list[int]] = ([], [])
 
 TURN_CHARS = 8
 """Characters that a message counts for besides its content."""
@@ -74,6 +75,7 @@ class Tokenizer:
             self._backend.no_padding()
         else:
             self._backend = SlowBackend(tokenizer)
+        self._template = ChatTemplate(tokenizer)
         self._new_detokenizer = self._detokenizers(skip_special_tokens=True)
         self._longest_token = max(map(len, tokenizer.get_vocab()), default=1)
         self._guard = None if allows_special_tokens else self._build_guard()
@@ -125,10 +127,10 @@ class Tokenizer:
         token_id: int | None = self._tokenizer.pad_token_id
         return token_id
 
-    @cached_property
+    @property
     def template_names(self) -> frozenset[str]:
         """Names that the chat template refers to, variables among them."""
-        return names_in_template(self._tokenizer.chat_template)
+        return self._template.names
 
     @property
     def num_tokens(self) -> int:
@@ -138,8 +140,7 @@ class Tokenizer:
     @property
     def chat_template(self) -> str:
         """The text of the chat template, of all where there are several; "" where there is none."""
-        template = self._tokenizer.chat_template or ""
-        return "\n".join(template.values()) if isinstance(template, dict) else template
+        return self._template.text
 
     @property
     def added_tokens(self) -> list[Any]:
@@ -150,6 +151,19 @@ class Tokenizer:
     def added_token_ids(self) -> dict[str, int]:
         """The ids of the added tokens by their content."""
         return {content: i for i, content in self._added_texts.items()}
+
+    @cached_property
+    def _special_frame(self) -> tuple[list[int], list[int]]:
+        """Special tokens that the tokenizer puts before and behind a text."""
+        plain, framed = (self._backend.encode("a", add_special_tokens=each).ids for each in (False, True))
+        starts = range(len(framed) - len(plain) + 1)
+        start = next((i for i in starts if framed[i : i + len(plain)] == plain), 0)
+        return framed[:start], framed[start + len(plain) :]
+
+    @cached_property
+    def _vocabulary(self) -> frozenset[str]:
+        """All tokens as the vocabulary writes them."""
+        return frozenset(self._tokenizer.get_vocab())
 
     @cached_property
     def special_tokens(self) -> frozenset[str]:
@@ -191,12 +205,37 @@ class Tokenizer:
         """Return a token as the vocabulary writes it; "" for an id that the vocabulary lacks."""
         return self._backend.id_to_token(token_id) or ""
 
+    async def encode_prompt(self, prompt: Prompt, form: PromptForm, max_model_len: int) -> list[int]:
+        """Return the token ids of any prompt for a model with this context. Raises INVALID for one that cannot be
+        encoded, or is too long by far; the engine checks length and range of ids."""
+        if isinstance(prompt, EncodedPrompt):
+            return prompt.token_ids
+        is_cut, frame = form.truncate_prompt_tokens is not None, _NO_FRAME
+        if isinstance(prompt, str):
+            adds_special = form.add_special_tokens is not False
+            text = fill_in_prompt(prompt, form.suffix, self._vocabulary) if form.suffix else prompt
+            ids = await self.encode_text(text, max_model_len, add_special_tokens=adds_special, is_cut=is_cut)
+            frame = self._special_frame if adds_special and is_cut else frame
+        elif isinstance(prompt, Conversation):
+            ids = await self.encode_chat(prompt.messages, max_model_len, prompt.options, is_cut=is_cut)
+            if form.add_special_tokens:
+                frame = self._special_frame
+                ids = [*frame[0], *ids, *frame[1]]
+        else:
+            ids = prompt
+        return _keep_last(ids, _num_kept(form, max_model_len), frame) if is_cut else ids
+
     async def encode_text(
-        self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True
+        self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True, is_cut: bool = False
     ) -> list[int]:
         """Return the token ids of plain text, with the special tokens that the tokenizer adds to it. Raises INVALID for
-        a long text that has more than `max_tokens`; one that is not so long may have more."""
-        work = partial(self._encode, text, "prompt", max_tokens, add_special_tokens=add_special_tokens)
+        a long text that has more than `max_tokens`; one that is not so long may have more. Of one that `is_cut` later
+        only the characters are bounded."""
+
+        def work() -> list[int]:
+            self._check_length(text, "prompt", max_tokens, is_cut)
+            return self.encode(text, "prompt", add_special_tokens=add_special_tokens)
+
         return await self.run(len(text), work)
 
     async def encode_chat(
@@ -204,27 +243,34 @@ class Tokenizer:
         messages: Sequence[ChatMessage],
         max_tokens: int | None = None,
         options: TemplateOptions = _DEFAULT_OPTIONS,
+        *,
+        is_cut: bool = False,
     ) -> list[int]:
         """Return the token ids of a conversation, as its `options` say: by default up to where the assistant's answer
         begins. Raises as `encode_text`, and INVALID for no messages, a role not in `ROLES`, messages that the model's
         template refuses, and a model without a template."""
+        self._template.check(options)
         turns, strings = _turns(messages, options)
         num_chars = sum(map(len, strings)) + TURN_CHARS * len(messages)
         if max_tokens is not None and num_chars > self._max_chars(max_tokens):
             raise _too_long("messages", f"{num_chars} characters", max_tokens)
-        return await self.run(num_chars, lambda: self._encode_turns(turns, strings, max_tokens, options))
 
-    def _encode_turns(
-        self, turns: list[Turn], strings: list[str], max_tokens: int | None, options: TemplateOptions
-    ) -> list[int]:
+        def work() -> list[int]:
+            text = self._template.render(turns, options)
+            self._check_length(text, "messages", max_tokens, is_cut)
+            return self._encode_turns(text, turns, strings, options)
+
+        if options.template is not None:
+            return await self._template.sandbox.run(work)
+        return await self.run(num_chars, work)
+
+    def _encode_turns(self, text: str, turns: list[Turn], strings: list[str], options: TemplateOptions) -> list[int]:
         # The template writes the special tokens itself.
-        guard = self._guard
-        text = self._render(turns, options)
-        self._check_length(text, "messages", max_tokens)
+        guard, render = self._guard, self._template.render
         if guard is not None and _have_any(strings, guard.first_chars):
             with _refused_surrogates("messages"):
                 if guard.is_needed(strings):
-                    return guard.encode(strings, lambda shielded: self._render(*_shielded(turns, options, shielded)))
+                    return guard.encode(strings, lambda shielded: render(*_shielded(turns, options, shielded)))
         return self.encode_words(text, "messages")
 
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
@@ -240,17 +286,15 @@ class Tokenizer:
         if len(text) > _MAX_CHAR_BYTES * self._max_chars(max_tokens):
             raise _too_long(param, f"{len(text)} {'characters' if isinstance(text, str) else 'bytes'}", max_tokens)
 
-    def _encode(self, text: str, param: str, max_tokens: int | None, *, add_special_tokens: bool) -> list[int]:
-        self._check_length(text, param, max_tokens)
-        return self.encode(text, param, add_special_tokens=add_special_tokens)
-
-    def _check_length(self, text: str, param: str, max_tokens: int | None) -> None:
+    def _check_length(self, text: str, param: str, max_tokens: int | None, is_cut: bool) -> None:
         """Raise INVALID for a long text that has more than `max_tokens` tokens, without tokenizing all of it: that
         takes seconds and hundreds of bytes a token. One with a few more may pass."""
         if max_tokens is None or len(text) <= max(_PIECE_CHARS, _LIKELY_CHARS * max_tokens):
             return
         if len(text) > self._max_chars(max_tokens):
             raise _too_long(param, f"{len(text)} characters", max_tokens)
+        if is_cut:
+            return
         num_tokens = 0
         for start in range(0, len(text), _PIECE_CHARS):
             piece = _LONG_SPACE.sub(" ", text[start : start + _PIECE_CHARS])
@@ -273,28 +317,24 @@ class Tokenizer:
             encode = RenamingEncoder(self._backend, special)
         return ControlTokenGuard(list(special.values()), self._backend.normalizer, encode)
 
-    def _render(self, turns: list[Turn], options: TemplateOptions) -> str:
-        if self._tokenizer.chat_template is None:
-            message = "this model has no chat template: use completions, or add a chat_template to its directory"
-            raise invalid("messages", message)
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                turns,
-                tools=list(options.tools) or None,
-                documents=list(options.documents) or None,
-                tokenize=False,
-                add_generation_prompt=options.adds_generation_prompt,
-                **options.arguments,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
-            raise invalid("messages", f"the model's chat template refuses these messages: {error}") from error
-        return text
+
+def _num_kept(form: PromptForm, max_model_len: int) -> int:
+    assert form.truncate_prompt_tokens is not None
+    if form.truncate_prompt_tokens >= 0:
+        return form.truncate_prompt_tokens
+    return max(1, max_model_len - form.num_reserved)
 
 
-def names_in_template(template: str | dict[str, str] | None) -> frozenset[str]:
-    """Return every name in a chat template or in several, variables among them."""
-    texts = template.values() if isinstance(template, dict) else [template or ""]
-    return frozenset(re.findall(r"[A-Za-z_]\w*", " ".join(texts)))
+def _keep_last(ids: list[int], num_kept: int, frame: tuple[list[int], list[int]]) -> list[int]:
+    """Return the last `num_kept` ids, of which the special tokens around a text are some, as in transformers."""
+    if len(ids) <= num_kept:
+        return ids
+    before, behind = frame
+    room = num_kept - len(before) - len(behind)
+    if room <= 0:
+        return ids[-num_kept:]
+    end = len(ids) - len(behind)
+    return [*before, *ids[end - room : end], *behind]
 
 
 def _turns(messages: Sequence[ChatMessage], options: TemplateOptions) -> tuple[list[Turn], list[str]]:
@@ -307,7 +347,7 @@ def _turns(messages: Sequence[ChatMessage], options: TemplateOptions) -> tuple[l
             allowed = ", ".join(ROLES)
             raise invalid("messages", f"messages[{index}].role is {message.role!r}; allowed are {allowed}")
     roles = [ROLES[message.role] for message in messages]
-    if not (options.tools or options.documents) and not any(map(_has_more, messages)):
+    if not (options.tools or options.documents or options.arguments) and not any(map(_has_more, messages)):
         contents = [message.content for message in messages]
         return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)], contents
     turns = tool_turns(messages, roles)

@@ -72,18 +72,24 @@ def with_strings(
     """Return the same conversation with other strings, in the order of `strings_in`."""
     contents, others = strings[: len(turns)], iter(strings[len(turns) + 1 :: 2])
     replaced = [_replace(part, others) for part in _others(turns, options)]
-    rests, (tools, documents) = replaced[: len(turns)], replaced[len(turns) :]
+    rests, (tools, documents, arguments) = replaced[: len(turns)], replaced[len(turns) :]
     rebuilt = [
         {"role": turn["role"], "content": content, **rest}
         for turn, content, rest in zip(turns, contents, rests, strict=True)
     ]
-    return rebuilt, msgspec.structs.replace(options, tools=tuple(tools), documents=tuple(documents))
+    return rebuilt, msgspec.structs.replace(
+        options,
+        tools=tuple(tools),
+        documents=tuple(documents),
+        arguments=dict(zip(options.arguments, arguments, strict=True)),
+    )
 
 
 def _others(turns: list[Turn], options: TemplateOptions) -> list[Any]:
-    """Return what the client wrote besides roles and contents: of each turn, then the tools, then the documents."""
+    """Return what the client wrote besides roles and contents: of each turn, then the tools, the documents and the
+    values of the arguments, whose names are the template's."""
     rests = [{key: value for key, value in turn.items() if key not in ("role", "content")} for turn in turns]
-    return [*rests, list(options.tools), list(options.documents)]
+    return [*rests, list(options.tools), list(options.documents), list(options.arguments.values())]
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -86,7 +86,7 @@ after the prompt, but no more than the request's `default_max_tokens`.
 
 
 class TextForm(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the generated tokens an answer shows, under vLLM's names.
+    """The parts of the generated tokens that an answer shows, under vLLM's names.
 
     `include_stop_str_in_output` shows the stop string or stop token that ended the text. Special tokens have no text
     unless `skip_special_tokens` is false; then `spaces_between_special_tokens` matters to tokenizers that write such
@@ -97,6 +97,22 @@ class TextForm(msgspec.Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     return_token_ids: bool = False
+
+
+class PromptForm(msgspec.Struct, frozen=True, kw_only=True):
+    """How a prompt becomes token ids, under vLLM's names. None in `add_special_tokens`: a text gets the tokenizer's
+    special tokens, and a conversation does not. With `truncate_prompt_tokens` its last tokens are kept, so many at
+    most; -1 stands for all that the context holds besides `num_reserved`."""
+
+    suffix: str = ""
+    """The text that the answer shall lead to; "" for none. For models that can fill in a middle."""
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    num_reserved: int = 1
+
+
+AS_IT_IS = PromptForm()
+"""The whole prompt, with the special tokens that it usually gets."""
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +135,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     biased_words: tuple[tuple[str, float], ...] = ()
     echo: bool = False
     form: TextForm = TextForm()
+    prompt_form: PromptForm = AS_IT_IS
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""

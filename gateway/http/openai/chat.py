@@ -13,12 +13,12 @@ from gateway.http.openai.reply import (
     chat_logprobs,
     ending_fields,
 )
-from gateway.http.openai.requests import parse_generation, template_arguments, wants_beams
+from gateway.http.openai.requests import parse_generation, parse_template_options, template_arguments, wants_beams
 from gateway.http.openai.schemas import ChatCompletionRequest
 from gateway.http.openai.tool_schemas import ChatTurn
 from gateway.http.openai.tools import parse_tools, parse_turn
 from gateway.http.sse import event_frame
-from pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextEvent, TextLogprob, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextLogprob, TextRequest
 from sluice.errors import invalid
 
 _TOOL_FIELDS = {"tools", "tool_choice", "functions", "function_call"}
@@ -34,7 +34,7 @@ def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tup
     is_newer = request.max_completion_tokens is not None
     base = msgspec.structs.replace(base, max_tokens_name="max_completion_tokens" if is_newer else "max_tokens")
     messages = tuple([_message(turn, index) for index, turn in enumerate(request.messages)])
-    template = TemplateOptions(arguments=template_arguments(request))
+    template = parse_template_options(request, template_arguments(request))
     is_older = bool(request.functions)
     if not _TOOL_FIELDS.isdisjoint(request.model_fields_set):
         tools, choice = parse_tools(request)

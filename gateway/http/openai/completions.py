@@ -24,6 +24,7 @@ DEFAULT_MAX_TOKENS = 16
 
 def parse_completion_request(request: CompletionRequest, base: TextRequest) -> tuple[list[TextRequest], ReplyOptions]:
     """Parse prompts to continue, with `n` choices each. Raises INVALID for fields that contradict each other."""
+    _check_suffix(request)
     return parse_generation(
         request,
         msgspec.structs.replace(base, default_max_tokens=DEFAULT_MAX_TOKENS),
@@ -34,6 +35,13 @@ def parse_completion_request(request: CompletionRequest, base: TextRequest) -> t
         echo=bool(request.echo),
         param_names={"query": "prompt"},
     )
+
+
+def _check_suffix(request: CompletionRequest) -> None:
+    if request.suffix and request.echo:
+        raise invalid("suffix", "suffix must be left out with echo: the text is what stands between prompt and suffix")
+    if request.suffix and not isinstance(request.prompt, str) and not isinstance(request.prompt[0], str):
+        raise invalid("suffix", "suffix needs a prompt of text, got token ids")
 
 
 def _max_tokens(request: CompletionRequest) -> int | None:

@@ -18,15 +18,26 @@ from gateway.http.openai.schemas import (
     RetrievalFields,
     StreamOptions,
     StructuredOutputs,
+    TemplateFields,
 )
-from gateway.http.parsing import relaxed_parts, retriever_parameters
+from gateway.http.parsing import RequestObject, relaxed_parts, retriever_parameters
 from gateway.http.tools import THINKING_SWITCHES
 from pipelines.llm.text_models import SEPARATOR
 from pipelines.rag import owner_keys
 from pipelines.rag.filters import parse_filter
+from pipelines.text.chat_template import names_in_template
 from pipelines.text.model import TextModel
 from pipelines.text.sampling import drop_random_seed
-from pipelines.text.types import Conversation, PlainPrompt, Prompt, SamplingOverrides, TextForm, TextRequest
+from pipelines.text.types import (
+    Conversation,
+    PlainPrompt,
+    Prompt,
+    PromptForm,
+    SamplingOverrides,
+    TemplateOptions,
+    TextForm,
+    TextRequest,
+)
 from sluice.errors import SluiceError, invalid
 
 _NO_BEAMS = "the most that this server decodes with is a beam width of 1; ask for several answers with n"
@@ -72,6 +83,7 @@ def parse_generation(
         bad_words=tuple(fields.bad_words or ()),
         echo=echo,
         form=_form(fields),
+        prompt_form=_prompt_form(fields, max_tokens),
         cache_salt=fields.cache_salt or "",
         parameters=_retrieval_parameters(fields.rag),
     )
@@ -129,14 +141,43 @@ def _effort_arguments(fields: GenerationRequest) -> dict[str, Any]:
     )
 
 
+def parse_template_options(fields: TemplateFields, arguments: Mapping[str, Any], **more: Any) -> TemplateOptions:
+    """Return how a conversation is rendered. `arguments` are fields that become variables of the template, and win over
+    `chat_template_kwargs`; `more` are further options. Raises INVALID for fields that contradict each other."""
+    continues = bool(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
+        raise invalid(
+            "continue_final_message",
+            "continue_final_message and add_generation_prompt are both true: the answer either goes on with the last "
+            "message or is a new one",
+        )
+    adds = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
+    return TemplateOptions(
+        documents=tuple(fields.documents or ()),
+        template=fields.chat_template,
+        arguments={**(fields.chat_template_kwargs or {}), **arguments},
+        adds_generation_prompt=adds,
+        continues_final_message=continues,
+        **more,
+    )
+
+
+def check_trust(fields: RequestObject, *, trusts_templates: bool) -> None:
+    """Raise INVALID for a request with a template of its own, unless the server trusts those."""
+    if isinstance(fields, TemplateFields) and fields.chat_template is not None and not trusts_templates:
+        message = "chat_template is not allowed in requests to this server (--trust-request-chat-template)"
+        raise invalid("chat_template", f"{message}; leave it out")
+
+
 def without_effect(fields: GenerationRequest, prompt: Prompt, model: TextModel) -> list[str]:
     """Return the paths of the fields that change nothing with this model."""
     names = ["store"] if fields.store else []
     if isinstance(prompt, Conversation) and prompt.options.arguments:
-        effort = _effort_arguments(fields)
-        if effort and model.template_names.isdisjoint(effort):
+        template, effort = prompt.options.template, _effort_arguments(fields)
+        known = model.template_names if template is None else names_in_template(template)
+        if effort and known.isdisjoint(effort):
             names.append("reasoning_effort")
-        unknown = sorted(prompt.options.arguments.keys() - model.template_names - effort.keys())
+        unknown = sorted(prompt.options.arguments.keys() - known - effort.keys())
         names += [name if name in _TEMPLATE_FIELDS else f"chat_template_kwargs.{name}" for name in unknown]
     return names
 
@@ -167,6 +208,17 @@ def _check(fields: GenerationRequest, num_prompts: int, best_of: int) -> None:
 def _form(fields: GenerationRequest) -> TextForm:
     sent = {name: getattr(fields, name) for name in TextForm.__struct_fields__}
     return TextForm(**{name: value for name, value in sent.items() if value is not None})
+
+
+def _prompt_form(fields: GenerationRequest, max_tokens: int | None) -> PromptForm:
+    if fields.truncate_prompt_tokens == 0:
+        raise invalid("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, got 0")
+    return PromptForm(
+        suffix=getattr(fields, "suffix", None) or "",
+        add_special_tokens=fields.add_special_tokens,
+        truncate_prompt_tokens=fields.truncate_prompt_tokens,
+        num_reserved=max_tokens or 1,
+    )
 
 
 def _highest(*counts: int | None) -> int | None:

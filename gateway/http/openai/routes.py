@@ -20,6 +20,7 @@ from gateway.http.openai.parts import PartsReply
 from gateway.http.openai.reply import Choice, OpenAIReply, ReplyOptions, error_frame
 from gateway.http.openai.requests import (
     check_beams,
+    check_trust,
     model_name,
     requested_priority,
     with_owner_key,
@@ -89,6 +90,7 @@ class OpenAIRoutes:
         """Generate the answer. Raises SluiceError for a refusal and for a failure before its first byte."""
         async with aclosing(read_pieces(request, self._options.max_input_bytes)) as pieces:
             fields, ignored = await parse_pieces_of_body(schema, pieces, self._options.is_strict)
+        check_trust(fields, trusts_templates=self._defaults.trusts_templates)
         request_id = get_request_id(request)
         scheduling = parse_scheduling(request.headers, self._defaults)
         queued = scheduling.fields(requested_priority(fields))
@@ -154,7 +156,7 @@ def model_object(model: TextModel | TextEncoder | LlmEncoder | ModelReranker) ->
 
 async def _share_prompts(model: TextModel, requests: Sequence[TextRequest], best_of: int) -> list[TextRequest]:
     """Prepare each prompt once for its `best_of` requests, which stand side by side."""
-    prompts = [await model.prepare_shared(first.prompt) for first in requests[::best_of]]
+    prompts = [await model.prepare_shared(first.prompt, first.prompt_form) for first in requests[::best_of]]
     return [msgspec.structs.replace(each, prompt=prompts[i // best_of]) for i, each in enumerate(requests)]
 
 

@@ -38,6 +38,8 @@ _INLINE_IDS = 16 << 10
 """Most token ids that pydantic checks at once."""
 
 MAX_MODEL_CHARS = 1024
+MAX_TEMPLATE_CHARS = 1 << 16
+MAX_TEMPLATE_ARGUMENTS = 64
 UNUSED = "Accepted and not used."
 
 
@@ -158,6 +160,14 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     bad_words: list[str] | None = Field(
         None, max_length=MAX_LIST, fail_fast=True, description="vLLM's; words that must not come."
     )
+    add_special_tokens: bool | None = Field(
+        None,
+        description="vLLM's; whether the prompt gets the tokenizer's special tokens: by default a text does, and a "
+        "conversation does not, since its template writes them.",
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, description="vLLM's; keep the last so many tokens of the prompt; -1: as many as fit."
+    )
     prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="vLLM's; of the prompt's tokens.")
     return_token_ids: bool | None = Field(None, description="vLLM's; the ids of prompt and answer.")
     return_tokens_as_token_ids: bool | None = Field(
@@ -193,7 +203,29 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     rag: RetrievalFields | None = Field(None, description="Sluice's; for pipelines that retrieve documents.")
 
 
-class ChatCompletionRequest(GenerationRequest):
+class TemplateFields(RequestObject):
+    """vLLM's fields of conversations."""
+
+    add_generation_prompt: bool | None = Field(
+        None, description="vLLM's; whether the prompt goes up to where the answer begins, as by default."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="vLLM's; the answer goes on with the last message. Not with add_generation_prompt."
+    )
+    documents: list[dict[str, Any]] | None = Field(
+        None, fail_fast=True, description="vLLM's; texts for a chat template that takes documents; else refused."
+    )
+    chat_template: str | None = Field(
+        None,
+        max_length=MAX_TEMPLATE_CHARS,
+        description="vLLM's; in place of the model's own. With --trust-request-chat-template alone.",
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, max_length=MAX_TEMPLATE_ARGUMENTS, description="vLLM's; further variables of the chat template."
+    )
+
+
+class ChatCompletionRequest(GenerationRequest, TemplateFields):
     """`POST /v1/chat/completions`."""
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}'
@@ -239,3 +271,6 @@ class CompletionRequest(GenerationRequest):
     )
     max_tokens: int | None = Field(None, ge=0, description="0 with echo alone: the text is the prompt.")
     echo: bool | None = Field(None, description="Whether the text begins with the prompt.")
+    suffix: str | None = Field(
+        None, description="What the text shall lead to, for models that can fill in a middle. Not with echo."
+    )

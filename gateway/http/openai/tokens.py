@@ -2,13 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from gateway.http.bodies import json_response, read_fields
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds
+from gateway.http.openai.requests import check_trust, parse_template_options
+from gateway.http.openai.schemas import MAX_MODEL_CHARS, TemplateFields, TokenIds
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import Message, RequestObject
 from gateway.http.request import run_while_connected
@@ -20,7 +21,7 @@ from pipelines.llm.text_models import AdapterText
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage, TemplateOptions
+from pipelines.text.types import ChatMessage, Conversation, PromptForm
 from sluice.errors import invalid
 
 T = TypeVar("T")
@@ -30,8 +31,8 @@ MAX_ENCODER_CHARS = 1 << 18
 _PROMPT, _MESSAGES = "prompt", "messages"
 
 
-class TokenizeRequest(RequestObject):
-    """`POST /tokenize`."""
+class TokenizeRequest(TemplateFields):
+    """`POST /tokenize`. The fields of conversations are for `messages` alone."""
 
     example = '{"model": "rill", "prompt": "What is a block table?"}'
     model: str | None = Field(
@@ -40,10 +41,10 @@ class TokenizeRequest(RequestObject):
     prompt: str | None = Field(None, description="A text. Either this or messages.")
     messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool | None = Field(
-        None, description="Whether a prompt gets the tokenizer's special tokens, as by default. Not with messages."
+        None, description="Whether the tokenizer's special tokens are added: by default to a prompt, not to messages."
     )
-    add_generation_prompt: bool | None = Field(
-        None, description="Whether the ids of messages go up to where the answer begins, as by default."
+    tools: list[dict[str, Any]] | None = Field(
+        None, fail_fast=True, description="Functions that the messages may call."
     )
     return_token_strs: bool | None = Field(None, description="Whether to return each token as the vocabulary has it.")
 
@@ -71,10 +72,12 @@ class TokenRoutes:
     def __init__(self, service: InferenceService, config: ServeConfig) -> None:
         self._service = service
         self._options = config.http
+        self._trusts_templates = config.requests.trusts_templates
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a text or of a conversation."""
         fields, headers = await read_fields(request, TokenizeRequest, self._options)
+        check_trust(fields, trusts_templates=self._trusts_templates)
         tokenizer, max_model_len = self._find(fields.model)
         token_ids = await run_while_connected(request.receive, _encode(tokenizer, fields, max_model_len))
         strings = None
@@ -124,19 +127,18 @@ async def _run(num_tokens: int, work: Callable[[], T]) -> T:
 async def _encode(
     tokenizer: Tokenizer | TextTokenizer, fields: TokenizeRequest, max_model_len: int | None
 ) -> list[int]:
-    adds_special = fields.add_special_tokens is not False
     if (fields.prompt is None) == (fields.messages is None):
         raise invalid(_PROMPT, "prompt or messages is required, and not both")
     if fields.messages is not None:
-        if fields.add_special_tokens:
-            reason = "the chat template writes the special tokens"
-            raise invalid("add_special_tokens", f"add_special_tokens must be false with messages: {reason}")
         if isinstance(tokenizer, TextTokenizer):
             raise invalid(_MESSAGES, "an encoder has no chat template; send prompt")
         messages = [ChatMessage(each.role, each.text()) for each in fields.messages]
-        options = TemplateOptions(adds_generation_prompt=fields.add_generation_prompt is not False)
-        return await tokenizer.encode_chat(messages, max_model_len, options)
+        options = parse_template_options(fields, {}, tools=tuple(fields.tools or ()))
+        form = PromptForm(add_special_tokens=fields.add_special_tokens)
+        assert max_model_len is not None  # a language model's
+        return await tokenizer.encode_prompt(Conversation(tuple(messages), options), form, max_model_len)
     assert fields.prompt is not None
+    adds_special = fields.add_special_tokens is not False
     if isinstance(tokenizer, Tokenizer):
         return await tokenizer.encode_text(fields.prompt, max_model_len, add_special_tokens=adds_special)
     if len(fields.prompt) > MAX_ENCODER_CHARS:

@@ -4,7 +4,7 @@ import pytest
 
 from engine.config import EngineConfig
 from gateway.options.config import ServeConfig
-from gateway.options.http import HttpOptions
+from gateway.options.http import HttpOptions, RequestOptions
 from gateway.options.responses import ResponsesOptions
 from tests.gateway.http.live import LiveServer, live_server
 from tests.paths import RILL_TOKENIZER
@@ -20,9 +20,10 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="session")
 def strict_live() -> Iterator[LiveServer]:
-    """A server that refuses unknown fields and bodies over 4096 bytes, and breaks silences of 50 ms."""
+    """A server that refuses unknown fields and bodies over 4096 bytes, takes chat templates, and breaks silences of
+    50 ms."""
     options = HttpOptions(is_strict=True, max_input_bytes=4096, sse_keep_alive_s=0.05)
-    with live_server(ServeConfig(http=options)) as running:
+    with live_server(ServeConfig(http=options, requests=RequestOptions(trusts_templates=True))) as running:
         yield running
 
 

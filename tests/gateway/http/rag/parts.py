@@ -25,7 +25,7 @@ from pipelines.rag.library import DocumentLibrary, LibrarySettings
 from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionInfo, Vector, Vectors
 from pipelines.text.model import UNCOUNTED, TextModel, text_model_of
-from pipelines.text.types import Prompt, TextEvent, TextRequest
+from pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
 from serving.job import InferJob
 from serving.model import Model
 from serving.spec import build_spec
@@ -102,7 +102,7 @@ class ScriptedPipeline:
     """The events after the first two wait until this is set."""
     was_closed: threading.Event = field(default_factory=threading.Event)
 
-    async def prepare_shared(self, prompt: Prompt) -> Prompt:
+    async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
         return prompt
 
     def chat_reader(self, request: TextRequest) -> None:
