@@ -43,11 +43,8 @@ _BETWEEN_TURNS = "\n\n"
 
 
 def parse_conversation(fields: CountTokensRequest) -> tuple[Conversation, ToolChoice]:
-    """Return the turns, the system's first, with the tools; and the choice among these. Raises INVALID for what this
-    server cannot do."""
-    if fields.messages[-1].role == "assistant":
-        place = f"messages[{len(fields.messages) - 1}].role"
-        raise invalid(place, f"{place} must be 'user', got 'assistant': this server cannot continue a begun answer")
+    """Return the turns, the system's first, with the tools; and the choice among these. The answer goes on with a last
+    turn of the assistant. Raises INVALID for what this server cannot do."""
     system = fields.system if isinstance(fields.system, str) else _join_blocks(fields.system or ())
     messages = [ChatMessage("system", system)] if system else []
     for role, group in groupby(enumerate(fields.messages), key=lambda each: each[1].role):
@@ -56,7 +53,23 @@ def parse_conversation(fields: CountTokensRequest) -> tuple[Conversation, ToolCh
     tools, choice = parse_tools(fields)
     thinking = fields.thinking
     arguments = {} if thinking is None else dict.fromkeys(THINKING_SWITCHES, thinking.type != "disabled")
-    return Conversation(tuple(messages), TemplateOptions(tools=tools, arguments=arguments)), choice
+    is_begun = fields.messages[-1].role == "assistant"
+    if is_begun:
+        _check_begun(messages[-1], f"messages[{len(fields.messages) - 1}].content")
+    options = TemplateOptions(
+        tools=tools, arguments=arguments, adds_generation_prompt=not is_begun, continues_final_message=is_begun
+    )
+    return Conversation(tuple(messages), options), choice
+
+
+def _check_begun(answer: ChatMessage, place: str) -> None:
+    """Raise INVALID for a last turn of the assistant that an answer cannot go on with."""
+    if answer.tool_calls:
+        raise invalid(
+            place, f"{place} of the assistant calls tools, so that their results must follow as the user's turn"
+        )
+    if answer.content != answer.content.rstrip():
+        raise invalid(place, f"{place} of the assistant, with which the answer begins, must not end with white space")
 
 
 def parse_tools(fields: CountTokensRequest) -> tuple[tuple[dict[str, Any], ...], ToolChoice]:

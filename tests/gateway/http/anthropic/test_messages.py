@@ -11,7 +11,7 @@ from engine.types import FinishReason, GrammarKind
 from gateway.http.anthropic.messages import parse_messages_request
 from gateway.http.anthropic.schemas import MessagesRequest
 from gateway.http.parsing import parse_body
-from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextEvent, TextRequest
 from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
 
 PATH = "/v1/messages"
@@ -104,6 +104,19 @@ def test_blocks_and_turns_of_one_role_are_joined_and_thoughts_left_out(
     assert count.input_tokens == len(ids)
 
 
+def test_the_answer_goes_on_with_a_last_turn_of_the_assistant(live: LiveServer, client: anthropic.Anthropic) -> None:
+    turns: Any = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "It is"}]
+    conversation = Conversation(
+        (ChatMessage("user", QUESTION), ChatMessage("assistant", "It is")),
+        TemplateOptions(adds_generation_prompt=False, continues_final_message=True),
+    )
+    ids = live.run(live.model.prepare(conversation))
+    assert live.model.tokenizer.decode(ids, skip_special_tokens=False).endswith("It is")
+    settings: Any = {"model": MODEL, "messages": turns, "max_tokens": 8, "extra_body": GREEDY}
+    assert text_of(client.messages.create(**settings)) == live.echo(ids, 8)
+    assert client.messages.count_tokens(model=MODEL, messages=turns).input_tokens == len(ids)
+
+
 def test_the_format_of_an_answer_is_a_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["é"]}}}
     output = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
@@ -134,7 +147,7 @@ async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
         ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, got 0"),
         ({"messages": []}, "messages must not be empty"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be 'user' or 'assistant'"),
-        ({"messages": [*TURNS, {"role": "assistant", "content": "A"}]}, "messages[1].role must be 'user'"),
+        ({"messages": [*TURNS, {"role": "assistant", "content": "A "}]}, "messages[1].content of the assistant"),
         ({"messages": [{"role": "user", "content": [{"type": "xyz"}]}]}, "messages[0].content[0] must be a block of"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "base64"}}]}]},
