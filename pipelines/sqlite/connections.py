@@ -74,11 +74,13 @@ class Schema:
 class FileLimits:
     """Limits of one file. `num_readers` searches run at once.
 
-    A call waits at most `busy_timeout_s` for a lock that another process holds.
+    A call waits at most `busy_timeout_s` for a lock that another process holds. Each write that `survives_power_cuts`
+    waits for the disk; without it a power cut may cost the last seconds.
     """
 
     num_readers: int = 4
     busy_timeout_s: float = 10.0
+    survives_power_cuts: bool = True
 
 
 class FileConnections:
@@ -145,7 +147,7 @@ class FileConnections:
             os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         connection = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE)
         try:
-            _configure(connection, self._limits.busy_timeout_s)
+            _configure(connection, self._limits)
             self._schema.upgrade(connection)
             return _FileConnection(connection, self._path, _identity(self._path))
         except BaseException:
@@ -166,11 +168,11 @@ def _interrupting(connection: apsw.Connection, is_cancelled: threading.Event) ->
         connection.set_progress_handler(None)
 
 
-def _configure(connection: apsw.Connection, busy_timeout_s: float) -> None:
-    connection.set_busy_timeout(int(busy_timeout_s * 1000))
+def _configure(connection: apsw.Connection, limits: FileLimits) -> None:
+    connection.set_busy_timeout(int(limits.busy_timeout_s * 1000))
     connection.pragma("page_size", _PAGE_BYTES)
     connection.pragma("journal_mode", "wal")
-    connection.pragma("synchronous", "full")  # what was written survives a power cut
+    connection.pragma("synchronous", "full" if limits.survives_power_cuts else "normal")
     connection.pragma("cache_size", -_CACHE_KIB)
     connection.pragma("journal_size_limit", _MAX_IDLE_WAL_BYTES)
 

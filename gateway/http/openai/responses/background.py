@@ -20,7 +20,7 @@ _ENDING_S = 5.0
 
 
 class BackgroundRun:
-    """One response that is generated in the background. Its events are kept from the first one on."""
+    """One response that is generated in the background. The events of a streamed one are kept from the first one on."""
 
     def __init__(self, turn: ResponseTurn, *, is_streamed: bool) -> None:
         self.turn = turn
@@ -36,9 +36,10 @@ class BackgroundRun:
         return self.turn.response
 
     def append(self, frames: list[bytes]) -> None:
-        """Add the events that followed."""
-        self.frames += frames
-        self._wake()
+        """Add the events that followed, where clients may ask for them."""
+        if self.is_streamed:
+            self.frames += frames
+            self._wake()
 
     def end(self) -> None:
         """Let those who follow go: no more events come."""

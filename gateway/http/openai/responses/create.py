@@ -1,11 +1,13 @@
 """From the fields of `POST /v1/responses` to a prompt, a text request, and the object that the answer goes into."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+import orjson
 from pydantic import BaseModel
 
 from gateway.http.openai.reply import ReplyOptions
@@ -27,10 +29,13 @@ from pipelines.text.model import TextModel
 from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, TemplateOptions, TextRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
 
+T = TypeVar("T")
 PROTOCOL = "openai_responses"
 PARAM_NAMES = {"query": "input", "messages": "input"}
 """The client's names of fields that models name otherwise in their errors."""
 _LOGPROBS = "message.output_text.logprobs"
+_ITEMS_PER_TURN = 256
+"""Items that are stored in one turn of the event loop: one takes some microseconds, and there may be thousands."""
 _ELSEWHERE = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -112,6 +117,8 @@ async def store_items(
     """Return items in their stored form, with the items that references mean. `path` is the field that they came in."""
     stored = []
     for index, item in enumerate(items):
+        if index % _ITEMS_PER_TURN == _ITEMS_PER_TURN - 1:
+            await asyncio.sleep(0)
         if isinstance(item, ItemReference):
             stored.append(await _referred_item(archive, owner, item.id, f"{path}[{index}]", earlier))
         else:
@@ -151,13 +158,13 @@ def template_fields_without_effect(conversation: Conversation, model: TextModel)
 async def fit_prompt(fields: CreateResponseRequest, items: Sequence[JsonObject], model: TextModel) -> Prompt:
     """Return the prompt of items: where `truncation` is auto without as many of the oldest as do not fit into the
     model's context. Instructions, the last question and what follows it are never dropped."""
-    whole = conversation_of(fields, items)
     limit = model.max_model_len
     if fields.truncation != "auto" or limit is None:
-        return whole
+        return conversation_of(fields, items)
     droppable = _droppable(items)
     room = limit - (fields.max_output_tokens or 1)
-    fewest, most, fitting = 0, len(droppable), None
+    fewest, most = max(0, len(droppable) - limit), len(droppable)  # each item takes a token at least
+    fitting: Prompt | None = None
     while fewest < most:
         middle = (fewest + most) // 2
         prompt = await _prepare(model, conversation_of(fields, _without(items, droppable[:middle])), room)
@@ -259,9 +266,9 @@ def response_object(
         "service_tier": service_tier or "default",
         "store": fields.store is not False,
         "temperature": fields.temperature,
-        "text": {"format": {"type": "text"}, **text},
+        "text": _echoed("text", {"format": {"type": "text"}, **text}),
         "tool_choice": _as_sent(fields.tool_choice) or "auto",
-        "tools": [{"strict": True, **_as_sent(tool)} for tool in fields.tools or ()],
+        "tools": _echoed("tools", [{"strict": True, **_as_sent(tool)} for tool in fields.tools or ()]),
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": fields.top_p,
         "truncation": fields.truncation or "disabled",
@@ -273,3 +280,12 @@ def response_object(
 
 def _as_sent(value: BaseModel | str | None) -> Any:
     return value.model_dump(by_alias=True, exclude_unset=True) if isinstance(value, BaseModel) else value
+
+
+def _echoed(param: str, value: T) -> T:
+    """Return what the answer repeats. Raises INVALID for what it cannot: clients may send integers of any length."""
+    try:
+        orjson.dumps(value)
+    except TypeError as error:
+        raise invalid(param, f"{param} cannot be repeated in the answer: {error}") from None
+    return value

@@ -97,7 +97,8 @@ class SqliteRecords:
         """`clock` returns seconds since 1970."""
         self._limits = limits
         self._clock = clock
-        self._connections = FileConnections(path.absolute(), f"--responses-store {path}", _SCHEMA, FileLimits(2))
+        file_limits = FileLimits(num_readers=2, survives_power_cuts=False)  # each response would wait for the disk
+        self._connections = FileConnections(path.absolute(), f"--responses-store {path}", _SCHEMA, file_limits)
         self._connections.start()
 
     async def read(self, key: RecordKey) -> Record | None:

@@ -226,7 +226,9 @@ class CreateResponseRequest(PromptFields, GenerationRequest):
     example = '{"model": "rill", "input": "Hello!", "max_output_tokens": 50}'
 
     max_output_tokens: int | None = Field(None, ge=1)
-    max_tool_calls: int | None = Field(None, ge=1, description="Accepted and not used: this server runs no tools.")
+    max_tool_calls: int | None = Field(
+        None, ge=1, lt=2**31, description="Accepted and not used: this server runs no tools."
+    )
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include: list[str] | None = Field(
         None,

@@ -185,6 +185,11 @@ def _ids_of(live: LiveServer, turns: list[dict[str, str]]) -> list[int]:
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompt is not a field of responses"),
         ({"background": True, "store": False}, "background", "must be false where store is false"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "is required"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"maximum": 10**30}}}},
+            "text",
+            "cannot be repeated in the answer",
+        ),
         ({"metadata": {"k": "v" * 513}}, "metadata.k", "at most 512 characters"),
         ({"previous_response_id": "resp_x", "conversation": "conv_x"}, "previous_response_id", "send one of them"),
     ],

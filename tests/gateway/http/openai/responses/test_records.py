@@ -149,7 +149,7 @@ async def test_a_response_of_a_server_that_ended_has_failed(tmp_path: Path) -> N
 async def test_a_response_is_cancelled_through_another_server(tmp_path: Path) -> None:
     first, second = (Archive(SqliteRecords(tmp_path / "r.sqlite", ROOMY)) for _ in "ab")
     runs = BackgroundRuns(first, renewal_s=0.01)
-    run = await runs.start(make_turn(endless()), is_streamed=False)
+    run = await runs.start(make_turn(endless()), is_streamed=True)
     found = await second.find("me", "resp_1")
     assert runs.find("other", "resp_1") is None
     cancelled = await second.cancel("me", "resp_1", found)
