@@ -122,8 +122,8 @@ class BackgroundRuns:
             run.append(turn.reply.cancel() if run.failure is None else turn.reply.fail(run.failure))
         try:
             last = turn.reply.closing()
-            await keep(turn, self._archive, [*run.frames, *last] if run.is_streamed else None)
-            run.append(last)
+            await keep(turn, self._archive, [*run.frames, last] if run.is_streamed else None)
+            run.append([last])
         finally:
             run.end()
             self._renewals.pop(turn.response_id).cancel()

@@ -63,11 +63,11 @@ async def generate(turn: ResponseTurn) -> Frames:
         yield reply.fail(as_sluice_error(error, turn.request_id))
 
 
-async def generate_and_keep(turn: ResponseTurn, archive: Archive | None) -> Frames:
+async def generate_and_keep(turn: ResponseTurn, archive: Archive | None) -> AsyncGenerator[bytes, None]:
     """Yield the events of a turn. It is kept before the last one, which clients may answer at once."""
     async with aclosing(generate(turn)) as begun:
         async for frames in begun:
-            yield frames
+            yield b"".join(frames)
     if archive is not None:
         await keep(turn, archive)
     yield turn.reply.closing()

@@ -26,7 +26,7 @@ _KINDS: dict[type[Part], type[OutputItem]] = {
 
 
 class ResponseReply:
-    """Formats one response. Each method returns the events that follow, as frames: event n has the sequence number n.
+    """Formats one response. Its methods return the events that follow, as frames: event n has the sequence number n.
 
     `response` is the object up to now. `top_logprobs` is the number of alternatives; None for no log probabilities.
     """
@@ -114,10 +114,10 @@ class ResponseReply:
         self.response["status"] = "cancelled"
         return self._close_item("incomplete")
 
-    def closing(self) -> list[bytes]:
+    def closing(self) -> bytes:
         """Return the last event. OpenAI has none for a cancelled response but the one of failures."""
         status = self.response["status"]
-        return [self._state(status if status in ("completed", "incomplete") else "failed")]
+        return self._state(status if status in ("completed", "incomplete") else "failed")
 
     # --- items ---
 

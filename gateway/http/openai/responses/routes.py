@@ -82,7 +82,7 @@ class ResponseRoutes:
             return self._stream(run.follow(0), headers)
         frames = generate_and_keep(turn, self._archive)
         if fields.stream:
-            return self._stream(_joined(frames), headers)
+            return self._stream(frames, headers)
         await run_while_connected(request.receive, _exhaust(frames))
         return json_response(turn.response, headers=headers)
 
@@ -205,15 +205,9 @@ async def _replay(frames: list[bytes]) -> AsyncGenerator[bytes, None]:
     yield b"".join(frames)
 
 
-async def _joined(turn: AsyncGenerator[list[bytes], None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(turn):
-        async for frames in turn:
-            yield b"".join(frames)
-
-
-async def _exhaust(turn: AsyncGenerator[list[bytes], None]) -> None:
-    async with aclosing(turn):
-        async for _ in turn:
+async def _exhaust(frames: AsyncGenerator[bytes, None]) -> None:
+    async with aclosing(frames):
+        async for _ in frames:
             pass
 
 

@@ -166,7 +166,7 @@ async def test_an_answer_is_given_also_where_it_cannot_be_stored(tmp_path: Path)
     (tmp_path / "r.sqlite").write_text("not a database, but long enough to be looked at" * 10)
     archive = Archive(SqliteRecords(tmp_path / "r.sqlite", LIMITS))
     turn = make_turn(one_text())
-    frames = [frame async for several in generate_and_keep(turn, archive) for frame in several]
+    frames = [frame async for frame in generate_and_keep(turn, archive)]
     assert b"response.completed" in frames[-1] and b'"store":false' in frames[-1]
     with pytest.raises(SluiceError) as refusal:
         await archive.find("me", "resp_1")
