@@ -129,11 +129,11 @@ def with_owner_key(request: TextRequest, key: str) -> TextRequest:
 def template_arguments(fields: GenerationRequest) -> dict[str, Any]:
     """Return the fields that become variables of the chat template."""
     sent = {name: value for name in _TEMPLATE_FIELDS if (value := getattr(fields, name, None)) is not None}
-    return sent | _effort_arguments(fields)
+    return sent | effort_arguments(getattr(fields, "reasoning_effort", None))
 
 
-def _effort_arguments(fields: GenerationRequest) -> dict[str, Any]:
-    effort = getattr(fields, "reasoning_effort", None)
+def effort_arguments(effort: str | None) -> dict[str, Any]:
+    """Return the variables by which chat templates take how long the model thinks, or whether it does."""
     if effort is None:
         return {}
     return ({} if effort == "none" else {"reasoning_effort": effort}) | dict.fromkeys(
@@ -173,7 +173,7 @@ def without_effect(fields: GenerationRequest, prompt: Prompt, model: TextModel) 
     """Return the paths of the fields that change nothing with this model."""
     names = ["store"] if fields.store else []
     if isinstance(prompt, Conversation) and prompt.options.arguments:
-        template, effort = prompt.options.template, _effort_arguments(fields)
+        template, effort = prompt.options.template, effort_arguments(getattr(fields, "reasoning_effort", None))
         known = model.template_names if template is None else names_in_template(template)
         if effort and known.isdisjoint(effort):
             names.append("reasoning_effort")

@@ -11,7 +11,7 @@ import orjson
 from pydantic import BaseModel
 
 from gateway.http.openai.reply import ReplyOptions
-from gateway.http.openai.requests import parse_generation
+from gateway.http.openai.requests import effort_arguments, parse_generation
 from gateway.http.openai.responses.archive import Archive
 from gateway.http.openai.responses.items import ItemIds, JsonObject, store_item, to_messages
 from gateway.http.openai.responses.schemas import (
@@ -140,19 +140,23 @@ async def _referred_item(
 def conversation_of(fields: PromptFields, items: Sequence[JsonObject]) -> Conversation:
     """Return the prompt of items. Raises INVALID for what this server cannot do."""
     instructions = [ChatMessage("system", fields.instructions)] if fields.instructions else []
-    arguments: dict[str, Any] = {}
+    arguments = effort_arguments(_effort(fields))
     if fields.text is not None and fields.text.verbosity is not None:
         arguments["verbosity"] = fields.text.verbosity
-    if fields.reasoning is not None and fields.reasoning.effort is not None:
-        arguments["reasoning_effort"] = fields.reasoning.effort
     options = TemplateOptions(tools=prompt_tools(fields), arguments=arguments)
     return Conversation((*instructions, *to_messages(items)), options)
 
 
-def template_fields_without_effect(conversation: Conversation, model: TextModel) -> list[str]:
+def _effort(fields: PromptFields) -> str | None:
+    return None if fields.reasoning is None else fields.reasoning.effort
+
+
+def template_fields_without_effect(fields: PromptFields, model: TextModel) -> list[str]:
     """Return the paths of the fields that the model's chat template does not use."""
-    paths = {"verbosity": "text.verbosity", "reasoning_effort": "reasoning.effort"}
-    return [paths[name] for name in sorted(conversation.options.arguments.keys() - model.template_names)]
+    is_verbosity = fields.text is not None and fields.text.verbosity is not None
+    verbosity = ["text.verbosity"] if is_verbosity and "verbosity" not in model.template_names else []
+    effort = effort_arguments(_effort(fields))
+    return [*verbosity, *(["reasoning.effort"] if effort and model.template_names.isdisjoint(effort) else [])]
 
 
 async def fit_prompt(fields: CreateResponseRequest, items: Sequence[JsonObject], model: TextModel) -> Prompt:
@@ -242,7 +246,6 @@ def response_object(
 ) -> JsonObject:
     """Return the response before it is generated."""
     text = _as_sent(fields.text) or {}
-    reasoning = fields.reasoning
     return {
         "id": response_id,
         "object": "response",
@@ -261,7 +264,7 @@ def response_object(
         "previous_response_id": fields.previous_response_id,
         "conversation": None if fields.conversation is None else {"id": _conversation_id(fields)},
         "prompt_cache_key": fields.prompt_cache_key,
-        "reasoning": {"effort": None if reasoning is None else reasoning.effort, "summary": None},
+        "reasoning": {"effort": _effort(fields), "summary": None},
         "safety_identifier": fields.safety_identifier,
         "service_tier": service_tier or "default",
         "store": fields.store is not False,

@@ -100,7 +100,7 @@ class ResponseRoutes:
         queued = scheduling.fields(requested_priority(fields))
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
         text_request, options = parse_request(fields, base, prompt)
-        without_effect = template_fields_without_effect(conversation_of(fields, ()), model)
+        without_effect = template_fields_without_effect(fields, model)
         if self._options.is_strict:
             refuse_without_effect(without_effect)
         key = request.headers.get(owner_keys.HEADER)

@@ -134,7 +134,7 @@ class ResponseTool(RequestObject):
     """A function that the model may call. This server runs no tools itself, so it has none of another type."""
 
     type: Literal["function"]
-    name: str = Field(min_length=1, max_length=64)
+    name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -182,7 +182,7 @@ class TextConfig(RequestObject):
 class Reasoning(RequestObject):
     """How long the model thinks before it answers."""
 
-    effort: Effort | None = Field(None, description="reasoning_effort, an argument of the chat template.")
+    effort: Effort | None = Field(None, description="Arguments of the chat template.")
     summary: str | None = Field(None, description="Accepted and not used: reasoning comes whole.")
     generate_summary: str | None = Field(None, description=UNUSED)
 

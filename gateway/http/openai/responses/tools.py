@@ -4,17 +4,14 @@ from typing import Any
 
 from gateway.http.openai.responses.schemas import PromptFields, ResponseToolChoice
 from gateway.http.parsing import quote_value
+from gateway.http.tools import check_tool_names
 from pipelines.text.types import ToolChoice
 from sluice.errors import invalid
 
 
 def prompt_tools(fields: PromptFields) -> tuple[dict[str, Any], ...]:
-    """Return the tools as chat templates have them; none where none may be called. Raises INVALID for two of a name."""
-    names = [tool.name for tool in fields.tools or ()]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            path = f"tools[{index}].name"
-            raise invalid(path, f"{path} is {name!r} as that of another function; names must differ")
+    """Return the tools as chat templates have them; none where none may be called. Raises INVALID for their names."""
+    check_tool_names([tool.name for tool in fields.tools or ()], "tools[{}].name")
     if fields.tool_choice == "none":
         return ()
     sent = [tool.model_dump(exclude_unset=True, exclude={"type"}) for tool in fields.tools or ()]

@@ -138,11 +138,18 @@ def test_the_choice_of_tools(
     assert answer.model_dump(include={"tool_choice"}, exclude_none=True)["tool_choice"] == choice
 
 
+def test_effort_and_verbosity_are_arguments_of_the_template(scripted: ScriptedModel, live: LiveServer) -> None:
+    asked = {"reasoning": {"effort": "none", "summary": "auto"}, "text": {"verbosity": "low"}}
+    response = live.post(PATH, {**SENT, **asked})
+    assert scripted.prompt.options.arguments == {"enable_thinking": False, "thinking": False, "verbosity": "low"}
+    assert "text.verbosity, reasoning.effort" in response.headers["x-sluice-warning"], "the template has neither"
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
-        ({"tools": [{**TOOL, "name": ""}]}, "tools[0].name"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "cool"}}, "tool_choice.name"),
