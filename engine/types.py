@@ -227,7 +227,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     iteration: IterationStats | None = None
     """TensorRT-LLM's own statistics; None for other runtimes, and before it reports any."""
     num_foreground_waiting: int = 0
-    """Waiting requests whose priority is before `BACKGROUND_PRIORITY`."""
+    """Requests of priorities before `BACKGROUND_PRIORITY` for which the last step had no room."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

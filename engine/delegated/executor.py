@@ -20,7 +20,6 @@ from engine.scheduling.admission import AdmissionController, deadline_error
 from engine.scheduling.policies import find_policy
 from engine.scheduling.queue import DeadlineHeap
 from engine.types import (
-    BACKGROUND_PRIORITY,
     EngineInfo,
     EngineStats,
     EventDetail,
@@ -103,7 +102,7 @@ class DelegatedExecutor:
         self._turn_soon()
 
     def stats(self) -> EngineStats:
-        queue, forecast, in_flight = self._admission.queue, self._admission.forecast, self._in_flight.sequences
+        queue, in_flight = self._admission.queue, self._in_flight.sequences
         started = num_started(in_flight, self._capacity)
         used = self._recorder.blocks_used(in_flight)
         return EngineStats(
@@ -113,12 +112,8 @@ class DelegatedExecutor:
             num_blocks_free=self.info.num_blocks - used,
             num_blocks_reserved=self.info.num_blocks - self._free_blocks,
             num_blocks_cached=min(self._recorder.num_cached_blocks, self.info.num_blocks - used),
-            num_tokens_waiting=queue.num_tokens,
             predicted_wait_s=self._predicted_wait_s,
-            waits_total=forecast.waits_total,
-            wait_seconds_total=forecast.wait_seconds_total,
-            wait_error_seconds_total=forecast.wait_error_seconds_total,
-            num_foreground_waiting=queue.num_waiting_before(BACKGROUND_PRIORITY),
+            **self._admission.stats(),
             iteration=self._recorder.iteration,
             **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )
@@ -143,6 +138,7 @@ class DelegatedExecutor:
             self._obey(self._inbox.popleft())
         self._expire()
         self._admit()
+        self._admission.note_admitted(())
         self._set_alarm()
         if self._events or self._failures or self._has_freed_places:
             self._flush()

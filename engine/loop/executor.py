@@ -21,7 +21,7 @@ from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import StepLimits, find_policy
 from engine.sequence import NO_ROW, Sequence
 from engine.speculation.drafter import TokenPrices
-from engine.types import BACKGROUND_PRIORITY, EngineStats, FinishReason, RequestFailed, TokenEvent
+from engine.types import EngineStats, FinishReason, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -120,6 +120,7 @@ class InflightExecutor:
         self._expire(started)
         self._enqueue_compiled()
         plan = self._plan()
+        self._intake.note_admitted(candidate.sequence for candidate in plan.admitted)
         if not plan.is_empty:
             self._run_plan(plan)
         self._is_stalled = plan.is_empty
@@ -134,7 +135,7 @@ class InflightExecutor:
             self._intake.forecast.pace.observe(num_prefill, runner_seconds)
 
     def stats(self) -> EngineStats:
-        pool, queue, forecast = self._kv.pool, self._intake.queue, self._intake.forecast
+        pool = self._kv.pool
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._intake),
@@ -142,12 +143,8 @@ class InflightExecutor:
             num_blocks_free=pool.num_free,
             num_blocks_reserved=self._num_reserved_blocks(),
             num_blocks_cached=pool.num_cached,
-            num_tokens_waiting=queue.num_tokens,
             predicted_wait_s=self._predicted_wait_s,
-            waits_total=forecast.waits_total,
-            wait_seconds_total=forecast.wait_seconds_total,
-            wait_error_seconds_total=forecast.wait_error_seconds_total,
-            num_foreground_waiting=queue.num_waiting_before(BACKGROUND_PRIORITY),
+            **self._intake.stats(),
             **self._counters.totals(),  # type: ignore[arg-type]
         )
 

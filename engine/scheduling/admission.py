@@ -1,14 +1,14 @@
 """Admission control, in front of every executor: whether a request may wait, in which order, and for how long."""
 
 import math
-from collections.abc import Callable, Collection
-from typing import Generic, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Generic, NamedTuple, Protocol
 
 from engine.config import EngineConfig
 from engine.forecast.wait import EngineState, RunningSequence, WaitForecast, WaitPrediction
 from engine.scheduling.fair_share import Q, QueuedWork
 from engine.scheduling.queue import WaitingQueue
-from engine.types import EngineInfo, EngineStats, GenerateRequest
+from engine.types import BACKGROUND_PRIORITY, EngineInfo, EngineStats, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 MIN_RETRY_AFTER_S = 1.0
@@ -24,6 +24,7 @@ class AdmissionController(Generic[Q]):
         self._config = config
         self.queue: WaitingQueue[Q] = WaitingQueue(config.tenant_weights)
         self.forecast = WaitForecast(info, clock)
+        self._num_foreground_waiting = 0
 
     def admit_to_queue(
         self, sequence: Q, running: Collection[RunningSequence], free_blocks: int, now: float, *, was_accepted: bool
@@ -39,6 +40,21 @@ class AdmissionController(Generic[Q]):
             )
         self.queue.arrivals.observe(sequence.priority, sequence.tenant, now)
         sequence.predicted_wait_s, sequence.predicted_deviation_s = prediction.wait_s, prediction.deviation_s
+
+    def note_admitted(self, admitted: Iterable[Q]) -> None:
+        """Note which sequences a step takes out of the queue, before it does."""
+        num_admitted = sum(sequence.priority < BACKGROUND_PRIORITY for sequence in admitted)
+        self._num_foreground_waiting = self.queue.num_waiting_before(BACKGROUND_PRIORITY) - num_admitted
+
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of EngineStats about the queue and the waits."""
+        return {
+            "num_tokens_waiting": self.queue.num_tokens,
+            "num_foreground_waiting": self._num_foreground_waiting,
+            "waits_total": self.forecast.waits_total,
+            "wait_seconds_total": self.forecast.wait_seconds_total,
+            "wait_error_seconds_total": self.forecast.wait_error_seconds_total,
+        }
 
     def predict_wait(self, running: Collection[RunningSequence], free_blocks: int, now: float) -> float:
         """Predict the wait in seconds of a small request without tenant or priority that comes now."""

@@ -42,8 +42,8 @@ def plan_step(
     """Plan one step: first which sequences hold blocks (capacity), then which tokens run (batch).
 
     Decode comes first, so that a long prompt never delays streams that are under way. Contexts share the rest of
-    `max_num_batched_tokens`, oldest first; beside decode they get no more than `max_prefill_tokens`. Decode always
-    fits, because the configuration is checked for `max_num_batched_tokens >= max_num_seqs`.
+    `max_num_batched_tokens`, by priority, then oldest first; beside decode they get no more than `max_prefill_tokens`.
+    Decode always fits, because the configuration is checked for `max_num_batched_tokens >= max_num_seqs`.
     """
     decision = policy.decide(running, waiting, limits, num_private_blocks)
     kept = running[: len(running) - len(decision.preempted)]  # policies preempt from the end
@@ -54,6 +54,8 @@ def plan_step(
             decode.append(candidate.sequence)
         else:
             long.append(_whole(candidate.sequence, candidate.num_tokens_left))
+    if len(long) > 1:
+        long.sort(key=lambda chunk: chunk.sequence.priority)
     tokens_left = limits.max_num_batched_tokens - len(decode)
     num_drafts = _grant_drafts(decode, tokens_left)
     tokens_left -= sum(num_drafts)

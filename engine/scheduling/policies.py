@@ -25,6 +25,11 @@ class Schedulable(BlockHolder, Protocol):
     """The properties of a sequence that policies and the planner read."""
 
     @property
+    def priority(self) -> int:
+        """Whose context is computed first: lower goes before higher."""
+        ...
+
+    @property
     def num_tokens_left(self) -> int:
         """Tokens of its context to compute before the next one is sampled: 1 during decode."""
         ...

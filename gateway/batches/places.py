@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import NamedTuple
 
 from gateway.service import InferenceService
@@ -19,6 +20,10 @@ OTHER_MODELS = 4
 """Requests at a time to a model that has no engine of its own: an encoder, a pipeline, a model elsewhere."""
 _SPARE_SHARE = 8
 """One in so many sequences of an engine is left free, so that a request that comes finds a place at once."""
+_BESIDE_SHARE = 4
+"""While other requests run, those of batches are at most one in so many sequences: each makes every step longer."""
+_QUIET_S = 5.0
+"""How long that goes on after the last of them."""
 _MAX_RESERVED = 0.8
 """Share of the KV blocks that are reserved from which no more requests of batches start."""
 _FRAMES_PER_YIELD = 2
@@ -26,9 +31,12 @@ _FRAMES_PER_YIELD = 2
 
 
 class Capacity(NamedTuple):
-    """The requests of batches that a model takes now. `num_waiting` others wait, as of the engine's step `step`."""
+    """The requests of batches that a model takes: `limit` of them alone, `limit_beside` others. `num_waiting` others
+    wait, as of the engine's step `step`."""
 
     limit: int
+    limit_beside: int
+    has_others: bool = False
     num_waiting: int = 0
     step: int = 0
 
@@ -66,6 +74,8 @@ class _ModelPlaces:
     waiting: deque[asyncio.Future[Place]] = field(default_factory=deque)
     num_revoked: int = 0
     revoked_at: int = -_FRAMES_PER_YIELD
+    others_at: float = -_QUIET_S
+    """When other requests were seen last."""
 
     def release(self, place: Place) -> None:
         with suppress(ValueError):
@@ -81,6 +91,14 @@ class _ModelPlaces:
                 future.set_result(self.taken[-1])
                 return True
         return False
+
+    def limit_now(self, capacity: Capacity, now: float) -> int:
+        """Return how many places there are. They stay few for a while when the others are gone: more may come."""
+        if capacity.has_others:
+            self.others_at = now
+        if capacity.num_waiting:
+            return 0
+        return capacity.limit_beside if now - self.others_at < _QUIET_S else capacity.limit
 
     def yield_to(self, capacity: Capacity) -> None:
         """Revoke the youngest places, as many as requests wait for."""
@@ -137,7 +155,7 @@ class PlaceKeeper:
             for model, places in list(self._models.items()):
                 capacity = self._measure(model, len(places.taken))
                 places.yield_to(capacity)
-                if len(places.taken) < capacity.limit and not capacity.num_waiting:
+                if len(places.taken) < places.limit_now(capacity, monotonic()):
                     granted |= places.grant()
                 if not places.taken and not places.waiting:
                     self._num_revoked += places.num_revoked
@@ -160,13 +178,16 @@ def measure_capacity(service: InferenceService, model: str, num_lines: int, *, i
         text = text.base if isinstance(text, AdapterText) else text
         engine = text.engine if isinstance(text, LlmText) else None
     if engine is None:
-        return Capacity(OTHER_MODELS)
+        return Capacity(OTHER_MODELS, OTHER_MODELS)
     stats, info = engine.stats, engine.info
     if is_alone:
-        return Capacity(info.max_num_seqs + min(info.max_num_seqs, engine.config.max_queued_requests // 2))
+        limit = info.max_num_seqs + min(info.max_num_seqs, engine.config.max_queued_requests // 2)
+        return Capacity(limit, limit)
     num_others = max(0, stats.num_running + stats.num_waiting - num_lines)
-    spare = max(1, info.max_num_seqs // _SPARE_SHARE)
-    limit = info.max_num_seqs - spare - num_others
+    limit = info.max_num_seqs - max(1, info.max_num_seqs // _SPARE_SHARE) - num_others
     if stats.num_blocks_reserved > _MAX_RESERVED * info.num_blocks:
         limit = min(limit, num_lines)
-    return Capacity(max(limit, 0 if num_others else 1), stats.num_foreground_waiting, stats.steps_total)
+    if not num_others:
+        limit = max(limit, 1)
+    beside = min(limit, max(1, info.max_num_seqs // _BESIDE_SHARE))
+    return Capacity(limit, beside, num_others > 0, stats.num_foreground_waiting, stats.steps_total)

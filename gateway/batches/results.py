@@ -19,6 +19,9 @@ T = TypeVar("T")
 _MAX_OK = 299
 _PIECE_BYTES = 1 << 20
 _IDS_PER_PAUSE = 1000
+_ID_PREFIX = "batch_req_"
+_BEGINNING = b'{"id":"' + _ID_PREFIX.encode()
+"""How every line begins."""
 
 
 class BatchResult(msgspec.Struct):
@@ -124,10 +127,13 @@ class ResultFile:
         except BlockingIOError:
             raise OSError(f"another process writes {self.path}") from None
         ids = set()
-        for line in self._whole_lines():
+        for line in self._lines():
             try:
+                if not line.endswith(b"\n"):
+                    _check_begun(line)
+                    break
                 ids.add(msgspec.json.decode(line, type=_ResultHead).custom_id)
-            except msgspec.MsgspecError:
+            except (ValueError, msgspec.MsgspecError):
                 raise ValueError(f"line {self.num_lines + 1} of {self.path} is no result of a batch") from None
             self.num_lines += 1
             self._size += len(line)
@@ -136,11 +142,9 @@ class ResultFile:
         os.ftruncate(self._file, self._size)
         return ids
 
-    def _whole_lines(self) -> Iterator[bytes]:
+    def _lines(self) -> Iterator[bytes]:
         with os.fdopen(os.dup(self._file), "rb", _PIECE_BYTES) as reader:
-            for line in reader:
-                if line.endswith(b"\n"):
-                    yield line
+            yield from reader
 
     def append(self, results: Sequence[BatchResult]) -> None:
         """Add lines, which are on the disk when this returns. Raises OSError."""
@@ -160,14 +164,20 @@ class ResultFile:
         return self._size
 
     def close(self) -> None:
-        """Close the file, and delete it where it has no line. Idempotent."""
+        """Close the file, and delete it where it is empty. Idempotent."""
         if self._file < 0:
             return
+        if not os.fstat(self._file).st_size:
+            self.path.unlink(missing_ok=True)
         os.close(self._file)
         self._file = -1
-        if not self._size:
-            self.path.unlink(missing_ok=True)
+
+
+def _check_begun(line: bytes) -> None:
+    """Raise ValueError where `line` is not the beginning of a result: nothing else may be cut off."""
+    if not line.startswith(_BEGINNING[: len(line)]):
+        raise ValueError(line)
 
 
 def _result_id() -> str:
-    return f"batch_req_{secrets.token_hex(12)}"
+    return f"{_ID_PREFIX}{secrets.token_hex(12)}"

@@ -19,6 +19,7 @@ class View:
     num_drafts: int = 0
     num_next_blocks: int = 0
     most: int = 1000
+    priority: int = 0
 
     def max_step_tokens(self, num_tokens_left: int) -> int:
         return min(num_tokens_left, self.most)
@@ -52,6 +53,13 @@ def test_decode_comes_before_prefill_and_prompts_share_the_rest() -> None:
     assert [s.number for s in step.decode] == [0, 2]
     assert [(c.sequence.number, c.num_tokens) for c in step.prefill] == [(1, 50), (10, 12)]
     assert admitted(step) == [10, 11]
+
+
+def test_prompts_of_a_lower_priority_value_come_first() -> None:
+    running = [View(0, 40, 2, priority=1), View(1, 40, 2)]
+    waiting = fresh([View(2, 30, 1, priority=-1), View(3, 30, 1)])
+    step = plan(running, waiting, StepLimits(max_num_seqs=8, max_num_batched_tokens=90, num_free_blocks=100))
+    assert [(c.sequence.number, c.num_tokens) for c in step.prefill] == [(2, 30), (1, 40), (3, 20)]
 
 
 def test_the_first_misfit_blocks_those_behind_it() -> None:

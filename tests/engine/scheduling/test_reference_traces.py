@@ -32,6 +32,7 @@ class View:
 
     load: Load
     block_size: int
+    priority: int = 0
 
     @property
     def request_id(self) -> int:

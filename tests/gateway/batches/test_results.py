@@ -57,11 +57,14 @@ async def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     await first.close()
 
 
-async def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path) -> None:
-    (tmp_path / "output").write_text("notes\n")
+@pytest.mark.parametrize("text", ["notes\n", "notes", '{"id":"other"', '{"id":7}\n'])
+async def test_a_file_of_something_else_stays_as_it_is(tmp_path: Path, text: str) -> None:
+    (tmp_path / "output").write_text(text)
+    opened = files(tmp_path)
     with pytest.raises(ValueError, match=r"line 1 of .*output is no result of a batch"):
-        await files(tmp_path).open()
-    assert (tmp_path / "output").read_text() == "notes\n"
+        await opened.open()
+    await opened.close()
+    assert (tmp_path / "output").read_text() == text
 
 
 async def test_after_a_failure_nothing_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,4 +78,7 @@ async def test_after_a_failure_nothing_counts(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="No space"):
         await opened.add(answered("r9"))
     await opened.close()
-    assert not (tmp_path / "output").exists()
+    again = files(tmp_path)
+    await again.open()
+    assert "r9" not in again.finished
+    await again.close()

@@ -112,7 +112,7 @@ def begun(live: LiveServer, stock: openai.OpenAI, monkeypatch: pytest.MonkeyPatc
     """A batch of 30 requests, r0 to r29, of which the first is finished. No other one ends before the test does."""
     monkeypatch.setattr(worker, "REPORT_S", 0.01)
     live.runner.hold_after(3)
-    batch = create(stock, *(line(f"r{i}", max_tokens=1 if i == 0 else 100) for i in range(30)))
+    batch = create(stock, *(line(f"r{i}", max_tokens=100 if i else 1, ignore_eos=True) for i in range(30)))
     yield wait(stock, batch, lambda found: found.request_counts is not None and found.request_counts.completed == 1)
     live.runner.release()
     live.wait_idle()
@@ -242,7 +242,7 @@ def small() -> Iterator[LiveServer]:
 
 def test_a_batch_gives_way_to_other_requests(small: LiveServer) -> None:
     with client_of(small) as stock:
-        batch = create(stock, *(line(f"r{i}", max_tokens=100) for i in range(8)))
+        batch = create(stock, *(line(f"r{i}", max_tokens=100, ignore_eos=True) for i in range(8)))
         wait(stock, batch, lambda found: small.engine.stats.num_running == 3)  # one place stays free
         with httpx.Client(base_url=small.url, timeout=PATIENCE_S) as client:
             asked = {"model": MODEL, "prompt": ["a", "b", "c", "d"], "max_tokens": 50}
