@@ -1,5 +1,6 @@
 """Builds the server from its options: repository, service, and the servers of the ports."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.client.base import EngineClient
 from gateway.batches.service import BatchService
+from gateway.checkpoint import served_name
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app, create_metrics_app
 from gateway.http.server import HttpServer
@@ -23,7 +26,7 @@ from gateway.telemetry.page import MetricsPage, latency_options
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.trace import TraceSetting, TraceSettings
-from pipelines.llm.backend import LlmBackend
+from pipelines.llm.backend import LlmBackend, load_checkpoint
 from pipelines.llm.services import LlmServices
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary
@@ -194,6 +197,27 @@ def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegist
     for name in registry.register_missing(find_python_based(Path(directory))) if directory is not None else ():
         log.warning("--backend-directory: %s/model.py is not used, as Sluice has a backend of that name", name)
     return registry
+
+
+async def load_model(
+    service: InferenceService,
+    config: ServeConfig,
+    checkpoint: Path,
+    engine: EngineClient,
+    engine_start: "asyncio.Task[None]",
+) -> None:
+    """Load MODEL, whose engine starts meanwhile, and test it with one token. Raises SluiceError."""
+    model = await load_checkpoint(
+        served_name(config.model.served_model_name, checkpoint),
+        checkpoint,
+        engine,
+        engine_start,
+        service.metrics.open_request,
+        heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
+        limits=config.request_limits(),
+        chat=config.chat_settings(),
+    )
+    service.repository.add(model)
 
 
 def make_http_servers(

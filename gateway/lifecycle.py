@@ -97,7 +97,7 @@ class GatewayServer:
         self._checkpoint = checkpoint
         self._listeners = listeners
         self._started = started
-        self._engine = None if checkpoint is None else self._engine_for(checkpoint)
+        self._engine = None if checkpoint is None else make_engine(config, checkpoint)
         self._stopping = asyncio.Event()
         self._signalled = 0.0
         self._service: InferenceService | None = None
@@ -105,10 +105,6 @@ class GatewayServer:
         self._servers: list[HttpServer] = []
         self._grpc: GrpcServer | None = None
         self._grpc_address = ""
-
-    def _engine_for(self, checkpoint: Path) -> ProcessEngineClient:
-        heartbeat_timeout_s = self._config.shutdown.heartbeat_timeout_s
-        return ProcessEngineClient(self._config.engine(str(checkpoint)), heartbeat_timeout_s=heartbeat_timeout_s)
 
     def handle_signals(self) -> None:
         """Let SIGTERM and SIGINT shut the server down, and a second one end it at once."""
@@ -212,22 +208,11 @@ class GatewayServer:
             await self._engine.start()
 
     async def _load_model(self, service: "InferenceService", engine_start: "asyncio.Task[None]") -> None:
-        """Load MODEL, which is in no repository, and test it with one token."""
-        from pipelines.llm.backend import load_checkpoint
+        """Load MODEL, which is in no repository."""
+        from gateway.assembly import load_model
 
-        if self._engine is None or self._checkpoint is None:
-            return
-        model = await load_checkpoint(
-            self._model_name,
-            self._checkpoint,
-            self._engine,
-            engine_start,
-            service.metrics.open_request,
-            heartbeat_timeout_s=self._config.shutdown.heartbeat_timeout_s,
-            limits=self._config.request_limits(),
-            chat=self._config.chat_settings(),
-        )
-        service.repository.add(model)
+        if self._engine is not None and self._checkpoint is not None:
+            await load_model(service, self._config, self._checkpoint, self._engine, engine_start)
 
     @property
     def _model_name(self) -> str:
@@ -351,6 +336,12 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
+
+
+def make_engine(config: ServeConfig, checkpoint: Path) -> ProcessEngineClient:
+    """Make the engine of MODEL, which has not started."""
+    heartbeat_timeout_s = config.shutdown.heartbeat_timeout_s
+    return ProcessEngineClient(config.engine(str(checkpoint)), heartbeat_timeout_s=heartbeat_timeout_s)
 
 
 def _import_heavy_modules() -> None:

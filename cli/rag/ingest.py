@@ -4,14 +4,13 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from cli.progress import show_progress
 from cli.rag.arguments import Arguments
 from cli.rag.client import (
     BrokenConnectionError,
@@ -27,8 +26,6 @@ from gateway.options.option import FAILED
 
 T = TypeVar("T")
 
-REDRAW_S = 0.25
-LINE_EVERY_S = 5.0
 _NOT_FOUND = 404
 
 
@@ -220,6 +217,8 @@ async def retry_request(send: Callable[[], Awaitable[T]], policy: RetryPolicy) -
 class IngestionProgress:
     """Counts documents by outcome. `num_planned` grows when a file turns out to hold many documents."""
 
+    noun = "documents"
+
     num_planned: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     num_chunks: int = 0
@@ -250,6 +249,11 @@ class IngestionProgress:
     def fail(self, name: str, reason: str) -> None:
         self.failures.append((name, reason))
 
+    def pace(self) -> str:
+        """Return the speed and what failed."""
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        return f"{self.chunks_per_s:,.0f} chunks/s{failed}"
+
     def summary(self) -> str:
         """Return all counts on one line."""
         counts = [f"{self.statuses[status]} {status}" for status in ("created", "updated", "unchanged")]
@@ -259,44 +263,3 @@ class IngestionProgress:
             counts.append(f"{len(self.failures)} failed")
         speed = f"; {self.num_chunks} chunks in {self.elapsed_s:.1f} s" if self.num_chunks else ""
         return f"{', '.join(counts)}{speed}"
-
-
-@asynccontextmanager
-async def show_progress(progress: IngestionProgress, console: Console) -> AsyncIterator[None]:
-    """Show the progress until the context ends: a bar on a terminal, else a line every few seconds."""
-    task = asyncio.create_task(_show_bar(progress, console) if console.is_terminal else _print_lines(progress, console))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.wait((task,))
-
-
-async def _show_bar(progress: IngestionProgress, console: Console) -> None:
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("documents, {task.description}"),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, auto_refresh=False, transient=True) as display:
-        bar = display.add_task("")
-        while True:
-            display.update(
-                bar, completed=progress.num_done, total=progress.num_planned, description=_format_speed(progress)
-            )
-            display.refresh()
-            await asyncio.sleep(REDRAW_S)
-
-
-async def _print_lines(progress: IngestionProgress, console: Console) -> None:
-    while True:
-        await asyncio.sleep(LINE_EVERY_S)
-        line = f"{progress.num_done} of {progress.num_planned} documents, {_format_speed(progress)}"
-        console.print(line, highlight=False)
-
-
-def _format_speed(progress: IngestionProgress) -> str:
-    failed = f", {len(progress.failures)} failed" if progress.failures else ""
-    return f"{progress.chunks_per_s:,.0f} chunks/s{failed}"

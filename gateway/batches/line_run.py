@@ -8,9 +8,12 @@ from itertools import islice
 from time import monotonic
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from gateway.batches.lines import RequestLine
 from gateway.batches.places import Place, PlaceKeeper
 from gateway.batches.results import BatchResult, ResultFiles
+from sluice.errors import ErrorCode, SluiceError
 
 _LINES_AHEAD = 32
 """Requests that are read from the file at a time. They may have 16 MiB each, and rarely do."""
@@ -38,8 +41,8 @@ class LineRun:
     """Asks the pending requests of a batch, as many at a time as there are places for.
 
     A request whose place is revoked starts over when it gets another. One that the server has no room for (429, 503) is
-    asked again; any other answer is a result, which `observe` gets when it is durable. `most_retries` None: for as long
-    as it takes.
+    asked again; any other answer is a result, which `observe` gets when it is durable. With `most_retries` the run ends
+    in UNAVAILABLE where the server has no room after so many.
     """
 
     def __init__(
@@ -95,10 +98,18 @@ class LineRun:
         num_retries = 0
         while True:
             answered = await self._answer(line.url, line.body, request_id=request_id, tenant=self._tenant)
-            if answered.status not in _RETRIED or num_retries == self._most_retries:
+            if answered.status not in _RETRIED:
                 return answered
+            if num_retries == self._most_retries:
+                raise SluiceError(ErrorCode.UNAVAILABLE, _error_message(answered.body))
             await asyncio.sleep(_RETRY_WAITS_S[min(num_retries, len(_RETRY_WAITS_S) - 1)])
             num_retries += 1
+
+
+def _error_message(body: bytes) -> str:
+    """Return the message of an error in OpenAI's shape."""
+    message: str = msgspec.json.decode(body)["error"]["message"]
+    return message
 
 
 async def _read_aside(lines: Iterator[RequestLine]) -> AsyncIterator[RequestLine]:

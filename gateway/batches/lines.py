@@ -45,17 +45,18 @@ class LineError(Exception):
 
 @dataclass(slots=True)
 class CheckedFile:
-    """The findings of a pass over an input file. `models` has the first line that names each."""
+    """The findings of a pass over an input file. `ids` has the line of each custom id, `targets` the first line of
+    each pair of url and model."""
 
     num_requests: int = 0
-    models: dict[str, int] = field(default_factory=dict)
-    urls: set[str] = field(default_factory=set)
+    ids: dict[str, int] = field(default_factory=dict)
+    targets: dict[tuple[str, str], int] = field(default_factory=dict)
     problems: list[LineProblem] = field(default_factory=list)
 
 
 def check_file(path: Path, max_requests: int, endpoint: str | None = None) -> CheckedFile:
     """Check every line. All must ask `endpoint`, where that is given."""
-    found, seen = CheckedFile(), dict[str, int]()
+    found = CheckedFile()
     for number, raw in read_raw_lines(path):
         found.num_requests += 1
         if found.num_requests > max_requests:
@@ -64,7 +65,7 @@ def check_file(path: Path, max_requests: int, endpoint: str | None = None) -> Ch
             break
         try:
             line = parse_line(number, raw, endpoint)
-            if (first := seen.setdefault(line.custom_id, number)) != number:
+            if (first := found.ids.setdefault(line.custom_id, number)) != number:
                 message = f"custom_id must be unique in the file, and {line.custom_id!r:.80} is that of line {first}"
                 raise LineError(number, "duplicate_custom_id", message, "custom_id")
         except LineError as error:
@@ -72,8 +73,7 @@ def check_file(path: Path, max_requests: int, endpoint: str | None = None) -> Ch
             if len(found.problems) == MAX_PROBLEMS:
                 break
             continue
-        found.models.setdefault(line.model, number)
-        found.urls.add(line.url)
+        found.targets.setdefault((line.url, line.model), number)
     if not found.num_requests:
         found.problems.append(LineProblem("empty_file", "the file has no requests"))
     return found

@@ -139,14 +139,14 @@ class BatchWorker:
     async def _validate(self, batch: Batch) -> Batch:
         path = self._store.path(batch.input_file_id)
         found = await asyncio.to_thread(check_file, path, self._max_requests, batch.endpoint)
-        for model, line in found.models.items():
+        for (url, model), line in found.targets.items():
             try:
-                self._check_model(batch.endpoint, model)
+                self._check_model(url, model)
             except SluiceError as error:
                 found.problems.append(LineProblem("model_not_found", error.message, line, "body.model"))
         if found.problems:
             return await self._move(batch, BatchStatus.FAILED, problems=found.problems)
-        model = next(iter(found.models))
+        _, model = next(iter(found.targets))
         return await self._move(batch, BatchStatus.IN_PROGRESS, num_requests=found.num_requests, model=model)
 
     async def _move(self, batch: Batch, status: BatchStatus, **changes: object) -> Batch:

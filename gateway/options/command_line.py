@@ -1,11 +1,11 @@
 """The command line of `sluice serve`: its flags, and those of tritonserver that it accepts and ignores."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.options.config import GROUPS, ParsedFlags, list_options
+from gateway.options.config import GROUPS, Group, ParsedFlags, list_options
 from gateway.options.option import OneLineParser, Option, OptionError, truth
 from gateway.options.telemetry import TRACE_CONFIG
 
@@ -141,11 +141,7 @@ def _parser() -> OneLineParser:
         description=_DESCRIPTION,
         epilog=_EPILOG,
     )
-    for group in GROUPS.values():
-        title = (group.__doc__ or "").partition("\n")[0]
-        section = parser.add_argument_group(title)
-        for _, default, declared in list_options(group):
-            _add_option(section, declared, default)
+    add_options(parser, GROUPS.values())
     for accepted in ACCEPTED_FLAGS:
         parser.add_argument(accepted.flag, nargs="?", const="true", dest=accepted.flag, help=argparse.SUPPRESS)
     for flag in TRACE_FLAGS:
@@ -153,17 +149,28 @@ def _parser() -> OneLineParser:
     return parser
 
 
-def _add_option(section: argparse._ArgumentGroup, declared: Option, default: Any) -> None:
+def add_options(parser: OneLineParser, groups: Iterable[Group], renamed: Mapping[str, str] | None = None) -> None:
+    """Add the options of `groups` to `parser`, each group under its title. `renamed` has other flags for some; their
+    values keep their names."""
+    for group in groups:
+        title = (group.__doc__ or "").partition("\n")[0]
+        section = parser.add_argument_group(title)
+        for _, default, declared in list_options(group):
+            flag = (renamed or {}).get(declared.flag, declared.flag)
+            _add_option(section, declared, default, flag)
+
+
+def _add_option(section: argparse._ArgumentGroup, declared: Option, default: Any, flag: str) -> None:
     """Add an option. Its values stay text here: `read_config` reads flags and variables by the same rules."""
     text = declared.help if default in (None, False, ()) else f"{declared.help}. Default: {_format_default(default)}"
     text = text.replace("%", "%%")
-    if not declared.flag.startswith("-"):
-        section.add_argument(declared.flag, nargs="?", default=None, help=text)
+    if not flag.startswith("-"):
+        section.add_argument(flag, nargs="?", default=None, help=text)
     elif declared.metavar is None:
         switch = argparse.BooleanOptionalAction if default else "store_true"
-        section.add_argument(declared.flag, action=switch, default=None, dest=declared.flag, help=text)
+        section.add_argument(flag, action=switch, default=None, dest=declared.flag, help=text)
     else:
-        names = (declared.flag, *declared.aliases)
+        names = (flag, *declared.aliases)
         action = "append" if declared.is_many else "store"
         section.add_argument(
             *names, metavar=declared.metavar, action=action, default=None, dest=declared.flag, help=text

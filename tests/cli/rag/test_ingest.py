@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cli import progress
 from cli.rag import ingest
 from cli.rag.ingest import IngestionProgress, RetryPolicy
 from gateway.options.config import ServeConfig
@@ -348,7 +349,7 @@ def test_a_file_that_is_too_long_for_the_server(
 def test_lines_show_progress_where_there_is_no_terminal(
     rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ingest, "LINE_EVERY_S", 0)
+    monkeypatch.setattr(progress, "LINE_EVERY_S", 0)
     assert sluice("ingest", handbook) == 0
     assert " of 3 documents, " in capsys.readouterr().err
 
@@ -356,7 +357,7 @@ def test_lines_show_progress_where_there_is_no_terminal(
 async def test_a_terminal_has_a_bar() -> None:
     shown = io.StringIO()
     tally = IngestionProgress(num_planned=4)
-    async with ingest.show_progress(tally, Console(file=shown, force_terminal=True, width=100)):
+    async with progress.show_progress(tally, Console(file=shown, force_terminal=True, width=100)):
         tally.count("created", 7)
         tally.fail("x", "bad")
         async with asyncio.timeout(PATIENCE_S):

@@ -1,0 +1,259 @@
+"""`sluice run-batch`: answers the requests of a file in OpenAI's batch format, without a server."""
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+from rich.console import Console
+
+from cli.progress import show_progress
+from gateway.checkpoint import find_checkpoint, model_name
+from gateway.options.command_line import add_options
+from gateway.options.config import GROUPS, ServeConfig, read_config
+from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from gateway.telemetry.logs import configure_logging
+from sluice.errors import SluiceError
+from sluice.log_lines import JSON
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from gateway.batches.lines import CheckedFile
+    from gateway.batches.results import ResultFiles
+    from gateway.service import InferenceService
+
+_GROUPS = (
+    *("model", "repository", "instances", "scheduling", "cache", "speculation", "tensorrt_llm", "requests", "logging"),
+)
+"""Groups of the options of `sluice serve` that matter without a server."""
+_MOST_RETRIES = 10
+"""How often a request is asked again that the engine has no room for: more means that there is no engine any more."""
+_SHOWN_PROBLEMS = 20
+_DESCRIPTION = """\
+Answer the requests of a file in OpenAI's batch format, without a server.
+
+Each line of INPUT is one request:
+
+  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
+   "body": {"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}}
+
+url is /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank or /v1/score. Each line of the output has
+the custom_id and the response, in the order in which they were finished. Requests that failed are in the file of
+errors. All lines are checked before the model is loaded.
+
+What is in either file counts as finished: the same command goes on after an interruption, even kill -9. To try
+failed requests again, delete the file of errors.
+"""
+_EPILOG = """\
+Where no --served-model-name and no repository is given, MODEL answers under the name that the lines give. Options
+can be set in the environment too, as for `sluice serve`: SLUICE_MAX_NUM_SEQS=64. The log has warnings and errors;
+--log-level info shows more.
+
+examples:
+  sluice run-batch requests.jsonl -o answers.jsonl                        the bundled model
+  sluice run-batch requests.jsonl -o answers.jsonl --model /models/Qwen3-0.6B --kv-cache-memory 2G
+  sluice run-batch texts.jsonl -o vectors.jsonl --model-repository /models   encoders of a repository
+
+Exit codes: 0 when every request has an answer, 1 when some failed or the run stopped, 2 for bad options.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The files of a run."""
+
+    requests: Path
+    output: Path
+    errors: Path
+
+
+def command(argv: list[str]) -> int:
+    """Answer the requests of a file in OpenAI's batch format, without a server."""
+    try:
+        paths, config = _parse(argv)
+    except OptionError as error:
+        return _fail(str(error), USAGE_ERROR)
+    from gateway.batches.lines import check_file  # imported late: bad options should be reported fast
+
+    try:
+        found = check_file(paths.requests, sys.maxsize)
+    except OSError as error:
+        return _fail(f"{paths.requests} cannot be read: {error.strerror}", USAGE_ERROR)
+    for problem in found.problems[:_SHOWN_PROBLEMS]:
+        place = paths.requests if problem.line is None else f"{paths.requests}:{problem.line}"
+        _fail(f"{place}: {problem.message}", FAILED)
+    if found.problems:
+        return FAILED
+    try:
+        checkpoint = _find_model(config)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_run(paths, found, config, checkpoint))
+    except OptionError as error:
+        return _fail(str(error), USAGE_ERROR)
+    except KeyboardInterrupt:
+        sys.stderr.write("sluice run-batch: stopped; the same command goes on from here\n")
+        raise
+    except SluiceError as error:
+        return _fail(f"{error}; the same command goes on from here", FAILED)
+    except (OSError, ValueError) as error:
+        return _fail(str(error), FAILED)
+
+
+def _parse(argv: list[str]) -> tuple[RunPaths, ServeConfig]:
+    """Parse the command line. Raises OptionError; exits where it cannot be understood."""
+    parser = OneLineParser(
+        prog="sluice run-batch",
+        usage="sluice run-batch INPUT -o OUTPUT [--model MODEL] [OPTIONS]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+    )
+    parser.add_argument("INPUT", nargs="?", help="file with a request a line")
+    parser.add_argument("-i", "--input-file", metavar="INPUT", help="the same, as vLLM names it")
+    parser.add_argument("-o", "--output-file", metavar="OUTPUT", required=True, help="file for the responses")
+    parser.add_argument("--errors-file", metavar="ERRORS", help="file for what failed. Default: OUTPUT.errors.jsonl")
+    add_options(parser, (GROUPS[name] for name in _GROUPS), renamed={"MODEL": "--model"})
+    flags = vars(parser.parse_args(argv))
+    given = [each for each in (flags.pop("INPUT"), flags.pop("input_file")) if each is not None]
+    if len(given) != 1:
+        raise OptionError("INPUT is required, once: the file with the requests")
+    output, errors = Path(flags.pop("output_file")), flags.pop("errors_file")
+    paths = RunPaths(Path(given[0]), output, Path(errors or f"{output}.errors.jsonl"))
+    if len({os.path.realpath(path) for path in (paths.requests, paths.output, paths.errors)}) < 3:
+        raise OptionError("INPUT, OUTPUT and ERRORS must be three files")
+    flags["--log-level"] = flags["--log-level"] or "warning"  # lines of information would break the progress bar
+    config = read_config({flag: value for flag, value in flags.items() if value is not None})
+    logging = config.logging
+    configure_logging(logging.lowest_level, logging.file, is_json=logging.time_format == JSON)
+    return paths, config
+
+
+def _find_model(config: ServeConfig) -> Path | None:
+    if config.model.path is None and config.repository.paths:
+        return None
+    return find_checkpoint(config.model.path, "--model", config.tensorrt_llm.engine_python)
+
+
+def _named(config: ServeConfig, checkpoint: Path | None, found: "CheckedFile") -> ServeConfig:
+    """Return the configuration with the name that the lines give to MODEL, where they give one and no option does."""
+    names = {model for _, model in found.targets}
+    is_named = config.model.served_model_name or config.repository.paths or config.tensorrt_llm.lora_modules
+    if checkpoint is None or is_named or len(names) != 1:
+        return config
+    name = names.pop()
+    if name != (own := model_name(checkpoint)):
+        sys.stderr.write(f"sluice run-batch: the requests name the model {name!r}; {own} answers them\n")
+    return replace(config, model=replace(config.model, served_model_name=name))
+
+
+@dataclass(slots=True)
+class RunProgress:
+    """Counts requests. `num_before` were finished by an earlier run."""
+
+    noun = "requests"
+
+    num_planned: int
+    results: "ResultFiles"
+    num_before: int = 0
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def num_done(self) -> int:
+        return self.results.counts.total
+
+    @property
+    def per_s(self) -> float:
+        return (self.num_done - self.num_before) / max(time.monotonic() - self.began_s, 1e-3)
+
+    def pace(self) -> str:
+        """Return the speed and what failed."""
+        failed = self.results.counts.failed
+        return f"{self.per_s:,.1f} requests/s" + (f", {failed} failed" if failed else "")
+
+
+async def _run(paths: RunPaths, found: "CheckedFile", config: ServeConfig, checkpoint: Path | None) -> int:
+    """Answer what is not finished. Raises SluiceError, OSError, and ValueError for files of something else."""
+    from gateway.batches.results import ResultFiles
+
+    results = ResultFiles(paths.output, paths.errors)
+    try:
+        await results.open()
+        if foreign := results.finished - found.ids.keys():
+            text = f"{paths.output} has results of requests that {paths.requests} does not have, such as"
+            raise OptionError(f"{text} {min(foreign)!r}; name another file")
+        progress = RunProgress(found.num_requests, results, results.counts.total)
+        if progress.num_done < found.num_requests:
+            await _ask(paths, found, _named(config, checkpoint, found), checkpoint, progress)
+        counts = results.counts
+        before = f", {progress.num_before} of them by an earlier run" if progress.num_before else ""
+        failed = f", {counts.failed} failed (see {paths.errors})" if counts.failed else ""
+        text = f"{paths.output}: {counts.completed} of {found.num_requests} requests answered{before}{failed}"
+        sys.stdout.write(f"{text}; {progress.per_s:,.1f} requests/s\n")
+        return FAILED if counts.failed else 0
+    finally:
+        await results.close()
+
+
+async def _ask(
+    paths: RunPaths, found: "CheckedFile", config: ServeConfig, checkpoint: Path | None, progress: RunProgress
+) -> None:
+    from gateway.batches.line_run import LineRun
+    from gateway.batches.lines import pending_lines
+    from gateway.batches.places import PlaceKeeper, measure_capacity
+    from gateway.batches.records import new_id
+    from gateway.batches.service import check_model
+    from gateway.http.in_process import InProcessClient
+
+    console = Console(stderr=True, soft_wrap=True)
+    async with AsyncExitStack() as stack:
+        with console.status("loading the model"):
+            service, app = await stack.enter_async_context(_embedded(config, checkpoint))
+        for (url, model), line in found.targets.items():
+            try:
+                check_model(service, url, model)
+            except SluiceError as error:
+                raise OptionError(f"{paths.requests}:{line}: {error.message}") from None
+        places = PlaceKeeper(partial(measure_capacity, service, is_alone=True))
+        results = progress.results
+        run = LineRun(new_id("batch_"), "", InProcessClient(app), places, results, lambda _: None, _MOST_RETRIES)
+        progress.began_s = time.monotonic()
+        async with show_progress(progress, console):
+            await run.run(pending_lines(paths.requests, results.finished))
+
+
+@asynccontextmanager
+async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncIterator[tuple[InferenceService, ASGIApp]]":
+    """Load the models as `sluice serve` does, without ports. Raises SluiceError."""
+    from gateway.assembly import load_model, make_service
+    from gateway.http.app import create_app
+    from gateway.lifecycle import make_engine
+
+    service = make_service(config)
+    engine = None if checkpoint is None else make_engine(config, checkpoint)
+    try:
+        if engine is not None and checkpoint is not None:
+            starting = asyncio.create_task(engine.start())
+            try:
+                await load_model(service, config, checkpoint, engine, starting)
+            finally:
+                starting.cancel()
+                await asyncio.wait((starting,))
+        await service.repository.start(config.repository.load)
+        service.begin_serving()
+        yield service, create_app(service, config)
+    finally:
+        await service.close()
+        if engine is not None:
+            await engine.stop()
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"sluice run-batch: error: {message}\n")
+    return code
