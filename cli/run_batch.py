@@ -19,6 +19,7 @@ from gateway.checkpoint import find_checkpoint, model_name
 from gateway.options.command_line import add_options
 from gateway.options.config import GROUPS, ServeConfig, read_config
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from gateway.options.responses import NONE, ResponsesOptions
 from gateway.telemetry.logs import configure_logging
 from sluice.errors import SluiceError
 from sluice.log_lines import JSON
@@ -45,9 +46,9 @@ Each line of INPUT is one request:
   {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",
    "body": {"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}}
 
-url is /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank or /v1/score. Each line of the output has
-the custom_id and the response, in the order in which they were finished. Requests that failed are in the file of
-errors. All lines are checked before the model is loaded.
+url is /v1/chat/completions, /v1/completions, /v1/responses (which are not stored), /v1/embeddings, /v1/rerank or
+/v1/score. Each line of the output has the custom_id and the response, in the order in which they were finished.
+Requests that failed are in the file of errors. All lines are checked before the model is loaded.
 
 What is in either file counts as finished: the same command goes on after an interruption, even kill -9. To try
 failed requests again, delete the file of errors.
@@ -130,6 +131,7 @@ def _parse(argv: list[str]) -> tuple[RunPaths, ServeConfig]:
         raise OptionError("INPUT, OUTPUT and ERRORS must be three files")
     flags["--log-level"] = flags["--log-level"] or "warning"  # lines of information would break the progress bar
     config = read_config({flag: value for flag, value in flags.items() if value is not None})
+    config = replace(config, responses=ResponsesOptions(store=NONE))
     logging = config.logging
     configure_logging(logging.lowest_level, logging.file, is_json=logging.time_format == JSON)
     return paths, config

@@ -12,7 +12,10 @@ from gateway.long_work import breathe
 
 T = TypeVar("T")
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank", "/v1/score")
+ENDPOINTS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    *("/v1/embeddings", "/v1/rerank", "/v1/score"),
+)
 """Routes that a batch may ask."""
 MAX_LINE_BYTES = 16 << 20
 """Longest line: parsing a longer one would keep the interpreter's lock for too long."""
@@ -22,6 +25,8 @@ MAX_PROBLEMS = 100
 _PIECE_BYTES = 256 << 10
 """Bytes that are checked between two pauses."""
 _SHOWN_CHARS = 60
+_UNFIT = ("stream", "background")
+"""Fields of a body that would make its answer none that is whole."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -126,9 +131,10 @@ def parse_line(number: int, raw: bytes, endpoint: str | None = None) -> RequestL
     body = _require(number, fields, "body")
     inner = _decode(number, bytes(body), dict[str, msgspec.Raw], "body")
     model = _read_text(number, inner, "model", "body.model")
-    if bytes(inner.get("stream", b"false")) not in (b"false", b"null"):
-        message = "body.stream must be false or absent: the answers of a batch are whole"
-        raise LineError(number, "invalid_value", message, "body.stream")
+    for name in _UNFIT:
+        if bytes(inner.get(name, b"false")) not in (b"false", b"null"):
+            message = f"body.{name} must be false or absent: the answers of a batch are whole"
+            raise LineError(number, "invalid_value", message, f"body.{name}")
     return RequestLine(number, custom_id, url, model, bytes(body))
 
 

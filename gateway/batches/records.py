@@ -13,8 +13,8 @@ JsonObject = dict[str, Any]
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """An uploaded file, or one with the results of a batch. Times are Unix seconds. `owner` is the tenant of the
-    request that brought it."""
+    """An uploaded file, or one with the results of a batch. Times are Unix seconds. `owner` stands for the
+    tenant and the key of the request that brought it."""
 
     id: str
     owner: str
@@ -75,10 +75,14 @@ class ResultCounts(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch. The files of its results have their ids from the start, and are shown once they are published."""
+    """A batch. The files of its results have their ids from the start, and are shown once they are published.
+
+    Its requests count for `tenant`.
+    """
 
     id: str
     owner: str
+    tenant: str
     endpoint: str
     input_file_id: str
     completion_window: str

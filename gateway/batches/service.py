@@ -71,6 +71,7 @@ class BatchService:
     async def create(
         self,
         owner: str,
+        tenant: str,
         input_file_id: str,
         endpoint: str,
         window: str,
@@ -85,6 +86,7 @@ class BatchService:
         batch = Batch(
             id=new_id("batch_"),
             owner=owner,
+            tenant=tenant,
             endpoint=endpoint,
             input_file_id=input_file_id,
             completion_window=window,
@@ -118,7 +120,7 @@ class BatchService:
 
 def check_model(service: InferenceService, endpoint: str, model: str) -> None:
     """Raise SluiceError where `endpoint` does not answer for `model`."""
-    if endpoint in ("/v1/chat/completions", "/v1/completions"):
+    if endpoint in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         service.llm(model)
     elif endpoint == "/v1/embeddings":
         service.encoder(model)

@@ -13,7 +13,7 @@ from gateway.http.bodies import json_response, read_fields
 from gateway.http.openai import files
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import RequestObject
-from gateway.http.request import TENANT_HEADER
+from gateway.http.request import TENANT_HEADER, owner_of, parse_scheduling
 from gateway.options.config import ServeConfig
 
 _WINDOW = re.compile(r"([1-9]\d{0,6})([smhd])", re.ASCII)
@@ -69,7 +69,7 @@ def router(batches: BatchService, config: ServeConfig) -> APIRouter:
 
 
 class BatchRoutes:
-    """Handlers of the routes. A tenant sees its own batches alone."""
+    """Handlers of the routes. An owner sees its own batches alone."""
 
     def __init__(self, batches: BatchService, config: ServeConfig) -> None:
         self._batches = batches
@@ -77,11 +77,12 @@ class BatchRoutes:
 
     async def create(self, request: Request) -> Response:
         """Create a batch."""
-        owner = files.owner_of(request, self._config)
+        owner = owner_of(request.headers)
         fields, headers = await read_fields(request, BatchRequest, self._config.http)
         expiry = fields.output_expires_after
         batch = await self._batches.create(
             owner,
+            parse_scheduling(request.headers, self._config.requests).tenant,
             fields.input_file_id,
             fields.endpoint,
             fields.completion_window,
@@ -95,14 +96,14 @@ class BatchRoutes:
         self, request: Request, after: files.After = "", limit: Annotated[int, Query(ge=1, le=100)] = 20
     ) -> Response:
         """List batches, the newest first."""
-        owner = files.owner_of(request, self._config)
+        owner = owner_of(request.headers)
         return files.list_response(await self._batches.store.batches(owner, Page(limit, after)), limit)
 
     async def retrieve(self, request: Request, batch_id: str) -> Response:
         """Describe a batch: its state, its counts, and when it will be done."""
-        owner = files.owner_of(request, self._config)
+        owner = owner_of(request.headers)
         return json_response((await self._batches.store.batch(owner, batch_id)).json())
 
     async def cancel(self, request: Request, batch_id: str) -> Response:
         """End a batch early. What is finished keeps its results."""
-        return json_response((await self._batches.cancel(files.owner_of(request, self._config), batch_id)).json())
+        return json_response((await self._batches.cancel(owner_of(request.headers), batch_id)).json())

@@ -13,7 +13,7 @@ from gateway.batches.tables import Page
 from gateway.http.bodies import json_response
 from gateway.http.openai.file_form import FORM_BYTES, FileForm, FormReader
 from gateway.http.parsing import quote_name, warning_header
-from gateway.http.request import parse_scheduling, read_pieces
+from gateway.http.request import owner_of, read_pieces
 from gateway.options.config import ServeConfig
 from sluice.errors import invalid
 
@@ -54,7 +54,7 @@ def add_routes(api: APIRouter, batches: BatchService, config: ServeConfig) -> No
 
 
 class FileRoutes:
-    """Handlers of the routes. A tenant sees its own files alone."""
+    """Handlers of the routes. An owner sees its own files alone."""
 
     def __init__(self, batches: BatchService, config: ServeConfig) -> None:
         self._batches = batches
@@ -63,7 +63,7 @@ class FileRoutes:
 
     async def upload(self, request: Request) -> Response:
         """Store a file."""
-        owner = owner_of(request, self._config)
+        owner = owner_of(request.headers)
         limit = self._config.batches.max_file_bytes + FORM_BYTES
         async with self._store.new_upload() as upload, aclosing(read_pieces(request, limit)) as pieces:
             form = await FormReader(request.headers.get("content-type", ""), upload).read(pieces)
@@ -93,7 +93,7 @@ class FileRoutes:
     ) -> Response:
         """List files, the newest first."""
         page = Page(limit, after, order == "asc")
-        return list_response(await self._store.files(owner_of(request, self._config), purpose, page), limit)
+        return list_response(await self._store.files(owner_of(request.headers), purpose, page), limit)
 
     async def retrieve(self, request: Request, file_id: str) -> Response:
         """Describe a file."""
@@ -107,16 +107,11 @@ class FileRoutes:
 
     async def delete(self, request: Request, file_id: str) -> Response:
         """Delete a file. The input of a batch that is not over stays."""
-        await self._store.delete_file(owner_of(request, self._config), file_id)
+        await self._store.delete_file(owner_of(request.headers), file_id)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
     async def _file(self, request: Request, file_id: str) -> FileRecord:
-        return await self._store.file(owner_of(request, self._config), file_id)
-
-
-def owner_of(request: Request, config: ServeConfig) -> str:
-    """Return the tenant of the request, whose files and batches are its own."""
-    return parse_scheduling(request.headers, config.requests).tenant
+        return await self._store.file(owner_of(request.headers), file_id)
 
 
 def list_response(found: "list[FileRecord] | list[Batch]", limit: int) -> Response:
