@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import NamedTuple, Protocol
@@ -69,7 +70,8 @@ class LineRun:
             async with asyncio.TaskGroup() as group:
                 async for line in _read_aside(lines):
                     place = await self._places.take(line.model)
-                    group.create_task(self._run_line(line, place))
+                    task = group.create_task(self._run_line(line, place))
+                    task.add_done_callback(partial(_release, place))  # also of a task that was cancelled too early
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
@@ -83,6 +85,8 @@ class LineRun:
 
     async def _ask_at(self, place: Place, line: RequestLine, request_id: str) -> Answered | None:
         """Return the answer; None where the place was revoked."""
+        if place.is_revoked:
+            return None
         work = asyncio.ensure_future(self._ask(line, request_id))
         place.on_revoke = work.cancel
         try:
@@ -110,6 +114,10 @@ def _error_message(body: bytes) -> str:
     """Return the message of an error in OpenAI's shape."""
     message: str = msgspec.json.decode(body)["error"]["message"]
     return message
+
+
+def _release(place: Place, _: "asyncio.Task[None]") -> None:
+    place.release()
 
 
 async def _read_aside(lines: Iterator[RequestLine]) -> AsyncIterator[RequestLine]:

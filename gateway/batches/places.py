@@ -16,8 +16,6 @@ from sluice.errors import SluiceError
 
 POLL_S = 0.02
 """Time between looks at the engines while a batch is under way."""
-OTHER_MODELS = 4
-"""Requests at a time to a model that has no engine of its own: an encoder, a pipeline, a model elsewhere."""
 _SPARE_SHARE = 8
 """One in so many sequences of an engine is left free, so that a request that comes finds a place at once."""
 _BESIDE_SHARE = 4
@@ -41,6 +39,8 @@ class Capacity(NamedTuple):
     step: int = 0
 
 
+_OF_OTHERS = Capacity(4, 4)
+"""Of a model that has no engine of its own: an encoder, a pipeline, a model elsewhere."""
 Measure = Callable[[str, int], Capacity]
 """Measures the capacity of a model by name, which has so many requests of batches in flight."""
 
@@ -150,39 +150,52 @@ class PlaceKeeper:
 
     async def _watch_engines(self) -> None:
         """Grant and revoke until nobody holds a place or waits for one."""
-        while self._models:
-            granted = False
-            for model, places in list(self._models.items()):
-                capacity = self._measure(model, len(places.taken))
-                places.yield_to(capacity)
-                if len(places.taken) < places.limit_now(capacity, monotonic()):
-                    granted |= places.grant()
-                if not places.taken and not places.waiting:
-                    self._num_revoked += places.num_revoked
-                    del self._models[model]
-            if granted:
-                await asyncio.sleep(0)
-                continue
-            self._has_changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await self._has_changed.wait()
-        self._watch = None
+        try:
+            while self._models:
+                if self._look():
+                    await asyncio.sleep(0)
+                    continue
+                self._has_changed.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_S):
+                        await self._has_changed.wait()
+        except Exception as error:
+            waiting = [future for places in self._models.values() for future in places.waiting]
+            self._models.clear()
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+        finally:
+            self._watch = None
+
+    def _look(self) -> bool:
+        """Look at every model once. Returns whether a place was granted."""
+        has_granted = False
+        for model, places in list(self._models.items()):
+            capacity = self._measure(model, len(places.taken))
+            places.yield_to(capacity)
+            if len(places.taken) < places.limit_now(capacity, monotonic()):
+                has_granted |= places.grant()
+            if not places.taken and not places.waiting:
+                self._num_revoked += places.num_revoked
+                del self._models[model]
+        return has_granted
 
 
 def measure_capacity(service: InferenceService, model: str, num_lines: int, *, is_alone: bool = False) -> Capacity:
     """Measure by the engine's last report. With `is_alone` there are no others, and requests may queue."""
-    engine = None
-    with suppress(SluiceError):
+    try:
         text = service.llm(model)
         text = text.base if isinstance(text, AdapterText) else text
-        engine = text.engine if isinstance(text, LlmText) else None
-    if engine is None:
-        return Capacity(OTHER_MODELS, OTHER_MODELS)
-    stats, info = engine.stats, engine.info
+        if not isinstance(text, LlmText):
+            return _OF_OTHERS
+        engine, info = text.engine, text.info
+    except SluiceError:
+        return _OF_OTHERS
     if is_alone:
         limit = info.max_num_seqs + min(info.max_num_seqs, engine.config.max_queued_requests // 2)
         return Capacity(limit, limit)
+    stats = engine.stats
     num_others = max(0, stats.num_running + stats.num_waiting - num_lines)
     limit = info.max_num_seqs - max(1, info.max_num_seqs // _SPARE_SHARE) - num_others
     if stats.num_blocks_reserved > _MAX_RESERVED * info.num_blocks:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from time import monotonic
 
 import msgspec
 
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 5.0
 """Time between looks at the store for what another server put there, and before work that failed is tried again."""
+SWEEP_S = 60.0
+"""Time between looks for files that have expired."""
 REPORT_S = 1.0
 """Time between updates of a batch's counts and forecast in the store."""
 
@@ -44,6 +47,7 @@ class BatchWorker:
         self._check_model = check_model
         self._max_requests = max_requests
         self._lock = -1
+        self._next_sweep = 0.0
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._cancelling: dict[str, asyncio.Event] = {}
         self._is_due = asyncio.Event()
@@ -82,6 +86,8 @@ class BatchWorker:
                     await self._look()
             except (SluiceError, OSError) as error:
                 log.error("batches: %s", error)
+            except Exception:
+                log.exception("looking for batches failed")
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._is_due.wait()
@@ -103,7 +109,9 @@ class BatchWorker:
 
     async def _look(self) -> None:
         """Start work on batches that nobody works on, and end it on those that are to be cancelled."""
-        await self._store.sweep()
+        if monotonic() >= self._next_sweep:
+            self._next_sweep = monotonic() + SWEEP_S
+            await self._store.sweep()
         for batch in await self._store.unfinished():
             if batch.id not in self._tasks:
                 self._cancelling[batch.id] = asyncio.Event()
@@ -125,14 +133,16 @@ class BatchWorker:
                 await self._run(batch)
         except FileNotFoundError as error:
             log.error("batch %s failed: %s", batch.id, error)
-            problem = LineProblem("file_not_found", "a file of the batch is gone from the server")
-            await self._move(batch, BatchStatus.FAILED, problems=[problem])
+            await self._fail(batch, LineProblem("file_not_found", "a file of the batch is gone from the server"))
         except (SluiceError, OSError) as error:
             log.error("batch %s stopped, and is tried again: %s", batch.id, error)
         except Exception as error:
             log.exception("batch %s failed", batch.id)
-            problem = LineProblem("internal_error", f"the batch failed unexpectedly ({type(error).__name__})")
-            await self._move(batch, BatchStatus.FAILED, problems=[problem])
+            message = f"the batch failed unexpectedly ({type(error).__name__})"
+            await self._fail(batch, LineProblem("internal_error", message))
+
+    async def _fail(self, batch: Batch, problem: LineProblem) -> None:
+        await self._store.change(batch.id, lambda now: now.moved(BatchStatus.FAILED, _now(), problems=[problem]))
 
     # -- validating
 

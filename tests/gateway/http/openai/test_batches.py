@@ -127,13 +127,14 @@ def begun(live: LiveServer, stock: openai.OpenAI, monkeypatch: pytest.MonkeyPatc
     live.wait_idle()
 
 
-def test_a_cancelled_batch_keeps_what_is_finished(stock: openai.OpenAI, begun: Batch) -> None:
+def test_a_cancelled_batch_keeps_what_is_finished(live: LiveServer, stock: openai.OpenAI, begun: Batch) -> None:
     batch = begun
     with pytest.raises(openai.BadRequestError, match=rf"is the input of {batch.id}, which is in_progress; cancel"):
         stock.files.delete(batch.input_file_id)
     assert stock.batches.cancel(batch.id).status == "cancelling"
     over = wait(stock, batch)
     assert (over.status, over.error_file_id) == ("cancelled", None) and over.cancelling_at and over.cancelled_at
+    assert live.service.metrics.registry.get_sample_value("sluice_batch_requests_running") == 0
     assert results(stock, over.output_file_id).keys() == {"r0"}
     assert stock.files.delete(batch.input_file_id).deleted
 
