@@ -164,8 +164,8 @@ class LlmModel(Model):
 
 
 @text_model_of.register
-def _(model: LlmModel) -> LlmText:
-    return model.text
+def _(model: LlmModel) -> LlmText | None:
+    return llm_text_of(model)
 
 
 def llm_text_of(model: Model) -> LlmText | None:

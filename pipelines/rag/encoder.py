@@ -18,7 +18,7 @@ from pipelines.rag.encoder_signature import (
     read_vectors,
 )
 from pipelines.rag.types import Vector, Vectors
-from pipelines.stages.tokenizer_model import TextTokenizer, TokenizerModel, check_token_ids
+from pipelines.stages.tokenizer_model import TextTokenizer, TokenizerModel, check_token_ids, cut_token_ids
 from serving.backend import ModelLookup
 from serving.model import Model, infer_one
 from serving.request import InferRequest
@@ -40,6 +40,8 @@ slightly too many: chunks come out rather too short than cut off by the encoder.
 MATRYOSHKA_DIMENSIONS = "matryoshka_dimensions"
 """Parameter of a model whose vectors may be cut: the lengths that they may have, or "any"."""
 QUERY_PREFIX, DOCUMENT_PREFIX = "query_prefix", "document_prefix"
+TO_THE_MODEL = -1
+"""As many tokens as a model takes."""
 _CHARS_PER_TOKEN = 4
 _MAX_TOKENIZED_CHARS = 50_000
 """Characters that are tokenized on a thread at once: a caller that leaves waits for no more."""
@@ -142,35 +144,22 @@ class TextEncoder:
         label: Callable[[int], str],
         *,
         prefix: str = "",
-        truncates: bool = False,
+        truncate_to: int | None = None,
         dimensions: int | None = None,
     ) -> Embeddings:
         """Encode texts, with the prefix that the model's parameter `prefix` holds, or token ids as they are. Vectors of
         fewer `dimensions` are the beginnings of the model's, of length 1.
 
-        Raises INVALID, which calls the input i `label(i)`, for token ids that the vocabulary lacks or the model does
-        not take, and, unless it `truncates`, for an input of more tokens than the model's tokenizer allows; for
-        dimensions that the model's vectors cannot have; else as `encode_documents` does.
+        Raises as `prepare_inputs`; INVALID for dimensions that the model's vectors cannot have; else as
+        `encode_documents` does.
         """
         encoder, tokenizer = self._encoder(), self.tokenizer()
         encoder.check_dimensions(dimensions)
-        if isinstance(inputs[0], str):
-            before = encoder.parameter(prefix) if prefix else ""
-            texts = [replace_surrogates(before + text) for text in cast(Sequence[str], inputs)]
-            rows: Inputs = texts
-            token_ids = []
-            if tokenizer is not None:
-                # The model's own tokenizer step puts its prefix before the text by itself.
-                begin = "" if encoder.inputs.takes_ids else tokenizer.prefix
-                token_ids = await _tokenize(tokenizer.tokenizer, [begin + text for text in texts], label, truncates)
-        else:
-            if tokenizer is None or not encoder.inputs.takes_ids:
-                raise invalid(label(0), f"model '{self.name}' takes text, not token ids; send {label(0)} as a string")
-            token_ids = await _check_ids(tokenizer.tokenizer, cast(Sequence[list[int]], inputs), label, truncates)
-        if encoder.inputs.takes_ids:
-            rows = token_ids
+        before = encoder.parameter(prefix) if prefix else ""
+        takes_ids = encoder.inputs.takes_ids
+        rows, num_tokens = await prepare_inputs(tokenizer, inputs, label, takes_ids, before, truncate_to)
         vectors = await self._encode_batches(encoder, rows, 0 if len(rows) == 1 else _DOCUMENT_PRIORITY)
-        return Embeddings(cut_vectors(vectors, dimensions), sum(map(len, token_ids)))
+        return Embeddings(cut_vectors(vectors, dimensions), num_tokens)
 
     def tokenizer(self) -> TokenizerModel | None:
         """Return the model's tokenizer; None where the server does not have it. Raises as `encode_documents` does."""
@@ -253,10 +242,74 @@ def cut_vectors(vectors: Vectors, dimensions: int | None) -> Vectors:
     return normalize(vectors[:, :dimensions])
 
 
+async def prepare_inputs(
+    tokenizer: TokenizerModel | None,
+    inputs: Inputs,
+    label: Callable[[int], str],
+    takes_ids: bool,
+    before: str = "",
+    truncate_to: int | None = None,
+) -> tuple[Inputs, int]:
+    """Return what a model gets of texts, with `before` in front of each, or of token ids, and how many tokens that is
+    in all: 0 without a tokenizer. It gets token ids if it `takes_ids`, else texts. Longer inputs are cut to
+    `truncate_to` tokens, of which TO_THE_MODEL is as many as the tokenizer allows.
+
+    Raises INVALID, which calls the input i `label(i)`, for token ids that the vocabulary lacks or that are those of no
+    text, and for an input of more tokens than the tokenizer allows unless `truncate_to` is given.
+    """
+    if tokenizer is None:
+        if not isinstance(inputs[0], str) or truncate_to not in (None, TO_THE_MODEL):
+            reason = "the server does not have the model's tokenizer"
+            raise invalid(label(0), f"{label(0)} must be a text of any length, sent as it is: {reason}")
+        return [replace_surrogates(before + text) for text in cast(Sequence[str], inputs)], 0
+    own = tokenizer.tokenizer
+    most = _choose_limit(own, truncate_to)
+    # A tokenizer step of a model that takes texts puts its prefix before the text by itself.
+    prefix = "" if takes_ids else tokenizer.prefix
+    if isinstance(inputs[0], str):
+        texts = [replace_surrogates(before + text) for text in cast(Sequence[str], inputs)]
+        token_ids = await _tokenize(own, [prefix + text for text in texts], label, truncates=truncate_to is not None)
+        if most is None or all(len(each) <= most for each in token_ids):
+            return token_ids if takes_ids else texts, sum(map(len, token_ids))
+        [special] = await asyncio.to_thread(own.encode_long, [""])
+        token_ids = [cut_token_ids(each, special, most) for each in token_ids]
+    else:
+        token_ids = await _check_ids(own, cast(Sequence[list[int]], inputs), label, most, truncate_to is not None)
+    num_tokens = sum(map(len, token_ids))
+    return token_ids if takes_ids else await _as_texts(own, token_ids, label, prefix), num_tokens
+
+
+def _choose_limit(tokenizer: TextTokenizer, truncate_to: int | None) -> int | None:
+    """Return the most tokens of an input; None for no limit."""
+    if truncate_to is None or truncate_to == TO_THE_MODEL:
+        return tokenizer.max_tokens or None
+    if tokenizer.max_tokens and truncate_to > tokenizer.max_tokens:
+        message = f"truncate_prompt_tokens must be at most {tokenizer.max_tokens}, what the model takes"
+        raise invalid("truncate_prompt_tokens", f"{message}, got {truncate_to}")
+    return truncate_to
+
+
+async def _as_texts(
+    tokenizer: TextTokenizer, rows: Sequence[list[int]], label: Callable[[int], str], prefix: str
+) -> list[str]:
+    """Return the texts that have these token ids, with or without special ones. Raises INVALID where there is none."""
+
+    def decode() -> list[str]:
+        texts = [tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+        for index, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            found = [tokenizer.encode_whole(text, add_special_tokens=adds) for adds in (True, False)]
+            if row not in found or not text.startswith(prefix):
+                reason = "the model takes text, and no text has just these token ids of its tokenizer"
+                raise invalid(label(index), f"{label(index)} must be a text: {reason}")
+        return [text.removeprefix(prefix) for text in texts]
+
+    return await asyncio.to_thread(decode)
+
+
 async def _tokenize(
-    tokenizer: TextTokenizer, texts: Sequence[str], label: Callable[[int], str], truncates: bool
+    tokenizer: TextTokenizer, texts: Sequence[str], label: Callable[[int], str], *, truncates: bool
 ) -> list[list[int]]:
-    """Return the token ids of texts, which are tokenized in groups on a thread. Raises as `embed`."""
+    """Return the token ids of texts, which are tokenized in groups on a thread. Raises as `prepare_inputs`."""
     found: list[list[int]] = []
     while len(found) < len(texts):
         end, num_chars = len(found), 0
@@ -271,12 +324,15 @@ async def _tokenize(
 
 
 async def _check_ids(
-    tokenizer: TextTokenizer, inputs: Sequence[list[int]], label: Callable[[int], str], truncates: bool
+    tokenizer: TextTokenizer,
+    inputs: Sequence[list[int]],
+    label: Callable[[int], str],
+    most: int | None,
+    truncates: bool,
 ) -> list[list[int]]:
-    """Return the token ids that the model takes of `inputs`. Raises as `embed`."""
-    most = tokenizer.max_tokens or max(map(len, inputs))
+    """Return the token ids that the model takes of `inputs`. Raises as `prepare_inputs`."""
     for index, token_ids in enumerate(inputs):
-        if len(token_ids) > most and not truncates:
+        if most is not None and len(token_ids) > most and not truncates:
             raise too_long(label(index), most)
     rows = [token_ids[:most] for token_ids in inputs]
 

@@ -8,10 +8,18 @@ import numpy as np
 
 from pipelines.llm.pooling import PoolingMode
 from pipelines.llm.text import LlmText
-from pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, Embeddings, cut_vectors, replace_surrogates, too_long
+from pipelines.rag.encoder import (
+    DOCUMENT_PREFIX,
+    QUERY_PREFIX,
+    TO_THE_MODEL,
+    Embeddings,
+    cut_vectors,
+    replace_surrogates,
+    too_long,
+)
 from pipelines.rag.encoder_signature import Inputs, normalize
 from pipelines.rag.types import Vector
-from pipelines.stages.tokenizer_model import check_token_ids
+from pipelines.stages.tokenizer_model import check_token_ids, cut_token_ids
 from serving.task_model import gather_all
 from sluice.errors import invalid
 
@@ -42,7 +50,7 @@ class LlmEncoder:
         label: Callable[[int], str],
         *,
         prefix: str = "",
-        truncates: bool = False,
+        truncate_to: int | None = None,
         dimensions: int | None = None,
     ) -> Embeddings:
         """Encode and raise as `TextEncoder.embed`, with the prompt of sentence-transformers for `prefix`. The engine
@@ -52,9 +60,10 @@ class LlmEncoder:
             prompts = self._settings.prompts
             before = next((prompts[name] for name in _PROMPTS.get(prefix, ()) if name in prompts), "")
             texts = [replace_surrogates(before + text) for text in cast(Sequence[str], inputs)]
-            rows = [await self._tokenize(text, label(index), truncates) for index, text in enumerate(texts)]
+            rows = [await self._tokenize(text, label(index), truncate_to) for index, text in enumerate(texts)]
         else:
-            rows = [ids[: self.max_model_len] if truncates else ids for ids in cast(Sequence[list[int]], inputs)]
+            most = None if truncate_to is None else self._limit(truncate_to)
+            rows = [ids[:most] for ids in cast(Sequence[list[int]], inputs)]
             await asyncio.to_thread(self._check_ids, rows, label)
         slots = asyncio.Semaphore(self.text.info.max_num_seqs)
 
@@ -71,23 +80,26 @@ class LlmEncoder:
         vector: Vector = mode.pool(hidden)
         return normalize(vector) if self._settings.normalizes else vector
 
-    async def _tokenize(self, text: str, label: str, truncates: bool) -> list[int]:
-        """Return the token ids of a text, of which `truncates` keeps the special ones at both ends."""
-        tokenizer, most = self.text.tokenizer, self.max_model_len
-        if truncates:
+    async def _tokenize(self, text: str, label: str, truncate_to: int | None) -> list[int]:
+        tokenizer, most = self.text.tokenizer, self._limit(truncate_to)
+        if truncate_to is not None:
             text = text[: most * _CHARS_PER_TOKEN]
-        token_ids = await tokenizer.encode_text(text, None if truncates else self.text.max_model_len)
+        token_ids = await tokenizer.encode_text(text, self.text.max_model_len if truncate_to is None else None)
         if not token_ids:
             raise invalid(label, f"{label} must not be empty: it has no tokens")
-        if len(token_ids) <= most:
-            return token_ids
-        if not truncates:
+        if truncate_to is None and len(token_ids) > most:
             raise too_long(label, most)
-        plain = await tokenizer.encode_text(text, add_special_tokens=False)
-        num_special = len(token_ids) - len(plain)
-        start = next(at for at in range(num_special + 1) if token_ids[at : at + len(plain)] == plain)
-        end = token_ids[start + len(plain) :]
-        return token_ids[: most - len(end)] + end
+        return cut_token_ids(token_ids, await tokenizer.encode_text(""), most)
+
+    def _limit(self, truncate_to: int | None) -> int:
+        """Return the most tokens of an input. Raises INVALID for more than the model takes."""
+        most = self.max_model_len
+        if truncate_to is None or truncate_to == TO_THE_MODEL:
+            return most
+        if truncate_to > most:
+            message = f"truncate_prompt_tokens must be at most {most}, what the model takes, got {truncate_to}"
+            raise invalid("truncate_prompt_tokens", message)
+        return truncate_to
 
     def _check_ids(self, rows: Sequence[list[int]], label: Callable[[int], str]) -> None:
         for index, token_ids in enumerate(rows):

@@ -265,6 +265,16 @@ def check_token_ids(token_ids: Sequence[int], num_tokens: int, param: str) -> No
             raise invalid(f"{param}[{start + index}]", message)
 
 
+def cut_token_ids(token_ids: list[int], special: Sequence[int], most: int) -> list[int]:
+    """Return the ids of a text without the last ones of the text itself, so that there are at most `most`. `special`
+    are the ids of an empty text: those that begin the text's stay there, and the others at its end."""
+    if len(token_ids) <= most:
+        return token_ids
+    num_first = next((at for at, each in enumerate(special) if each != token_ids[at]), len(special))
+    num_last = len(special) - num_first
+    return token_ids[: max(most - num_last, 0)] + token_ids[len(token_ids) - num_last :]
+
+
 def split_text(text: str, size: int) -> list[tuple[int, int]]:
     """Return start and end of pieces of at most `size` characters, which end behind white space where there is any."""
     found, start = [], 0

@@ -23,7 +23,7 @@ from gateway.http.parsing import relaxed_parts, warning_header
 from gateway.http.request import TIMEOUT_HEADER, get_request_id, parse_scheduling, run_in_time, run_while_connected
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.encoder import TO_THE_MODEL, TextEncoder
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.text.model import TextModel
 from pipelines.text.types import Prompt, TextEvent, TextRequest
@@ -114,7 +114,7 @@ class OllamaRoutes:
     async def embeddings(self, request: Request) -> Response:
         """Encode one text as a vector of length 1, in the shape before /api/embed."""
         fields, headers = await read_fields(request, OldEmbedRequest, self._options)
-        work = self._encoder(fields.model).embed([fields.prompt], lambda _: "prompt", truncates=True)
+        work = self._encoder(fields.model).embed([fields.prompt], lambda _: "prompt", truncate_to=TO_THE_MODEL)
         found = await run_in_time(request, self._defaults, work)
         return json_response({"embedding": found.vectors[0].tolist()}, headers=headers)
 
@@ -166,7 +166,7 @@ async def _embed(encoder: TextEncoder | LlmEncoder, inputs: list[str], fields: E
     found = await encoder.embed(
         inputs,
         lambda index: "input" if is_single else f"input[{index}]",
-        truncates=fields.truncate is not False,
+        truncate_to=None if fields.truncate is False else TO_THE_MODEL,
         dimensions=fields.dimensions,
     )
     head = {

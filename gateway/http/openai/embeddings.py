@@ -4,7 +4,8 @@ import base64
 from typing import Annotated, Any, Literal, cast
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from gateway.http.bodies import dump_list, read_fields
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, prompt_kind
@@ -13,7 +14,7 @@ from gateway.http.parsing import RequestObject, union_error
 from gateway.http.request import TIMEOUT_HEADER, get_request_id, run_in_time
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TextEncoder
+from pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TO_THE_MODEL, TextEncoder
 from pipelines.rag.encoder_signature import Inputs
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.types import Vector
@@ -23,6 +24,14 @@ MAX_INPUTS = 2048
 _PREFIXES = {"query": QUERY_PREFIX, "document": DOCUMENT_PREFIX, "passage": DOCUMENT_PREFIX}
 Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 
+
+def _check_limit(value: int) -> int:
+    if value < TO_THE_MODEL or value == 0:
+        raise PydanticCustomError("expected", "Input should be -1 or at least 1")
+    return value
+
+
+TokenLimit = Annotated[int, AfterValidator(_check_limit)]
 Input = Annotated[
     Annotated[str, Tag("<text>")]
     | Annotated[Texts, Tag("<texts>")]
@@ -48,8 +57,10 @@ class EmbeddingRequest(RequestObject):
         None, ge=1, description=f"Length of the vectors; for models with the parameter {MATRYOSHKA_DIMENSIONS}."
     )
     user: str | None = Field(None, description="Accepted and not used.")
-    truncate_prompt_tokens: Literal[-1] | None = Field(
-        None, description="vLLM's; -1 cuts inputs to what the model takes, without it longer ones are refused."
+    truncate_prompt_tokens: TokenLimit | None = Field(
+        None,
+        description="vLLM's; most tokens of an input, which is cut; -1 is what the model takes. Without it longer ones "
+        "are refused.",
     )
     input_type: Literal["query", "document", "passage"] | None = Field(
         None, description="Whose prefix the texts get, where the model has one. Without it none."
@@ -108,7 +119,7 @@ async def _write_answer(
         cast(Inputs, [inputs] if is_single else inputs),
         lambda index: "input" if is_single else f"input[{index}]",
         prefix=_PREFIXES[fields.input_type] if fields.input_type is not None else "",
-        truncates=fields.truncate_prompt_tokens is not None,
+        truncate_to=fields.truncate_prompt_tokens,
         dimensions=fields.dimensions,
     )
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}

@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TextEncoder
+from pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TO_THE_MODEL, TextEncoder
 from pipelines.rag.encoder_signature import find_tokenizer
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.stages.tokenizer_model import INPUT_IDS, TOKEN_INPUTS, TextTokenizer
@@ -141,7 +141,7 @@ class EncoderReranker:
 
     async def score(self, question: str, passages: Sequence[str]) -> PassageScores:
         """Return the scores of one passage or more. Raises as `TextEncoder.embed`."""
-        encode = partial(self._encoder.embed, label="documents[{}]".format, truncates=True)
+        encode = partial(self._encoder.embed, label="documents[{}]".format, truncate_to=TO_THE_MODEL)
         asked = await encode([question], prefix=QUERY_PREFIX)
         found = await encode(passages, prefix=DOCUMENT_PREFIX)
         cosines = found.vectors @ asked.vectors[0]

@@ -15,7 +15,7 @@ import pytest
 from engine.config import EngineConfig, Task
 from pipelines.llm.pooling import EmbeddingSettings, PoolingMode, read_embedding_settings
 from pipelines.llm.text import LlmText
-from pipelines.rag.encoder import QUERY_PREFIX, Embeddings
+from pipelines.rag.encoder import QUERY_PREFIX, TO_THE_MODEL, Embeddings
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.text.types import TextRequest
 from sluice.errors import SluiceError
@@ -132,7 +132,7 @@ def test_prompts_lengths_and_dimensions_are_those_of_the_files(folder: Path) -> 
             long = "word " * 40
             with pytest.raises(SluiceError, match="input 0 has more tokens than the 16"):
                 await encoder.embed([long], "input {}".format)
-            truncated = await encoder.embed([long], str, truncates=True)
+            truncated = await encoder.embed([long], str, truncate_to=TO_THE_MODEL)
             token_ids = (await encoder.text.tokenizer.encode_text(long))[:16]
             assert np.abs(truncated.vectors - (await encoder.embed([token_ids], str)).vectors).max() < 1e-5
             assert truncated.num_tokens == 16

@@ -127,6 +127,25 @@ def test_ollamas_client_gets_the_same_vectors(server: ServerProcess, stock: open
         assert {each.model for each in client.list().models} >= {"sentence_encoder:latest", "nested:latest"}
 
 
+@pytest.mark.parametrize("model", ["sentence_encoder", "query_encoder", "rill_embedder"])
+def test_inputs_are_cut_to_a_number_of_tokens(server: ServerProcess, stock: openai.OpenAI, model: str) -> None:
+    long, short = "one two three four five six", "one two three"
+    with server.client() as client:
+        sent = {"model": model, "prompt": short}
+        most = len(client.post("/tokenize", json=sent).json()["tokens"])
+    cut = stock.embeddings.create(model=model, input=[long], extra_body={"truncate_prompt_tokens": most})
+    whole = vectors(stock.embeddings.create(model=model, input=short))
+    assert np.abs(vectors(cut) - whole).max() < (0.01 if model == "rill_embedder" else 1e-5)
+    assert cut.usage.prompt_tokens == most
+
+
+def test_an_encoder_that_takes_text_takes_the_token_ids_of_one(stock: openai.OpenAI) -> None:
+    ids = TOKENIZER.encode("hello world").ids
+    for sent in (ids, ids[1:-1]):
+        found = vectors(stock.embeddings.create(model="query_encoder", input=sent))
+        assert np.abs(found - vectors(stock.embeddings.create(model="query_encoder", input="hello world"))).max() < 1e-5
+
+
 def test_a_language_model_embeds(server: ServerProcess, stock: openai.OpenAI) -> None:
     texts = ["one", "a much longer text of pumps", "one"]
     found = vectors(stock.embeddings.create(model="rill_embedder", input=texts))
@@ -200,8 +219,11 @@ def test_what_is_too_long_is_cut_only_if_asked(server: ServerProcess, stock: ope
         ({"input": None}, "input", "input must be a string, an array of strings"),
         ({"encoding_format": "hex"}, "encoding_format", "encoding_format must be 'float' or 'base64', got \"hex\""),
         ({"dimensions": 0}, "dimensions", "dimensions must be greater than or equal to 1, got 0"),
-        ({"truncate_prompt_tokens": 7}, "truncate_prompt_tokens", "truncate_prompt_tokens must be -1, got 7"),
-        ({"model": "query_encoder", "input": [5]}, "input", "model 'query_encoder' takes text, not token ids"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1"),
+        ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens", "truncate_prompt_tokens must be at most 256, what the"),
+        ({"model": "query_encoder", "input": [5]}, "input", "input must be a text: the model takes text, and no text"),
+        ({"model": "query_encoder", "input": [99999]}, "input[0]", "input[0] must be a token id from 0 to"),
+        ({"encoding_format": "int8"}, "encoding_format", "encoding_format must be 'float' or 'base64'"),
         ({"model": "sentence_tokenizer"}, "model", "model 'sentence_tokenizer' has no embeddings; models with"),
     ],
 )
@@ -213,7 +235,7 @@ def test_what_is_wrong_is_named(server: ServerProcess, body: dict[str, Any], par
 
 
 def test_the_models_are_listed_and_an_unknown_one_is_not_found(server: ServerProcess, stock: openai.OpenAI) -> None:
-    names = ["nested", "prefixed", "query_encoder", "sentence_encoder"]
+    names = ["nested", "prefixed", "query_encoder", "rill_embedder", "sentence_encoder"]
     assert [model.id for model in stock.models.list().data] == names
     assert stock.models.retrieve("sentence_encoder").model_dump()["max_model_len"] == 256
     with pytest.raises(openai.NotFoundError) as unknown:
@@ -250,7 +272,7 @@ def test_the_tokens_of_an_encoder(server: ServerProcess, model: str) -> None:
     assert text == {"prompt": "[CLS] word word"}
     assert chat.json()["error"]["message"] == "an encoder has no chat template; send prompt"
     assert long.json()["error"]["message"] == "prompt must have at most 262144 characters, got 262145"
-    assert unnamed.json()["error"]["message"] == "model is required: this server has no language model"
+    assert unnamed.json()["max_model_len"] == 1023, "the language model's, though it embeds"
 
 
 def num_encoded(server: ServerProcess) -> int:
