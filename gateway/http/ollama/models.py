@@ -13,6 +13,7 @@ from gateway.http.ollama.schemas import ShowRequest
 from gateway.http.openapi import describe_body
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
+from pipelines.chat.registry import NO_FORMATS
 from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import AdapterText
 from pipelines.rag.encoder import TextEncoder
@@ -161,6 +162,14 @@ def _family(model: AnyModel) -> str:
     return "encoder" if isinstance(model, TextEncoder) else "pipeline"
 
 
+def _capabilities(model: AnyModel) -> list[str]:
+    if isinstance(model, TextEncoder | LlmEncoder):
+        return ["embedding"]
+    base = _base(model)
+    formats = NO_FORMATS if base is None else base.formats
+    return ["completion"] + ["tools"] * (formats.tools is not None) + ["thinking"] * (formats.reasoning is not None)
+
+
 def _description(model: AnyModel) -> dict[str, Any]:
     base, family = _base(model), _family(model)
     defaults = {} if base is None else dict(base.defaults)
@@ -175,9 +184,9 @@ def _description(model: AnyModel) -> dict[str, Any]:
     return {
         "modelfile": "",
         "parameters": "\n".join(f"{name:<30} {value}" for name, value in defaults.items()),
-        "template": "",
+        "template": "" if base is None else base.tokenizer.chat_template,
         "details": _details(model),
         "model_info": {name: value for name, value in facts.items() if value is not None},
-        "capabilities": ["embedding"] if isinstance(model, TextEncoder | LlmEncoder) else ["completion"],
+        "capabilities": _capabilities(model),
         "modified_at": _time(model),
     }

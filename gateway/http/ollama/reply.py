@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,6 +12,7 @@ import orjson
 from gateway.http.errors import v2_error_body
 from gateway.http.openai.reply import chat_logprobs
 from gateway.http.sse import PLACEHOLDER, EventStreamResponse, encode_text
+from pipelines.text.parts import CallArguments, CallStart, ChatReader, ReasoningText
 from pipelines.text.types import TextEvent, TextLogprob
 from sluice.errors import SluiceError
 
@@ -32,11 +35,60 @@ def current_time() -> str:
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an answer that an event brings: text, reasoning, and whole calls."""
+
+    text: str
+    thinking: str = ""
+    calls: Sequence[dict[str, Any]] = ()
+
+
+class PieceReader:
+    """Reads an answer's events with a `ChatReader`. A call comes when it is whole, as with Ollama."""
+
+    def __init__(self, reader: ChatReader, *, shows_thinking: bool) -> None:
+        self._reader = reader
+        self._shows_thinking = shows_thinking
+        self._call: CallStart | None = None
+        self._arguments: list[str] = []
+
+    def read(self, event: TextEvent) -> Piece:
+        text, thinking, calls = "", "", []
+        for part in self._reader.read(event):
+            if isinstance(part, CallArguments):
+                self._arguments.append(part.text)
+                continue
+            calls += self._take_call()
+            if isinstance(part, CallStart):
+                self._call = part
+            elif isinstance(part, ReasoningText):
+                thinking += part.text if self._shows_thinking else ""
+            else:
+                text += part.text
+        if event.finish_reason is not None:
+            calls += self._take_call()
+        return Piece(text, thinking, calls)
+
+    def _take_call(self) -> list[dict[str, Any]]:
+        """Return the call that has begun, if any; none where the answer's length cut it off."""
+        call, arguments = self._call, "".join(self._arguments)
+        self._call, self._arguments = None, []
+        if call is None:
+            return []
+        with suppress(orjson.JSONDecodeError):
+            parsed = orjson.loads(arguments or "{}")
+            return [{"id": call.id, "function": {"index": call.index, "name": call.name, "arguments": parsed}}]
+        return []
+
+
 class OllamaReply:
     """Formats one answer, of `/api/chat` or else of `/api/generate`."""
 
     def __init__(self, model: str, num_logprobs: int | None, *, is_chat: bool) -> None:
         """`model` is the client's name of it. `num_logprobs` None: without log probabilities."""
+        self.pieces: PieceReader | None = None
+        """Reads the parts of the answer; None where it is text alone."""
         self._model = model
         self._num_logprobs = num_logprobs
         self._is_chat = is_chat
@@ -46,25 +98,30 @@ class OllamaReply:
         self._before_time, rest = line.split(orjson.dumps(_TIME)[1:-1])
         self._before_text, self._after_text = rest.split(orjson.dumps(PLACEHOLDER))
 
-    def line(self, event: TextEvent) -> bytes:
-        """Return the line of an event's text, empty where it has none."""
+    def read(self, event: TextEvent) -> Piece:
+        """Return what an event brings."""
         self._first_ns = self._first_ns or time.perf_counter_ns()
-        entries = _logprobs(event)
-        if entries and self._num_logprobs is not None:
-            payload = {**self._head(current_time()), **self._text(event.text), "done": False}
-            return orjson.dumps({**payload, "logprobs": self._format_logprobs(entries)}) + b"\n"
-        if not event.text:
+        return Piece(event.text) if self.pieces is None else self.pieces.read(event)
+
+    def line(self, event: TextEvent, piece: Piece) -> bytes:
+        """Return the line of an event, empty where it brings nothing."""
+        entries = _logprobs(event) if self._num_logprobs is not None else ()
+        if entries or piece.thinking or piece.calls:
+            payload = {**self._head(current_time()), **self._body(piece), "done": False}
+            logprobs = {"logprobs": self._format_logprobs(entries)} if entries else {}
+            return orjson.dumps(payload | logprobs) + b"\n"
+        if not piece.text:
             return b""
         now = current_time().encode()
-        return self._before_time + now + self._before_text + encode_text(event.text) + self._after_text + b"\n"
+        return self._before_time + now + self._before_text + encode_text(piece.text) + self._after_text + b"\n"
 
     def last_line(self, end: TextEvent, context: Sequence[int] | None) -> bytes:
         """Return the line that ends a stream."""
         return orjson.dumps({**self._head(current_time()), **self._text(""), **self._ending(end, context)}) + b"\n"
 
-    def whole(self, events: Sequence[TextEvent], context: Sequence[int] | None) -> bytes:
-        """Return the answer as one object."""
-        payload = {**self._head(current_time()), **self._text("".join([event.text for event in events]))}
+    def whole(self, events: Sequence[TextEvent], piece: Piece, context: Sequence[int] | None) -> bytes:
+        """Return the answer as one object. `piece` is all that its events bring."""
+        payload = {**self._head(current_time()), **self._body(piece)}
         payload |= self._ending(events[-1], context)
         if self._num_logprobs is not None:
             payload["logprobs"] = self._format_logprobs([entry for event in events for entry in _logprobs(event)])
@@ -74,15 +131,20 @@ class OllamaReply:
         """Return the answer to a request without a prompt: the model is loaded."""
         return orjson.dumps({**self._head(current_time()), **self._text(""), "done": True, "done_reason": "load"})
 
-    def note_event(self) -> None:
-        """Take the time of the first event, for an answer that is not streamed."""
-        self._first_ns = self._first_ns or time.perf_counter_ns()
-
     def _head(self, created_at: str) -> dict[str, Any]:
         return {"model": self._model, "created_at": created_at}
 
     def _text(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text}} if self._is_chat else {"response": text}
+
+    def _body(self, piece: Piece) -> dict[str, Any]:
+        body = self._text(piece.text)
+        fields = body["message"] if self._is_chat else body
+        if piece.thinking:
+            fields["thinking"] = piece.thinking
+        if piece.calls:
+            fields["tool_calls"] = piece.calls
+        return body
 
     def _ending(self, end: TextEvent, context: Sequence[int] | None) -> dict[str, Any]:
         """Return the fields of the end. Times are nanoseconds; the prompt's has the wait to be admitted."""
@@ -102,6 +164,15 @@ class OllamaReply:
     def _format_logprobs(self, entries: Sequence[TextLogprob]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = chat_logprobs(entries, self._num_logprobs or 0)["content"]
         return found
+
+
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
+    """Return all that the pieces bring."""
+    return Piece(
+        "".join([piece.text for piece in pieces]),
+        "".join([piece.thinking for piece in pieces]),
+        [call for piece in pieces for call in piece.calls],
+    )
 
 
 def _logprobs(event: TextEvent) -> Sequence[TextLogprob]:

@@ -1,15 +1,23 @@
 """From the fields of `/api/chat` and `/api/generate` to a text request."""
 
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
 from engine.types import Grammar, GrammarKind
-from gateway.http.ollama.schemas import AnswerRequest, OllamaChatRequest, OllamaGenerateRequest, Options
+from gateway.http.ollama.schemas import (
+    AnswerRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    Options,
+)
+from gateway.http.tools import THINKING_SWITCHES, check_tool_names
 from pipelines.text.model import TextModel
 from pipelines.text.sampling import drop_random_seed
-from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, TemplateOptions, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, TemplateOptions, TextRequest, ToolCall
 from sluice.errors import SluiceError, invalid
 
 _SAME_NAMES = ("temperature", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty")
@@ -18,10 +26,6 @@ _NO_OPTIONS = Options.model_validate({})
 
 def parse_answer_request(fields: AnswerRequest, base: TextRequest) -> TextRequest:
     """Return the request without its prompt. `base` has what every route reads alike: id, protocol and scheduling."""
-    if fields.think:
-        raise invalid(
-            "think", f"think must be false, got {json.dumps(fields.think)}: model {fields.model!r} does not think"
-        )
     if fields.top_logprobs and not fields.logprobs:
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     options = fields.options or _NO_OPTIONS
@@ -54,13 +58,63 @@ def _grammar(sent: str | dict[str, Any]) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(sent, ensure_ascii=False))
 
 
-def parse_chat(fields: OllamaChatRequest) -> Conversation:
-    """Return the conversation to answer. Raises INVALID for an answer to continue."""
+def parse_chat(fields: OllamaChatRequest, model: TextModel) -> Conversation:
+    """Return the conversation to answer. Raises INVALID for an answer to continue, a bad tool or turn, and for
+    thinking that `model` cannot do."""
     messages = fields.messages or []
     if messages and messages[-1].role == "assistant":
         place = f"messages[{len(messages) - 1}].role"
         raise invalid(place, f"{place} must be 'user', got 'assistant': this server cannot continue a begun answer")
-    return Conversation(tuple(ChatMessage(each.role, each.content) for each in messages))
+    tools = fields.tools or []
+    check_tool_names([tool.function.name for tool in tools], "tools[{}].function.name")
+    options = TemplateOptions(
+        tools=tuple(tool.model_dump(exclude_none=True) for tool in tools), arguments=_thinking_arguments(fields, model)
+    )
+    return Conversation(tuple(_parse_turns(messages)), options)
+
+
+def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:
+    """Yield the turns. Results of tools belong to the calls before them, in their order where they do not say to which:
+    Ollama's calls need no ids."""
+    unanswered: list[ToolCall] = []
+    for index, message in enumerate(messages):
+        path, content = f"messages[{index}]", message.content or ""
+        if message.tool_calls and message.role != "assistant":
+            raise invalid(f"{path}.tool_calls", f"{path}.tool_calls needs the role assistant, got {message.role}")
+        if message.role == "tool":
+            call = _find_call(message, unanswered)
+            if call is None:
+                raise invalid(path, f"{path} must follow a call of an assistant's turn, whose result it is")
+            unanswered.remove(call)
+            yield ChatMessage("tool", content, tool_call_id=call.id, name=call.name)
+            continue
+        if message.content is None and not message.tool_calls:
+            raise invalid(f"{path}.content", f"{path}.content is required")
+        calls = tuple(
+            ToolCall(call.id or f"call_{index}_{number}", call.function.name, json.dumps(call.function.arguments))
+            for number, call in enumerate(message.tool_calls or ())
+        )
+        unanswered = list(calls)
+        yield ChatMessage(message.role, content, reasoning=message.thinking or "", tool_calls=calls)
+
+
+def _find_call(result: OllamaMessage, calls: Sequence[ToolCall]) -> ToolCall | None:
+    """Return the call that a tool's turn answers: by its id, else the first of its function, else the first."""
+    if result.tool_call_id is not None:
+        return next((call for call in calls if call.id == result.tool_call_id), None)
+    named = (call for call in calls if result.tool_name in (None, call.name))
+    return next(named, None)
+
+
+def _thinking_arguments(fields: AnswerRequest, model: TextModel) -> dict[str, Any]:
+    """Return the variables of the chat template that switch the reasoning on and off."""
+    if fields.think is None:
+        return {}
+    plain = TextRequest(request_id="", prompt=Conversation((ChatMessage("user", ""),)))
+    if fields.think and model.chat_reader(plain) is None:
+        raise invalid("think", f"think must be false, got {json.dumps(fields.think)}: {fields.model!r} does not think")
+    effort = {"reasoning_effort": fields.think} if isinstance(fields.think, str) else {}
+    return dict.fromkeys(THINKING_SWITCHES, bool(fields.think)) | effort
 
 
 class GenerateMemory:
@@ -71,10 +125,11 @@ class GenerateMemory:
         self._earlier = fields.context or []
         system = [ChatMessage("system", fields.system)] if fields.system else []
         self._turns = (*system, ChatMessage("user", fields.prompt or ""))
+        self._options = TemplateOptions(arguments=_thinking_arguments(fields, model))
 
     async def prompt(self) -> Conversation | EncodedPrompt:
         """Return what the model answers. Raises INVALID for a context that it cannot take."""
-        asked = Conversation(self._turns)
+        asked = Conversation(self._turns, self._options)
         if not self._earlier:
             return asked
         encoded = await self._encode(asked)
@@ -86,7 +141,8 @@ class GenerateMemory:
         """Return the token ids of the conversation up to the end of `answer`; None where the model gives none."""
         turns = (*self._turns, ChatMessage("assistant", answer))
         try:
-            return await self._encode(Conversation(turns, TemplateOptions(adds_generation_prompt=False)))
+            whole = msgspec.structs.replace(self._options, adds_generation_prompt=False)
+            return await self._encode(Conversation(turns, whole))
         except SluiceError:  # a template that refuses its own answer takes nothing from the answer itself
             return None
 

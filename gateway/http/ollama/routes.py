@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.http.bodies import dump_list, json_response, read_body, read_fields
 from gateway.http.ollama import models
-from gateway.http.ollama.reply import LineStreamResponse, OllamaReply, error_line
+from gateway.http.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line, join_pieces
 from gateway.http.ollama.requests import GenerateMemory, parse_answer_request, parse_chat
 from gateway.http.ollama.schemas import (
     AnswerRequest,
@@ -60,7 +60,7 @@ class OllamaRoutes:
         reply = _reply(fields, is_chat=True)
         if not fields.messages:
             return _loaded(fields, reply)
-        return await self._answer(request, fields, ignored, model, reply, parse_chat(fields), None)
+        return await self._answer(request, fields, ignored, model, reply, parse_chat(fields, model), None)
 
     async def generate(self, request: Request) -> Response:
         """Continue a text, or answer one question."""
@@ -94,6 +94,8 @@ class OllamaRoutes:
         request_id = get_request_id(request)
         base = TextRequest(request_id=request_id, prompt=prompt, protocol=protocol, **scheduling.fields(None))
         text_request = parse_answer_request(fields, base)
+        reader = model.chat_reader(text_request)
+        reply.pieces = None if reader is None else PieceReader(reader, shows_thinking=fields.think is not False)
         grammar = text_request.sampling.get("grammar")
         headers = warning_header(ignored, () if grammar is None else relaxed_parts(grammar))
         events = self._service.generate(model, text_request)
@@ -138,27 +140,30 @@ def _loaded(fields: AnswerRequest, reply: OllamaReply) -> Response:
 async def _stream_lines(
     events: Events, reply: OllamaReply, memory: GenerateMemory | None
 ) -> AsyncGenerator[bytes, None]:
-    pieces = []
+    texts = []
     async with aclosing(events):
         async for event in events:
-            line = reply.line(event)
+            piece = reply.read(event)
+            line = reply.line(event, piece)
             if memory is not None:
-                pieces.append(event.text)
+                texts.append(piece.text)
             if event.finish_reason is None:
-                yield line
+                if line:
+                    yield line
                 continue
-            context = None if memory is None else await memory.context("".join(pieces))
+            context = None if memory is None else await memory.context("".join(texts))
             yield line + reply.last_line(event, context)
 
 
 async def _collect(events: Events, reply: OllamaReply, memory: GenerateMemory | None) -> bytes:
-    collected = []
+    collected, pieces = [], []
     async with aclosing(events):
         async for event in events:
-            reply.note_event()
             collected.append(event)
-    context = None if memory is None else await memory.context("".join([event.text for event in collected]))
-    return reply.whole(collected, context)
+            pieces.append(reply.read(event))
+    piece = join_pieces(pieces)
+    context = None if memory is None else await memory.context(piece.text)
+    return reply.whole(collected, piece, context)
 
 
 async def _embed(encoder: TextEncoder | LlmEncoder, inputs: list[str], fields: EmbedRequest, began_ns: int) -> bytes:

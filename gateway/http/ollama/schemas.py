@@ -7,6 +7,7 @@ from pydantic import Discriminator, Field, Tag
 from engine.sampling_fields import MAX_LOGPROBS
 from gateway.http.openai.embeddings import Texts
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds
+from gateway.http.openai.tool_schemas import MAX_TOOLS, FunctionTool
 from gateway.http.parsing import Media, RequestObject, StopStrings, text_or_list, text_or_object, union_error
 
 _ACCEPTED = "Accepted and not used."
@@ -67,17 +68,38 @@ class AnswerRequest(ModelRequest):
 
     stream: bool | None = Field(None, description="true where absent.")
     format: Format | None = None
-    think: bool | Literal["low", "medium", "high"] | None = Field(None, description="Refused, unless false.")
+    think: bool | Literal["low", "medium", "high"] | None = Field(
+        None, description="Whether the model reasons before its answer, and how much. Refused where it cannot."
+    )
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
+
+
+class OllamaFunction(RequestObject):
+    """The function that a model called, and its arguments."""
+
+    name: str
+    arguments: dict[str, Any]
+    index: int | None = Field(None, description=_ACCEPTED)
+
+
+class OllamaCall(RequestObject):
+    """A call that the model made in an earlier turn."""
+
+    function: OllamaFunction
+    id: str | None = None
+    type: str | None = Field(None, description=_ACCEPTED)
 
 
 class OllamaMessage(RequestObject):
     """One turn of a conversation."""
 
-    role: Literal["system", "user", "assistant"]
-    content: str
-    thinking: str | None = Field(None, description=_ACCEPTED)
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    thinking: str | None = Field(None, description="The reasoning before an assistant's answer.")
+    tool_calls: list[OllamaCall] | None = Field(None, fail_fast=True)
+    tool_name: str | None = Field(None, description="The function whose result a tool's turn is.")
+    tool_call_id: str | None = Field(None, description="The call whose result it is: by default the first without one.")
     images: list[Media] | None = None
 
 
@@ -86,6 +108,7 @@ class OllamaChatRequest(AnswerRequest):
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "options": {"num_predict": 50}}'
     messages: list[OllamaMessage] | None = Field(None, fail_fast=True, description="None: whether the model is loaded.")
+    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
 
 
 class OllamaGenerateRequest(AnswerRequest):

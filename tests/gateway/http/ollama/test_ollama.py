@@ -141,7 +141,7 @@ def test_a_schema_is_a_grammar() -> None:
     [
         (CHAT, {"model": None}, "model must be a valid string, got null"),
         (CHAT, {"messages": "x"}, 'messages must be a valid array, got "x"'),
-        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content must be a valid string"),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content is required"),
         (CHAT, {"messages": [{"role": "none", "content": ""}]}, "messages[0].role must be 'system', 'user'"),
         (CHAT, {"messages": [*TURNS, {"role": "assistant", "content": "A"}]}, "messages[2].role must be 'user'"),
         (
@@ -149,7 +149,8 @@ def test_a_schema_is_a_grammar() -> None:
             {"messages": [{"role": "user", "content": "", "images": ["aGk="]}]},
             "messages[0].images[0] is not supported: this server's models take text alone",
         ),
-        (CHAT, {"tools": [{"type": "function"}]}, "tools is not supported, got an array of 1"),
+        (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function is required"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "has no tool calls in a known format"),
         (CHAT, {"think": True}, "think must be false, got true"),
         (CHAT, {"format": "xml"}, "format must be '' or 'json'"),
         (CHAT, {"format": 1}, "format must be 'json' or a JSON schema"),

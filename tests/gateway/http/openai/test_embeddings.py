@@ -220,7 +220,11 @@ def test_what_is_too_long_is_cut_only_if_asked(server: ServerProcess, stock: ope
         ({"encoding_format": "hex"}, "encoding_format", "encoding_format must be 'float' or 'base64', got \"hex\""),
         ({"dimensions": 0}, "dimensions", "dimensions must be greater than or equal to 1, got 0"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1"),
-        ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens", "truncate_prompt_tokens must be at most 256, what the"),
+        (
+            {"truncate_prompt_tokens": 257},
+            "truncate_prompt_tokens",
+            "truncate_prompt_tokens must be at most 256, what the",
+        ),
         ({"model": "query_encoder", "input": [5]}, "input", "input must be a text: the model takes text, and no text"),
         ({"model": "query_encoder", "input": [99999]}, "input[0]", "input[0] must be a token id from 0 to"),
         ({"encoding_format": "int8"}, "encoding_format", "encoding_format must be 'float' or 'base64'"),
