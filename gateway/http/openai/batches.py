@@ -32,6 +32,7 @@ class OutputExpiry(RequestObject):
 class BatchRequest(RequestObject):
     """`POST /v1/batches`."""
 
+    example = '{"input_file_id": "file-abc", "endpoint": "/v1/chat/completions", "completion_window": "24h"}'
     input_file_id: str = Field(max_length=80, description="A file whose purpose is batch: a request a line.")
     endpoint: str = Field(max_length=80, description=f"The url of every line: {', '.join(ENDPOINTS)}.")
     completion_window: str = Field(

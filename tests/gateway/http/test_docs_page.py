@@ -21,7 +21,7 @@ _ONLY_HERE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 def bodies(live: LiveServer) -> Iterator[tuple[str, dict[str, Any]]]:
     for path, operations in live.get("/openapi.json").json()["paths"].items():
         for operation in operations.values():
-            for content in operation.get("requestBody", {}).get("content", {}).values():
+            if (content := operation.get("requestBody", {}).get("content", {}).get("application/json")) is not None:
                 yield path, content
 
 
