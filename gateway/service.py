@@ -14,6 +14,7 @@ from gateway.v2.trace import TraceSettings
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
+from pipelines.rag.classifier import TextClassifier, is_classifier
 from pipelines.rag.encoder import TextEncoder, is_encoder
 from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.llm_encoder import LlmEncoder
@@ -197,6 +198,19 @@ class InferenceService:
             usable = [*(each.name for each in self.encoders()), *names]
             raise self._unusable(name, "does not score texts; models that do", usable)
         return await self._rerankers.find(self.find(name))
+
+    def classifiers(self) -> list[TextClassifier]:
+        """Return every model that classifies texts, by name."""
+        names = {model.name for model in self.repository.models() if is_classifier(model, self.repository)}
+        return [TextClassifier(self.repository, name) for name in sorted(names)]
+
+    def classifier(self, name: str) -> TextClassifier:
+        """Return the classifier `name`. Raises as `encoder`."""
+        found = self.classifiers()
+        names = [each.name for each in found]
+        if name not in names:
+            raise self._unusable(name, "has no output with labels; models that classify texts", names)
+        return found[names.index(name)]
 
     def llms(self) -> list[LlmText]:
         """Return the highest version of every loaded language model of our own."""

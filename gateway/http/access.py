@@ -14,7 +14,9 @@ _BY_PATH = {
     "/health": ApiCategory.HEALTH,
     "/ping": ApiCategory.HEALTH,
     "/version": ApiCategory.METADATA,
-    **dict.fromkeys(("/pooling", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score"), ApiCategory.INFERENCE),
+    **dict.fromkeys(
+        ("/pooling", "/classify", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score"), ApiCategory.INFERENCE
+    ),
     "/v1/chat/completions": ApiCategory.INFERENCE,
     "/v1/completions": ApiCategory.INFERENCE,
 }

@@ -194,7 +194,7 @@ class TextEncoder:
 
     async def _encode_batches(self, encoder: _Encoder, texts: Inputs, priority: int = _DOCUMENT_PRIORITY) -> Vectors:
         """Encode texts in batches of similar length, a few requests at a time. The first failure cancels the others."""
-        batches = _split_batches(texts, encoder.inputs.max_rows)
+        batches = split_batches(texts, encoder.inputs.max_rows)
         parts: list[tuple[list[int], Vectors]] = []
 
         async def work() -> None:
@@ -224,10 +224,12 @@ class TextEncoder:
 
 
 def is_encoder(model: Model, models: ModelLookup) -> bool:
-    """Whether a TextEncoder can use the model now. A single number, as rerankers give it, is no vector."""
+    """Whether a TextEncoder can use the model now. A single number, as rerankers give it, is no vector,
+    and neither are the scores of classes, which have labels."""
     try:
         choose_inputs(model, models)
-        return find_vector_output(model.spec).dims != (1,)
+        output = find_vector_output(model.spec)
+        return output.dims != (1,) and not model.labels.get(output.name)
     except SluiceError:
         return False
 
@@ -363,7 +365,7 @@ def replace_surrogates(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _split_batches(texts: Inputs, max_rows: int) -> Iterator[list[int]]:
+def split_batches(texts: Inputs, max_rows: int) -> Iterator[list[int]]:
     """Yield the indices of `texts`, shortest text first, in batches within `max_rows` and _MAX_REQUEST_CHARS."""
     sizes = [len(text) if isinstance(text, str) else _CHARS_PER_TOKEN * len(text) for text in texts]
     batch: list[int] = []

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.http.bodies import json_response
 from gateway.http.errors import client_names
-from gateway.http.openai import embeddings, rerank, tokens
+from gateway.http.openai import classify, embeddings, rerank, tokens
 from gateway.http.openai.chat import ChatReply, parse_chat_request
 from gateway.http.openai.completions import CompletionReply, parse_completion_request
 from gateway.http.openai.parts import PartsReply
@@ -37,6 +37,7 @@ from gateway.path_masking import hide_paths
 from gateway.service import InferenceService
 from pipelines.llm.text_models import AdapterText
 from pipelines.rag import owner_keys
+from pipelines.rag.classifier import TextClassifier
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.retrieval.reranker import ModelReranker
@@ -48,6 +49,7 @@ from serving.task_model import gather_all
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Parse = Callable[[RequestT, TextRequest], tuple[list[TextRequest], ReplyOptions]]
 """Parses a body to the requests of its sequences. They differ from the given request only in what the body says."""
+ListedModel = TextModel | TextEncoder | LlmEncoder | ModelReranker | TextClassifier
 Events = AsyncGenerator[TextEvent, None]
 _STARTS_PER_TURN = 16
 """Sequences of one request that are submitted in one turn of the event loop."""
@@ -63,7 +65,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api.get("/models/{model:path}")(routes.model)
     whole = APIRouter()
     whole.include_router(api)
-    for part in (embeddings, rerank, tokens, responses):
+    for part in (embeddings, rerank, classify, tokens, responses):
         whole.include_router(part.router(service, config))
     return whole
 
@@ -127,7 +129,7 @@ class OpenAIRoutes:
         return warning_header(ignored, options.relaxed, without_effect)
 
     async def models(self) -> Response:
-        """List the models: language models first, then pipelines, then encoders and rerankers."""
+        """List the models: language models first, then pipelines, then encoders, rerankers and classifiers."""
         models = [*self._service.text_models(), *self._models_without_text()]
         return json_response({"object": "list", "data": [model_object(model) for model in models]})
 
@@ -136,11 +138,11 @@ class OpenAIRoutes:
         others = {each.name: each for each in self._models_without_text()}
         return json_response(model_object(others[model] if model in others else self._service.llm(model)))
 
-    def _models_without_text(self) -> list[TextModel | TextEncoder | LlmEncoder | ModelReranker]:
-        return [*self._service.encoders(), *self._service.rerankers()]
+    def _models_without_text(self) -> list[ListedModel]:
+        return [*self._service.encoders(), *self._service.rerankers(), *self._service.classifiers()]
 
 
-def model_object(model: TextModel | TextEncoder | LlmEncoder | ModelReranker) -> dict[str, object]:
+def model_object(model: ListedModel) -> dict[str, object]:
     """Return one model in OpenAI's words.
 
     vLLM adds `max_model_len`, in tokens, where it is known, and an adapter's folder (`root`) and model (`parent`).

@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from gateway.http.openai.embeddings import MAX_INPUTS
 from gateway.http.openai.rerank import RerankRequest, ScoreRequest
+from pipelines.stages.tokenizer_model import TOKEN_INPUTS
 from tests.gateway.http.openai.encoders import serving_process
 from tests.pipelines.rag.bundled import copy_models, write_config
 from tests.pipelines.rag.retrieval.test_reranker import CODE, TEXTS, cross_encoder
@@ -31,12 +33,39 @@ parameters { key: "tokenizer_model" value { string_value: "sentence_tokenizer" }
 """
 
 
+TOPICS = CROSS.replace("dims: [ 1 ] } ]", 'dims: [ 3 ] label_filename: "labels.txt" } ]')
+RAW = """parameters { key: "classification_activation" value { string_value: "none" } }"""
+
+
+def topics() -> onnx.ModelProto:
+    """Give n - 4, 0 and 4 - n for the n tokens of a text."""
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "tokens"]) for name in TOKEN_INPUTS]
+    weights = [
+        numpy_helper.from_array(np.array([[1, 0, -1]], np.float32), "weights"),
+        numpy_helper.from_array(np.array([-4, 0, 4], np.float32), "bias"),
+        numpy_helper.from_array(np.array([1], np.int64), "axis"),
+    ]
+    nodes = [
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["mask", "axis"], ["count"], keepdims=1),
+        helper.make_node("MatMul", ["count", "weights"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["logits"]),
+    ]
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["rows", 3])
+    graph = helper.make_graph(nodes, "topics", inputs, [output], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     root = copy_models(tmp_path_factory.mktemp("rerank") / "models")
     folder = write_config(root, "ranker", f'backend: "python" max_batch_size: 0{TEXTS}')
     (folder / "1" / "model.py").write_text(PRELUDE + CODE)
     onnx.save(cross_encoder(), write_config(root, "cross", CROSS) / "1" / "model.onnx")
+    for name, config in (("topics", TOPICS), ("raw_topics", TOPICS + RAW)):
+        folder = write_config(root, name, config)
+        onnx.save(topics(), folder / "1" / "model.onnx")
+        (folder / "labels.txt").write_text("long\nmiddling\n")
     with serving_process(root) as running:
         yield running
 
@@ -91,6 +120,43 @@ def test_the_shape_of_coheres_second_version(server: ServerProcess) -> None:
     assert post(server, "/v2/rerank", **body, return_documents=True)["results"][0]["document"]["text"] == "two words"
     unknown = post(server, "/v2/rerank", **{**body, "model": "nope"})
     assert unknown["status"] == 404 and unknown["error"]["code"] == "model_not_found"
+
+
+def test_classes_have_vllms_shape(server: ServerProcess) -> None:
+    texts = ["one", "one two", "one two three four"]
+    found = post(server, "/classify", model="topics", input=texts)
+    assert [each["label"] for each in found["data"]] == ["LABEL_2", "long", "long"]  # equal ones: the first
+    for each, logit in zip(found["data"], (-1, 0, 2), strict=True):
+        powers = np.exp([logit, 0, -logit])
+        assert each["probs"] == pytest.approx(powers / powers.sum(), abs=1e-6)
+        assert each["num_classes"] == 3
+    assert found["object"] == "list" and found["id"].startswith("classify-")
+    assert found["usage"] == {"prompt_tokens": 13, "total_tokens": 13, "completion_tokens": 0}
+    for one in (
+        post(server, "/classify", model="topics", input=texts[2], use_activation=False),
+        post(server, "/classify", model="raw_topics", input=[*texts, texts[2]], truncate_prompt_tokens=6),
+    ):
+        assert one["data"][-1]["probs"] == [2, 0, -2]
+    cut = post(server, "/classify", model="raw_topics", input=texts, truncate_prompt_tokens=4)
+    assert [each["probs"][0] for each in cut["data"]] == [-1, 0, 0]
+    with server.client() as client:
+        assert {"topics", "raw_topics"} <= {each["id"] for each in client.get("/v1/models").json()["data"]}
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"model": "sentence_encoder"}, "has no output with labels; models that classify texts: raw_topics, topics"),
+        ({"model": "cross"}, "model 'cross' has no output with labels"),
+        ({"model": "topics", "input": "word " * 300}, "input has more tokens than the 256"),
+        ({"model": "topics", "input": []}, "input must not be empty"),
+        ({"model": "topics", "use_activation": 1}, "use_activation must be a valid boolean, got 1"),
+    ],
+)
+def test_what_cannot_be_classified_is_refused(server: ServerProcess, body: dict[str, Any], message: str) -> None:
+    refused = post(server, "/classify", **{"input": "x", **body})
+    assert refused["status"] == 400 and message in refused["error"]["message"]
+    assert "no embeddings" in post(server, "/v1/embeddings", model="topics", input="x")["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/score", "/v1/score"])
@@ -148,7 +214,7 @@ def test_rerankers_are_listed_and_described(server: ServerProcess) -> None:
         names = [model["id"] for model in client.get("/v1/models").json()["data"]]
         assert client.get("/v1/models/cross").json()["id"] == "cross"
         paths = client.get("/openapi.json").json()["paths"]
-    assert names == ["query_encoder", "sentence_encoder", "cross", "ranker"]
+    assert names == ["query_encoder", "sentence_encoder", "cross", "ranker", "raw_topics", "topics"]
     for path, schema in (("/rerank", RerankRequest), ("/v2/rerank", RerankRequest), ("/v1/score", ScoreRequest)):
         body = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert body["properties"].keys() == schema.model_fields.keys()
