@@ -31,7 +31,7 @@ from tests.gateway.repositories import empty_repository, llm_model
 MODEL = "rill"
 REQUEST_ID = {"x-request-id": "same"}
 PATIENCE_S = 60.0
-_CREATED = re.compile(rb'"created":\d+')
+_CHANGING = re.compile(rb'"(created|system_fingerprint)":(\d+|"\w+")')
 _LISTS = ("content", "tokens", "token_logprobs", "top_logprobs", "text_offset")
 """Fields of log probabilities that grow with the text."""
 
@@ -48,7 +48,7 @@ class Answering:
     def openai(self, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
         """Return status and answer; for a stream, its events with the pieces of a text joined."""
         answer = self.client.post(path, json={"model": MODEL, **body}, headers=REQUEST_ID)
-        content = _CREATED.sub(b'"created":0', answer.content)
+        content = _CHANGING.sub(rb'"\1":0', answer.content)
         if not body.get("stream") or answer.status_code != 200:
             return answer.status_code, content
         return answer.status_code, orjson.dumps(joined(events_of(content)))

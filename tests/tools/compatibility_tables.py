@@ -13,7 +13,10 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
+from gateway.http.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
 from gateway.http.openai.embeddings import EmbeddingRequest
+from gateway.http.openai.responses.create import OF_OTHER_ROUTES
+from gateway.http.openai.responses.schemas import CreateResponseRequest
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.http.parsing import NEUTRAL_VALUES
 from tests.paths import DATA
@@ -24,9 +27,12 @@ PEERS: Mapping[str, Mapping[str, list[str]]] = json.loads((DATA / "api_fields.js
 SCHEMAS: Mapping[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/responses": CreateResponseRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
 }
 
 
@@ -55,6 +61,8 @@ def rows() -> Iterator[FieldRow]:
         peers = PEERS[route]
         declared = {field.alias or name: field for name, field in schema.model_fields.items()}
         for name in sorted({*declared, *(each for fields in peers.values() for each in fields)}):
+            if schema is CreateResponseRequest and name in OF_OTHER_ROUTES.keys() - peers["OpenAI"]:
+                continue
             owners = tuple(owner for owner, fields in peers.items() if name in fields)
             if name in declared:
                 yield FieldRow(route, name, owners, *_declared(declared[name].description or ""))

@@ -7,8 +7,9 @@ from pydantic import Discriminator, Field, Tag
 from engine.sampling_fields import MAX_LOGPROBS
 from gateway.http.openai.embeddings import Texts
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds
-from gateway.http.openai.tool_schemas import MAX_TOOLS, FunctionTool
+from gateway.http.openai.tool_schemas import FunctionTool
 from gateway.http.parsing import Media, RequestObject, StopStrings, text_or_list, text_or_object, union_error
+from gateway.http.tools import MAX_TOOLS
 
 _ACCEPTED = "Accepted and not used."
 _ALWAYS_LOADED = "Accepted and not used: models stay loaded."

@@ -7,7 +7,6 @@ import pytest
 from gateway.batches import places
 from gateway.batches.places import Capacity, Place, PlaceKeeper
 
-
 _TURNS = 500
 """Turns of the event loop after which nobody gets a place any more."""
 

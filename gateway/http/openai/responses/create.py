@@ -36,7 +36,7 @@ PARAM_NAMES = {"query": "input", "messages": "input"}
 _LOGPROBS = "message.output_text.logprobs"
 _ITEMS_PER_TURN = 256
 """Items that are stored in one turn of the event loop: one takes some microseconds, and there may be thousands."""
-_ELSEWHERE = {
+OF_OTHER_ROUTES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "n": None,
@@ -204,7 +204,7 @@ async def _prepare(model: TextModel, conversation: Conversation, room: int) -> P
 
 def check_fields(fields: CreateResponseRequest, archive: Archive | None) -> None:
     """Raise INVALID for fields of other routes, and for those that contradict each other."""
-    for name, meant in _ELSEWHERE.items():
+    for name, meant in OF_OTHER_ROUTES.items():
         if getattr(fields, name) not in (None, 1, False):
             remedy = f"send {meant}" if meant is not None else "leave it out"
             raise invalid(name, f"{name} is not a field of responses; {remedy}")

@@ -12,8 +12,11 @@ ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "rill", "messages": TURNS, **ONE_TOKEN},
     "/v1/completions": {"model": "rill", "prompt": "hi", **ONE_TOKEN},
+    "/v1/responses": {"model": "rill", "input": "hi", "max_output_tokens": 1, "temperature": 0, "store": False},
     "/v1/messages": {"model": "rill", "messages": TURNS, "max_tokens": 1},
     "/v1/messages/count_tokens": {"model": "rill", "messages": TURNS},
+    "/api/chat": {"model": "rill", "messages": TURNS, "options": {"num_predict": 1}, "stream": False},
+    "/api/generate": {"model": "rill", "prompt": "hi", "options": {"num_predict": 1}, "stream": False},
 }
 """A request to each route of a language model. Those to encoders have tests of their own."""
 VALUES: dict[str, Any] = {
@@ -40,7 +43,19 @@ VALUES: dict[str, Any] = {
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",
     "prompt_logprobs": 1,
+    "context": [5],
+    "include": ["message.output_text.logprobs"],
     "include_stop_str_in_output": True,
+    "instructions": "Be brief.",
+    "keep_alive": "5m",
+    "max_tool_calls": 1,
+    "parallel_tool_calls": False,
+    "raw": True,
+    "reasoning": {"effort": "high"},
+    "reasoning_effort": "high",
+    "text": {"format": {"type": "text"}},
+    "top_logprobs": 1,
+    "truncation": "auto",
     "repetition_penalty": 1.5,
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
@@ -68,18 +83,39 @@ VALUES: dict[str, Any] = {
     "service_tier": "auto",
 }
 """A value for each field that has an effect, or none, but is known."""
+FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": FUNCTION}]
 FIELDS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/chat/completions", "logprobs"): {"logprobs": True},
     ("/v1/chat/completions", "top_logprobs"): {"top_logprobs": 1, "logprobs": True},
-    ("/v1/completions", "logprobs"): {"logprobs": 1},
     ("/v1/chat/completions", "stream_options"): {"stream_options": {"include_usage": True}, "stream": True},
+    ("/v1/chat/completions", "tools"): {"tools": TOOLS},
+    ("/v1/chat/completions", "tool_choice"): {"tools": TOOLS, "tool_choice": "required"},
+    ("/v1/chat/completions", "functions"): {"functions": [FUNCTION]},
+    ("/v1/chat/completions", "function_call"): {"functions": [FUNCTION], "function_call": {"name": "f"}},
+    ("/v1/chat/completions", "include_reasoning"): {"include_reasoning": False},
+    ("/v1/completions", "logprobs"): {"logprobs": 1},
     ("/v1/completions", "stream_options"): {"stream_options": {"include_usage": True}, "stream": True},
     ("/v1/completions", "best_of"): {"best_of": 2},
+    ("/v1/responses", "background"): {"background": True, "store": True},
+    ("/v1/responses", "stream_options"): {"stream_options": {"include_obfuscation": False}, "stream": True},
+    ("/v1/responses", "tools"): {"tools": [{"type": "function", **FUNCTION}]},
+    ("/v1/responses", "tool_choice"): {"tools": [{"type": "function", **FUNCTION}], "tool_choice": "required"},
+    ("/v1/messages", "tools"): {"tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]},
+    ("/v1/messages/count_tokens", "tools"): {"tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]},
+    ("/api/chat", "tools"): {"tools": TOOLS},
+    ("/api/chat", "think"): {"think": True},
+    ("/api/generate", "think"): {"think": True},
+    **{(f"/api/{name}", "top_logprobs"): {"top_logprobs": 1, "logprobs": True} for name in ("chat", "generate")},
+    **{(f"/api/{name}", "logprobs"): {"logprobs": True} for name in ("chat", "generate")},
 }
 """All that is sent for a field whose value depends on the route, or needs another field."""
 REFUSED: dict[str, Any] = {"tools": [{}], "functions": [{}], "modalities": ["audio"], "service_tier": "flex"}
 """A value with an effect for fields that refuse it; others refuse any text."""
 LACKING: dict[str, Any] = {
+    "conversation": "conv_none",
+    "images": ["x"],
+    "previous_response_id": "resp_none",
     "chat_template": "x",
     "documents": [{"text": "x"}],
     "suffix": "x",
@@ -90,23 +126,25 @@ LACKING: dict[str, Any] = {
     "lora_request": {"lora_name": "none"},
     "rag": {"collection": "docs"},
 }
-"""Fields that need what the server of this test lacks: another runtime, an adapter, a pipeline."""
-FUNCTION: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "properties": {}}}
-WITH_TOOLS: dict[str, dict[str, Any]] = {
-    "tools": {"tools": [{"type": "function", "function": FUNCTION}]},
-    "tool_choice": {"tools": [{"type": "function", "function": FUNCTION}], "tool_choice": "required"},
-    "parallel_tool_calls": {"parallel_tool_calls": False},
-    "functions": {"functions": [FUNCTION]},
-    "function_call": {"functions": [FUNCTION], "function_call": {"name": "f"}},
-    "reasoning_effort": {"reasoning_effort": "high"},
-    "include_reasoning": {"include_reasoning": False},
+"""Fields that need what the server of this test lacks: another runtime, an adapter, a pipeline, eyes, a store."""
+OF_CHAT_MODELS = {
+    *("tools", "tool_choice", "parallel_tool_calls", "functions", "function_call"),
+    *("reasoning_effort", "include_reasoning", "reasoning", "think"),
 }
-"""All that is sent for a field which needs a model that reasons and calls tools."""
+"""Fields that need a model that reasons and calls tools."""
 WITHOUT_EFFECT = {each: each for each in ("store", "verbosity")} | {
     "chat_template_kwargs": "chat_template_kwargs.messages_"
 }
 """Fields of which the server of this test warns that they change nothing with it."""
-GRAMMARS = {"guided_choice", "guided_grammar", "guided_json", "guided_regex", "response_format", "structured_outputs"}
+GRAMMARS = {
+    "format",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "response_format",
+    "structured_outputs",
+}
 """Fields that need a real tokenizer; test_constraints.py sends them."""
 ROWS = [row for row in rows() if row.route in BODIES and row.name not in {*BODIES[row.route], *GRAMMARS}]
 
@@ -117,11 +155,7 @@ def _id(row: FieldRow) -> str:
 
 @pytest.mark.parametrize("row", ROWS, ids=_id)
 def test_a_field_is_treated_as_the_page_says(live: LiveServer, chat_live: LiveServer, row: FieldRow) -> None:
-    given, server = FIELDS.get((row.route, row.name)), live
-    if row.route == "/v1/chat/completions" and row.name in WITH_TOOLS:
-        given, server = WITH_TOOLS[row.name], chat_live
-    if row.route.startswith("/v1/messages") and row.name == "tools":
-        given, server = {"tools": [{"name": "f", "input_schema": FUNCTION["parameters"]}]}, chat_live
+    given, server = FIELDS.get((row.route, row.name)), chat_live if row.name in OF_CHAT_MODELS else live
     if row.treatment is Treatment.REFUSED:
         refuse(live, row, REFUSED.get(row.name, "x"))
     elif given is None and row.name in LACKING:
