@@ -40,7 +40,7 @@ class Capacity(NamedTuple):
 
 
 _OF_OTHERS = Capacity(4, 4)
-"""Of a model that has no engine of its own: an encoder, a pipeline, a model elsewhere."""
+"""The capacity of a model that has no engine of its own: an encoder, a pipeline, a model elsewhere."""
 Measure = Callable[[str, int], Capacity]
 """Measures the capacity of a model by name, which has so many requests of batches in flight."""
 

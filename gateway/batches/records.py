@@ -74,6 +74,28 @@ class ResultCounts(msgspec.Struct, frozen=True):
         return self.completed + self.failed
 
 
+class BatchUsage(msgspec.Struct, frozen=True):
+    """Sums over the answers of a batch, in tokens."""
+
+    num_input: int = 0
+    num_cached: int = 0
+    num_output: int = 0
+    num_reasoning: int = 0
+
+    def plus(self, other: "BatchUsage") -> "BatchUsage":
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return BatchUsage(*(a + b for a, b in pairs))
+
+    def json(self) -> JsonObject:
+        return {
+            "input_tokens": self.num_input,
+            "input_tokens_details": {"cached_tokens": self.num_cached},
+            "output_tokens": self.num_output,
+            "output_tokens_details": {"reasoning_tokens": self.num_reasoning},
+            "total_tokens": self.num_input + self.num_output,
+        }
+
+
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. The files of its results have their ids from the start, and are shown once they are published.
 
@@ -99,6 +121,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[LineProblem] = []
     num_requests: int = 0
     counts: ResultCounts = ResultCounts()
+    usage: BatchUsage = BatchUsage()
     forecast_at: int | None = None
     is_expired: bool = False
     """Whether its time was over before all its requests were finished."""
@@ -133,6 +156,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
                 "completed": self.counts.completed,
                 "failed": self.counts.failed,
             },
+            "usage": self.usage.json(),
             "metadata": self.metadata,
             "estimated_completion_at": self.forecast_at if self.status is BatchStatus.IN_PROGRESS else None,
         }

@@ -6,12 +6,13 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from gateway.batches.records import ResultCounts
+from gateway.batches.records import BatchUsage, ResultCounts
 from gateway.long_work import breathe
 
 T = TypeVar("T")
@@ -105,8 +106,54 @@ class ResultFiles:
         self.errors.close()
 
 
+class _TokenDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    """The token counts of chats and completions, or those of responses under their own names."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _TokenDetails | None = None
+    completion_tokens_details: _TokenDetails | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _TokenDetails | None = None
+    output_tokens_details: _TokenDetails | None = None
+
+    def counted(self) -> BatchUsage:
+        took = self.prompt_tokens_details or self.input_tokens_details or _TokenDetails()
+        gave = self.completion_tokens_details or self.output_tokens_details or _TokenDetails()
+        num_input = self.prompt_tokens or self.input_tokens
+        num_output = self.completion_tokens or self.output_tokens
+        return BatchUsage(num_input, took.cached_tokens or 0, num_output, gave.reasoning_tokens or 0)
+
+
+class _AnswerHead(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _ResponseHead(msgspec.Struct):
+    body: msgspec.Raw
+
+
 class _ResultHead(msgspec.Struct):
     custom_id: str
+    response: _ResponseHead | None = None
+
+    def usage(self) -> BatchUsage:
+        """Return the answer's token counts; none where it has none that can be read."""
+        if self.response is not None:
+            with suppress(msgspec.MsgspecError):
+                if (usage := _decode_answer(self.response.body).usage) is not None:
+                    return usage.counted()
+        return BatchUsage()
+
+
+_decode_answer = msgspec.json.Decoder(_AnswerHead).decode
+_decode_head = msgspec.json.Decoder(_ResultHead).decode
 
 
 class ResultFile:
@@ -115,6 +162,7 @@ class ResultFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.num_lines = 0
+        self.usage = BatchUsage()
         self._file = -1
         self._size = 0
 
@@ -132,10 +180,12 @@ class ResultFile:
                 if not line.endswith(b"\n"):
                     _check_begun(line)
                     break
-                ids.add(msgspec.json.decode(line, type=_ResultHead).custom_id)
+                head = _decode_head(line)
             except (ValueError, msgspec.MsgspecError):
                 raise ValueError(f"line {self.num_lines + 1} of {self.path} is no result of a batch") from None
+            ids.add(head.custom_id)
             self.num_lines += 1
+            self.usage = self.usage.plus(head.usage())
             self._size += len(line)
             if self.num_lines % _IDS_PER_PAUSE == 0:
                 breathe()
@@ -150,7 +200,8 @@ class ResultFile:
         """Add lines, which are on the disk when this returns. Raises OSError."""
         if not results:
             return
-        text = b"".join(msgspec.json.encode(each) + b"\n" for each in results)
+        lines = [msgspec.json.encode(each) for each in results]
+        text = b"\n".join(lines) + b"\n"
         rest, at = memoryview(text), self._size
         while rest:
             num_written = os.pwrite(self._file, rest, at)
@@ -158,6 +209,8 @@ class ResultFile:
         os.fdatasync(self._file)
         self._size += len(text)
         self.num_lines += len(results)
+        for line in lines:
+            self.usage = self.usage.plus(_decode_head(line).usage())
 
     @property
     def num_bytes(self) -> int:

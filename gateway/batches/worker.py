@@ -215,7 +215,8 @@ class BatchWorker:
         forecast.observe(counts.total)
         left_s = forecast.remaining_s(batch.num_requests)
         at = None if left_s is None else int(time.time() + left_s)
-        await self._store.change(batch.id, lambda now: msgspec.structs.replace(now, counts=counts, forecast_at=at))
+        reported = {"counts": counts, "usage": results.output.usage, "forecast_at": at}
+        await self._store.change(batch.id, lambda now: msgspec.structs.replace(now, **reported))
 
     async def _mark_expired(self, batch: Batch, results: ResultFiles) -> None:
         """Write an error for each request that is not finished."""
@@ -245,10 +246,9 @@ class BatchWorker:
         ]
         ended = BatchStatus.EXPIRED if batch.is_expired else BatchStatus.COMPLETED
         status = BatchStatus.CANCELLED if batch.status is BatchStatus.CANCELLING else ended
+        sums = {"counts": results.counts, "usage": results.output.usage}
         shown = {"has_output": bool(results.output.num_bytes), "has_errors": bool(results.errors.num_bytes)}
-        await self._store.change(
-            batch.id, lambda batch: batch.moved(status, now, counts=results.counts, **shown), outputs=outputs
-        )
+        await self._store.change(batch.id, lambda batch: batch.moved(status, now, **sums, **shown), outputs=outputs)
 
 
 def _now() -> int:

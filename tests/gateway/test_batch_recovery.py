@@ -55,6 +55,7 @@ def test_every_request_is_answered_once(start_server: StartServer, tmp_path: Pat
         wait_for_counts(client, batch, NUM_REQUESTS, "completed")
         found = client.get(f"/v1/batches/{batch}").json()
         assert found["request_counts"] == {"total": NUM_REQUESTS, "completed": NUM_REQUESTS, "failed": 0}
+        assert found["usage"]["output_tokens"] == NUM_REQUESTS * MAX_TOKENS
         lines = [json.loads(each) for each in client.get(f"/v1/files/{found['output_file_id']}/content").iter_lines()]
     assert Counter(each["custom_id"] for each in lines) == {f"r{i}": 1 for i in range(NUM_REQUESTS)}
     assert {each["response"]["body"]["usage"]["completion_tokens"] for each in lines} == {MAX_TOKENS}

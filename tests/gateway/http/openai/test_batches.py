@@ -98,6 +98,10 @@ def test_a_batch_gets_the_answers_of_live_requests(live: LiveServer, stock: open
     assert response["status_code"] == 200 and answer_of(response["body"]) == answer_of(alone)
     assert failed["bad"]["response"]["status_code"] == 400 and failed["bad"]["error"] is None
     assert failed["bad"]["response"]["body"]["error"]["param"] == "temperature"
+    usages = [each["response"]["body"]["usage"] for each in found.values()]
+    for names, counted in ((("prompt_tokens", "input_tokens"), "input_tokens"), (("total_tokens",), "total_tokens")):
+        total = sum(next(usage[name] for name in names if name in usage) for usage in usages)
+        assert done.usage is not None and getattr(done.usage, counted) == total > 0
     output = stock.files.retrieve(done.output_file_id or "")
     assert output.purpose == "batch_output" and output.expires_at == output.created_at + 3600
     assert stock.batches.list(limit=1).data[0].id == batch.id
