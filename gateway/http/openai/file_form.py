@@ -13,6 +13,8 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 FORM_BYTES = 64 << 10
 """Bytes that a form may have beside its file."""
 _MAX_FIELDS = 32
+_MAX_BOUNDARY_BYTES = 70
+"""The longest boundary of RFC 2046."""
 
 
 @dataclass(slots=True)
@@ -29,12 +31,10 @@ class FormReader:
     def __init__(self, content_type: str, upload: FileUpload) -> None:
         """Raises INVALID for another content type."""
         kind, options = parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if kind != b"multipart/form-data" or not boundary:
-            message = (
-                f"the body must be multipart/form-data with the fields file and purpose, got {content_type[:80]!r}"
-            )
-            raise invalid("content-type", message)
+        boundary = options.get(b"boundary", b"")
+        if kind != b"multipart/form-data" or not 1 <= len(boundary) <= _MAX_BOUNDARY_BYTES:
+            what = "multipart/form-data with the fields file and purpose"
+            raise invalid("content-type", f"the body must be {what}, got {content_type[:80]!r}")
         self._form = FileForm()
         self._upload = upload
         self._headers: defaultdict[bytes, bytearray] = defaultdict(bytearray)

@@ -206,6 +206,7 @@ FORM = {"file": ("f.jsonl", b"x" * 3000)}
         ({"files": {"x": (None, "y")}}, "file is required; with curl"),
         ({"data": {"purpose": "batch"}}, "the body must be multipart/form-data"),
         ({"content": b"--b\r\n", "headers": {"content-type": "multipart/form-data; boundary=b"}}, "cannot be read"),
+        ({"headers": {"content-type": f"multipart/form-data; boundary={'b' * 1000}"}}, "the body must be multipart/"),
         ({"content": b"junk", "headers": {"content-type": "multipart/form-data; boundary=b"}}, "cannot be read"),
         ({"files": FORM, "data": {"purpose": "batch", "expires_after[seconds]": "3600"}}, "must be 'created_at', got"),
         (
