@@ -4,13 +4,14 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from engine.guidance.schema import close_objects
 from pipelines.chat.lark import LarkWriter
+from pipelines.chat.schema_types import alone, number_regex
 from pipelines.chat.source import PartReader, Steps, UnexpectedText
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, ReasoningText
 
@@ -41,14 +42,14 @@ def _parse_tool(function: dict[str, Any]) -> Tool:
 
 
 class ChatFormat(ABC):
-    """What one family of models writes, and how to recognise it. Formats have no state: all models share one."""
+    """How one family of models writes, and how to recognise it. Formats have no state: all models share one."""
 
     name: ClassVar[str]
     """The name that operators give: vLLM's, where it has the format."""
     aliases: ClassVar[tuple[str, ...]] = ()
     """Other names that operators may give."""
     markers: ClassVar[tuple[str, ...]]
-    """What the family marks its parts with. Those that are special tokens are kept in the text for the reader."""
+    """The marks of the parts. Those that are special tokens are kept in the text for the reader."""
 
     @abstractmethod
     def matches(self, template: str) -> bool:
@@ -195,6 +196,13 @@ class CallReader(PartReader):
             yield self.begin(name)
             yield CallArguments(num_before, text or "{}")
             source.mark()
+
+
+def json_value(schema: Mapping[str, Any], tool: Tool, lark: LarkWriter) -> str:
+    """Return the expression of an argument that stands by itself as JSON. Small models write numbers that no grammar
+    ends on and on; in objects the engine stops them."""
+    regex = number_regex(schema)
+    return lark.pattern(regex) if regex else lark.json(alone(schema, tool.parameters), tool.name)
 
 
 def json_calls(tools: Sequence[Tool], lark: LarkWriter, key: str = "arguments") -> str:

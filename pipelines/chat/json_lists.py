@@ -1,4 +1,4 @@
-"""Tool calls as JSON objects, alone or in an array, behind a mark: Granite, Phi-4 and Llama 3."""
+"""Tool calls as JSON objects, alone or in an array, behind a mark: Hermes and Qwen, Granite, Phi-4, Llama 3."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,26 @@ from pipelines.text.parts import AnswerText
 
 _PYTHON_TAG = "<|python_tag|>"
 _OPENINGS = ("<|tool_call|>", "<tool_call>", "functools")
-"""What models write before an array, not always as their template asks them to."""
+"""Marks before an array; models do not always write the one that their template asks for."""
+
+
+class HermesFormat(ToolFormat):
+    """`<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, once for each call."""
+
+    name = "hermes"
+    aliases = ("granite4",)
+    markers = ("<tool_call>", "</tool_call>")
+    opening = markers[0]
+
+    def matches(self, template: str) -> bool:
+        return self.opening in template and '"arguments"' in template.replace("\\", "").replace("'", '"')
+
+    def reader(self, tools: Sequence[Tool]) -> CallReader:
+        return JsonListReader(self, (self.opening,), self.markers[1])
+
+    def calls(self, tools: Sequence[Tool], lark: LarkWriter, *, is_parallel: bool) -> str:
+        call = " ".join(['"\\n"?', json_calls(tools, lark), '"\\n"?', lark.text(self.markers[1])])
+        return f'{call} ("\\n"? {lark.text(self.opening)} {call})*' if is_parallel else call
 
 
 class JsonListFormat(ToolFormat):

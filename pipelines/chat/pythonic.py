@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat
+from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, json_value
 from pipelines.chat.lark import LarkWriter, escape
 from pipelines.chat.schema_types import alone, arguments_of, choices_of, parts_of, resolve, takes_any_argument, types_of
 from pipelines.chat.source import Steps, UnexpectedText
@@ -258,4 +258,4 @@ def _value(schema: object, tool: Tool, lark: LarkWriter, *, is_part: bool = Fals
     if isinstance(resolved.get("type"), list) and "null" in types:
         rest = {**alone(resolved, root), "type": sorted(types - {"null"})}
         return f"({lark.json(rest, tool.name)} | {_CONSTANTS['null']})"
-    return lark.json(alone(resolved, root), tool.name)
+    return json_value(resolved, tool, lark)

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 
 from pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, ToolFormat, parse_tools
 from pipelines.chat.harmony import HarmonyCallFormat, HarmonyReasoningFormat
-from pipelines.chat.hermes import HermesFormat
-from pipelines.chat.json_lists import FunctoolsFormat, GraniteFormat, LlamaJsonFormat, PhiFormat
+from pipelines.chat.json_lists import FunctoolsFormat, GraniteFormat, HermesFormat, LlamaJsonFormat, PhiFormat
 from pipelines.chat.mistral import MistralFormat, MistralNamesFormat
 from pipelines.chat.pythonic import PythonicFormat
 from pipelines.chat.reader import FormatReader
@@ -24,7 +23,7 @@ TOOL_GROUP = "sluice.tool_formats"
 REASONING_GROUP = "sluice.reasoning_formats"
 """Groups of entry points of further formats, each a subclass of `ToolFormat` or `ReasoningFormat`."""
 AUTO, NONE = "auto", "none"
-"""What operators give in place of a format's name: the one that the template speaks, and none."""
+"""Operators give these in place of a format's name: for the one that the template speaks, and for none."""
 
 TOOL_FORMATS: tuple[type[ToolFormat], ...] = (
     HarmonyCallFormat,
@@ -63,7 +62,7 @@ class ChatFormats:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What the formats mark the parts of an answer with."""
+        """The marks of the parts of an answer."""
         return tuple(marker for each in (self.tools, self.reasoning) if each is not None for marker in each.markers)
 
     def reader(self, tools: Sequence[dict[str, Any]], *, is_parallel: bool = True) -> ChatReader:
@@ -81,7 +80,7 @@ class ChatFormats:
 
 
 NO_FORMATS = ChatFormats()
-"""Those of a model that answers with text alone."""
+"""The formats of a model that answers with text alone."""
 
 
 def find_formats(template: str, tools: str = AUTO, reasoning: str = AUTO) -> ChatFormats:

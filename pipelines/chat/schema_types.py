@@ -1,4 +1,4 @@
-"""What types of values a JSON schema allows, for formats that write text as it is and all else as JSON."""
+"""Reads of a JSON schema which values it allows, for formats that write some of them otherwise than JSON does."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +7,8 @@ TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "o
 _DEFINITIONS = ("$defs", "definitions")
 _ANNOTATIONS = frozenset({"anyOf", "oneOf", "title", "description", "default", "examples"})
 """Keys beside which the parts of a choice say all of a value."""
+_INTEGER = "-?(0|[1-9][0-9]{0,18})"
+_NUMBERS = {"integer": _INTEGER, "number": rf"{_INTEGER}(\.[0-9]{{1,20}})?([eE][+-]?[0-9]{{1,3}})?"}
 _MAX_REFERENCES = 16
 _MAX_DEPTH = 64
 _TYPE_NAMES: dict[type, str] = {
@@ -32,6 +34,13 @@ def resolve(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
             key = key.replace("~1", "/").replace("~0", "~")
             schema = schema.get(key) if isinstance(schema, Mapping) else None
     return {}
+
+
+def number_regex(schema: Mapping[str, Any]) -> str:
+    """Return the regular expression of a number of as many digits as doubles and integers of 64 bits need, where the
+    schema says no more than that it is one; else ""."""
+    name = schema.get("type")
+    return _NUMBERS.get(name, "") if isinstance(name, str) and _ANNOTATIONS.issuperset(schema.keys() - {"type"}) else ""
 
 
 def alone(schema: Mapping[str, Any], root: Mapping[str, Any]) -> dict[str, Any]:

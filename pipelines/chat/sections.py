@@ -10,7 +10,7 @@ from pipelines.chat.source import Steps, UnexpectedText
 
 
 class SectionMarks(NamedTuple):
-    """What stands before all calls, before each, before its arguments, after it, and after all."""
+    """The marks before all calls, before each, before its arguments, after it, and after all."""
 
     section: str
     call: str

@@ -33,7 +33,7 @@ class TextSource:
         self._at = 0
         self._is_ended = False
         self._marked: list[str] | None = None
-        """What was read since `mark`."""
+        """The pieces that were read since `mark`; None outside of a passage."""
 
     def add(self, text: str) -> None:
         """Add text that has arrived."""
@@ -148,16 +148,16 @@ class TextSource:
         not complete yet."""
         if not markers:
             return len(self._text), ""
-        found = _pattern(markers).search(self._text, self._at)
-        start, marker = (found.start(), found[0]) if found else (len(self._text), "")
-        if not self._is_ended:  # a marker that began earlier or is longer may still be completed
-            longest = max(map(len, markers))
-            tail_start = max(self._at, len(self._text) - longest + 1)
-            if start >= tail_start:
-                tail = self._text[tail_start:]
-                partial = tail_start + min(find_partial(tail, each) for each in markers)
-                if partial <= start:
-                    return partial, ""
+        search, max_held, first_chars = _compile(markers)
+        text = self._text
+        found = search(text, self._at)
+        start, marker = (found.start(), found[0]) if found else (len(text), "")
+        tail_start = max(self._at, len(text) - max_held)
+        if start >= tail_start and not self._is_ended and not first_chars.isdisjoint(tail := text[tail_start:]):
+            # A marker that began earlier or is longer may still be completed.
+            partial = tail_start + min(find_partial(tail, each) for each in markers)
+            if partial <= start:
+                return partial, ""
         return start, marker
 
     def _take(self, end: int) -> str:
@@ -168,8 +168,11 @@ class TextSource:
 
 
 @lru_cache(maxsize=256)
-def _pattern(markers: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
+def _compile(markers: tuple[str, ...]) -> tuple[Callable[[str, int], re.Match[str] | None], int, frozenset[str]]:
+    """Return a search for the first of the markers, the most characters of one that may have to wait for the rest, and
+    the characters with which markers begin."""
+    pattern = re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))))
+    return pattern.search, max(map(len, markers)) - 1, frozenset(each[0] for each in markers)
 
 
 class JsonScanner:

@@ -5,10 +5,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
-from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat
+from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, json_value
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.schema_types import (
-    alone,
     arguments_of,
     choices_of,
     parts_of,
@@ -72,7 +71,7 @@ class _TaggedFormat(ToolFormat):
         if not is_part and (parts := parts_of(resolved)):
             return f"({' | '.join(self._value(part, tool, lark, is_part=True) for part in parts)})"
         if "string" not in types:
-            return f"{lark.json(alone(resolved, root), tool.name)} {closing}"
+            return f"{json_value(resolved, tool, lark)} {closing}"
         regex = f"({_text_regex(resolved)}){newline}" if types == _TEXT else _ANY
         return " ".join([lark.text_before(tags.end_value, regex), lark.text(tags.after_value)])
 

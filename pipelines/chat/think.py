@@ -16,7 +16,7 @@ class ThinkFormat(ReasoningFormat):
     markers: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
     openings: ClassVar[tuple[str, ...]] = markers[:1]
     closings: ClassVar[tuple[str, ...]] = markers[1:]
-    """What may open and close the reasoning, the usual first."""
+    """Texts that open and close the reasoning, the usual first."""
 
     def matches(self, template: str) -> bool:
         return self.closings[0] in template

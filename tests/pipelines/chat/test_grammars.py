@@ -119,6 +119,8 @@ VALUES: list[tuple[dict[str, Any], list[Any], list[Any]]] = [
     ({"type": "string", "minLength": 2, "maxLength": 2}, ["ab"], ["a", "abc"]),
     ({"enum": ["a b", "a", 3, None]}, ["a b", "a", 3, None], ["b", 4]),
     ({"const": "a"}, ["a"], ["b"]),
+    ({"type": "number", "title": "N"}, [-7, 0, 1.5, 2e-7, 10**18], ["x", 10**20]),
+    ({"type": "integer", "maximum": 9}, [9, -20], [10, 1.5]),
     ({"type": "boolean"}, [True, False], ["yes", 2]),
     ({"type": ["integer", "null"]}, [7, None], ["x", 7.5]),
     ({"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/no"}]}, [7, None], ["x"]),

@@ -164,7 +164,7 @@ def test_every_format_is_in_the_documentation() -> None:
 
 
 MODULE = """
-from pipelines.chat.hermes import HermesFormat
+from pipelines.chat.json_lists import HermesFormat
 from pipelines.chat.think import ThinkFormat
 
 class Foreign(HermesFormat):
