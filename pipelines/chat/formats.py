@@ -123,6 +123,7 @@ class CallReader(PartReader):
         self._format = format
         self.num_calls = 0
         """Calls that have begun."""
+        self._ids: set[str] = set()
 
     def attempt(self, opening: str, call: Steps[None]) -> Steps[None]:
         """Read a call after its `opening`. Where the text turns out to be none, yield it as the answer's. A call that
@@ -140,10 +141,14 @@ class CallReader(PartReader):
         self.source.since_mark()
 
     def begin(self, name: str, call_id: str = "") -> CallStart:
-        """Return the beginning of the next call, with the id that the model gave it or a new one."""
+        """Return the beginning of the next call, with the id that the model gave it, or a new one where that is none or
+        another call's."""
         self.source.since_mark()
         index, self.num_calls = self.num_calls, self.num_calls + 1
-        return CallStart(index, call_id or self._format.new_call_id(index, name), name)
+        ids = (call_id, self._format.new_call_id(index, name), ToolFormat.new_call_id(self._format, index, name))
+        chosen = next(each for each in ids if each and each not in self._ids)
+        self._ids.add(chosen)
+        return CallStart(index, chosen, name)
 
     def copy_arguments(self) -> Steps[None]:
         """Read a JSON object and yield it as the arguments of the call that has begun."""

@@ -14,7 +14,7 @@ from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReade
 from pipelines.text.types import TextDetail, TextEvent
 from tests.errors import error_of
 from tests.paths import ROOT
-from tests.pipelines.chat.samples import CANONICAL, OTHERS, TOOLS, Answer, Sample
+from tests.pipelines.chat.samples import CANONICAL, ONE_CALL, OTHERS, TOOLS, Answer, Sample
 
 SAMPLES = [*CANONICAL, *OTHERS]
 
@@ -218,6 +218,9 @@ def test_ids_of_calls() -> None:
     assert ids["kimi_k2"] == ["functions.get_weather:0", "functions.get_time:1", "functions.plan:2"]
     assert ids["mistral_v11"][0] == "abcDEF123"
     assert [len(each) for each in ids["mistral"]] == [9, 9, 9]
+    text = ONE_CALL["kimi_k2"].replace(":0", ":1") * 3
+    kimi = [part.id for part in reader_of(Sample("kimi_k2", text, Answer())).feed(text) if isinstance(part, CallStart)]
+    assert kimi[0] == "functions.get_time:1" and kimi[2] == "functions.get_time:2" and len(set(kimi)) == 3
 
 
 def test_models_without_a_format() -> None:
