@@ -12,10 +12,17 @@ class FormatReader:
     """The `ChatReader` of one answer in the formats of a model."""
 
     def __init__(
-        self, open_reasoning: Callable[[str], PartReader] | None, calls: CallReader | None, *, is_parallel: bool
+        self,
+        open_reasoning: Callable[[str], PartReader] | None,
+        calls: CallReader | None,
+        *,
+        is_parallel: bool,
+        relaxed: Callable[[], list[str]],
     ) -> None:
         """`open_reasoning` takes the end of the prompt, which comes with the first event. Unless `is_parallel`, calls
-        after the first are left out: not every runtime keeps the model from making them."""
+        after the first are left out: not every runtime keeps the model from making them. `relaxed` says what calls are
+        not held to."""
+        self._find_relaxed = relaxed
         self._open_reasoning = open_reasoning
         self._reasoning: PartReader | None = None
         self._calls = calls
@@ -26,6 +33,10 @@ class FormatReader:
     @property
     def finds_reasoning(self) -> bool:
         return self._open_reasoning is not None
+
+    @property
+    def relaxed(self) -> list[str]:
+        return self._find_relaxed()
 
     def read(self, event: TextEvent) -> list[Part]:
         if event.detail is not None and event.detail.prompt_end:

@@ -1,7 +1,7 @@
 """The formats that are installed, and which of them a model's chat template speaks."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -65,12 +65,19 @@ class ChatFormats:
         """The marks of the parts of an answer."""
         return tuple(marker for each in (self.tools, self.reasoning) if each is not None for marker in each.markers)
 
-    def reader(self, tools: Sequence[dict[str, Any]], *, is_parallel: bool = True) -> ChatReader:
+    def reader(
+        self,
+        tools: Sequence[dict[str, Any]],
+        *,
+        is_parallel: bool = True,
+        relaxed: Callable[[], list[str]] = list,
+    ) -> ChatReader:
         """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. It leaves out all
-        calls but the first unless `is_parallel`. Raises INVALID for tools where the model has no format of calls."""
+        calls but the first unless `is_parallel`, and says what is `relaxed` in the tools' schemas. Raises INVALID for
+        tools where the model has no format of calls."""
         calls = self._calls(tools) if tools else None
         open_reasoning = self.reasoning.reader if self.reasoning is not None else None
-        return FormatReader(open_reasoning, calls, is_parallel=is_parallel)
+        return FormatReader(open_reasoning, calls, is_parallel=is_parallel, relaxed=relaxed)
 
     def _calls(self, tools: Sequence[dict[str, Any]]) -> CallReader:
         if self.tools is None:

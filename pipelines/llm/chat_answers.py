@@ -1,10 +1,12 @@
 """How an answer in a chat is generated: its grammar, so that calls match their schemas, and the tokens it shows."""
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.guidance.schema import parse_schema
+from engine.guidance.schema import parse_schema, relaxations
 from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
 from pipelines.chat.formats import ReasoningFormat, ToolFormat, parse_tools
 from pipelines.chat.lark import LarkWriter
@@ -17,6 +19,7 @@ from sluice.errors import invalid
 _JSON_SCHEMAS = {GrammarKind.JSON_SCHEMA: "", GrammarKind.JSON_OBJECT: '{"type": "object"}'}
 """Kinds of grammars that a text beside tool calls may match, with the schemas of those that have no text."""
 
+_NAMED_RELAXATIONS = 10
 _PROMPT_END_TOKENS = 16
 """Tokens that have the tags of reasoning with which a prompt may end."""
 
@@ -29,6 +32,15 @@ def allowed_tools(conversation: Conversation, choice: ToolChoice) -> list[dict[s
     if unknown is not None:
         raise invalid("tool_choice", f"tool_choice names {unknown!r}; tools has {', '.join(names) or 'none'}")
     return [tool for tool in tools if not choice.names or tool["function"]["name"] in choice.names]
+
+
+def relaxed_tools(tools: Sequence[dict[str, Any]], info: EngineInfo) -> list[str]:
+    """Return the first of what the schemas of tools say and calls are not held to."""
+    if tools and not _is_able(info):
+        return [f"{info.runtime} does not hold calls to the schemas of tools"]
+    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+    found = (f"{what} in {name}" for name, schema in schemas.items() for what in relaxations(schema))
+    return list(islice(found, _NAMED_RELAXATIONS))
 
 
 class AnswerSettings(NamedTuple):

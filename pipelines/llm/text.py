@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -13,7 +13,7 @@ from engine.client.stream import GenerationStream
 from engine.runners.base import FloatArray
 from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
-from pipelines.llm.chat_answers import answer_settings
+from pipelines.llm.chat_answers import answer_settings, relaxed_tools
 from pipelines.llm.pooling import (
     EmbeddingSettings,
     build_embedding_request,
@@ -166,7 +166,9 @@ class LlmText:
         prompt = sent_prompt(request.prompt)
         if not isinstance(prompt, Conversation) or not self._is_read(request):
             return None
-        return self.formats.reader(prompt.options.tools, is_parallel=request.tool_choice.is_parallel)
+        tools, choice = prompt.options.tools, request.tool_choice
+        relaxed = partial(relaxed_tools, tools, self.info)
+        return self.formats.reader(tools, is_parallel=choice.is_parallel, relaxed=relaxed)
 
     async def warm_up(self) -> None:
         """Generate one token as for a client, but outside the metrics. Raises the error that a client would get. The

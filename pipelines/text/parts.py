@@ -46,6 +46,11 @@ class ChatReader(Protocol):
         """Whether the model reasons, in a format that the reader knows."""
         ...
 
+    @property
+    def relaxed(self) -> list[str]:
+        """What the schemas of the tools say and calls are not held to, each with its place."""
+        ...
+
     def read(self, event: TextEvent) -> list[Part]:
         """Return the parts that an event of the answer completes, all that is left with the last event."""
         ...

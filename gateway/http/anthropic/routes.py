@@ -56,9 +56,9 @@ class AnthropicRoutes:
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **scheduling.fields(None))
         text_request = parse_messages_request(fields, base)
         model = self._service.llm(fields.model, scheduling.sticky_key)
-        grammar = text_request.sampling.get("grammar")
-        headers = warning_header(ignored, () if grammar is None else relaxed_parts(grammar))
-        reader = _reader(model, fields, text_request)
+        grammar, reader = text_request.sampling.get("grammar"), _reader(model, fields, text_request)
+        relaxed = [] if grammar is None else relaxed_parts(grammar)
+        headers = warning_header(ignored, [*relaxed, *(reader.relaxed if reader is not None else ())])
         reply = MessageReply(request_id, model.name) if reader is None else BlocksReply(request_id, model.name, reader)
         events = self._service.generate(model, text_request)
         if fields.stream:

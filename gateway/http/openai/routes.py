@@ -99,14 +99,16 @@ class OpenAIRoutes:
         base = TextRequest(request_id=request_id, prompt="", protocol=reply_type.protocol, **queued)
         requests, options = parse(fields, base)
         model = self._service.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
-        headers = self._warnings(ignored, options, without_effect(fields, requests[0].prompt, model))
+        with client_names(options.param_names):
+            readers = [reader for each in requests if (reader := model.chat_reader(each)) is not None]
+        relaxed = [*options.relaxed, *(readers[0].relaxed if readers else ())]
+        headers = self._warnings(ignored, relaxed, without_effect(fields, requests[0].prompt, model))
         check_beams(fields, model.max_beam_width)
         key = request.headers.get(owner_keys.HEADER)
         if key and model.takes_parameters:  # a language model alone has no collection to open
             requests = [with_owner_key(each, key) for each in requests]
         if options.best_of > 1:
             requests = await _share_prompts(model, requests, options.best_of)
-        readers = [reader for each in requests if (reader := model.chat_reader(each)) is not None]
         make_reply = partial(PartsReply, readers=readers) if readers else reply_type
         reply = make_reply(
             reply_id=f"{reply_type.id_prefix}-{request_id}",
@@ -122,11 +124,13 @@ class OpenAIRoutes:
         choices = await run_while_connected(request.receive, whole_choices(streams, options, readers))
         return Response(reply.whole(choices), headers=headers, media_type="application/json")
 
-    def _warnings(self, ignored: Sequence[str], options: ReplyOptions, without_effect: Sequence[str]) -> dict[str, str]:
+    def _warnings(
+        self, ignored: Sequence[str], relaxed: Sequence[str], without_effect: Sequence[str]
+    ) -> dict[str, str]:
         """Return the header that warns the client. Raises INVALID instead where the server is strict."""
         if self._options.is_strict:
             refuse_without_effect(without_effect)
-        return warning_header(ignored, options.relaxed, without_effect)
+        return warning_header(ignored, relaxed, without_effect)
 
     async def models(self) -> Response:
         """List the models: language models first, then pipelines, then encoders, rerankers and classifiers."""

@@ -6,10 +6,12 @@ from typing import Any
 
 import httpx
 import jsonschema
+import msgspec
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
+from engine.types import GrammarKind
 from tests.gateway.http.live import PATIENCE_S, LiveServer
 from tests.gateway.http.sse import events_of
 
@@ -289,6 +291,22 @@ def test_what_is_wrong_is_named(chat_live: LiveServer, fields: dict[str, Any], p
         assert error["param"] == param and words in error["message"], error
 
 
+def test_what_calls_are_not_held_to_is_named(chat_live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = {"type": "object", "properties": {"to": {"type": "string", "format": "phone"}}}
+    tools = [{"type": "function", "function": {"name": "dial", "parameters": parameters}}]
+    say(chat_live, "No.")
+    warning = chat_live.post(PATH, CHAT | {"tools": tools}).headers["x-sluice-warning"]
+    assert "format 'phone' is not enforced at #/properties/to in dial" in warning
+    info = msgspec.structs.replace(chat_live.engine.info, grammar_kinds=(GrammarKind.JSON_SCHEMA,))
+    monkeypatch.setattr(chat_live.engine, "_info", info)
+    response = chat_live.post(PATH, CHAT)
+    assert "echo does not hold calls to the schemas of tools" in response.headers["x-sluice-warning"]
+    error = chat_live.post(PATH, CHAT | {"tool_choice": "required"}).json()["error"]
+    assert error["param"] == "tool_choice" and "echo, which runs this model" in error["message"]
+
+
 def test_a_model_without_tools_refuses_them(live: LiveServer) -> None:
+    earlier = {"functions": [LIGHT], "tools": None}
+    assert live.post(PATH, CHAT | earlier).json()["error"]["param"] == "functions"
     error = live.post(PATH, CHAT).json()["error"]
     assert error["param"] == "tools" and "no tool calls in a known format" in error["message"]
