@@ -14,6 +14,7 @@ from pipelines.chat.lark import LarkWriter
 from pipelines.chat.schema_types import alone, number_regex
 from pipelines.chat.source import PartReader, Steps, UnexpectedText
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, ReasoningText
+from sluice.errors import invalid
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_BYTES = 12
@@ -31,12 +32,18 @@ class Tool(msgspec.Struct, frozen=True):
 
 def parse_tools(tools: Sequence[dict[str, Any]]) -> list[Tool]:
     """Return tools in OpenAI's form as values. One without parameters has no arguments. Unless a tool's `strict` is
-    false, its arguments have no members that their schema does not name."""
+    false, its arguments have no members that their schema does not name. Raises INVALID for arguments that would be no
+    object."""
     return [_parse_tool(tool["function"]) for tool in tools]
 
 
 def _parse_tool(function: dict[str, Any]) -> Tool:
     parameters = function.get("parameters") or _NO_PARAMETERS
+    kind = parameters.get("type", "object")
+    if kind != "object":
+        message = f"the parameters of the tool {function['name']} must have the type 'object', got {str(kind)[:40]!r}"
+        raise invalid("tools", message)
+    parameters = {**parameters, "type": "object"}
     is_strict = function.get("strict") is not False
     return Tool(function["name"], close_objects(parameters) if is_strict else parameters)
 

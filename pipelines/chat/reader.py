@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pipelines.chat.formats import CallReader
 from pipelines.chat.source import PartReader
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, Part
-from pipelines.text.types import TextEvent
+from pipelines.text.types import TextEvent, ToolChoice
 
 
 class FormatReader:
@@ -16,17 +16,18 @@ class FormatReader:
         open_reasoning: Callable[[str], PartReader] | None,
         calls: CallReader | None,
         *,
-        is_parallel: bool,
+        choice: ToolChoice,
         relaxed: Callable[[], list[str]],
     ) -> None:
-        """`open_reasoning` takes the end of the prompt, which comes with the first event. Unless `is_parallel`, calls
-        after the first are left out: not every runtime keeps the model from making them. `relaxed` says what calls are
-        not held to."""
+        """`open_reasoning` takes the end of the prompt, which comes with the first event. Unless the `choice` allows
+        it, calls after the first are left out: not every runtime keeps the model from making them. Where a call is
+        required, all other text is a call that was cut off, and left out. `relaxed` says what calls are not held to.
+        """
         self._find_relaxed = relaxed
         self._open_reasoning = open_reasoning
         self._reasoning: PartReader | None = None
         self._calls = calls
-        self._is_parallel = is_parallel
+        self._is_parallel, self._has_text = choice.is_parallel, not choice.is_required
         self._space: list[str] = []
         """White space at the end of the answer's text so far, which does not count in front of a call."""
 
@@ -71,13 +72,15 @@ class FormatReader:
         return found
 
     def _hold_space(self, parts: list[Part]) -> list[Part]:
-        """Return the parts without the white space in front of calls."""
+        """Return the parts that the choice allows, without the white space in front of calls."""
         found: list[Part] = []
         for part in parts:
             if isinstance(part, CallStart | CallArguments) and part.index > 0 and not self._is_parallel:
                 continue
             if isinstance(part, CallStart):
                 self._space = []
+            elif isinstance(part, AnswerText) and not self._has_text:
+                continue
             elif isinstance(part, AnswerText):
                 shown = part.text.rstrip()
                 space = part.text[len(shown) :]

@@ -17,6 +17,7 @@ from pipelines.chat.sections import DeepSeekV3Format, DeepSeekV31Format, KimiK2F
 from pipelines.chat.tagged import GlmFormat, Qwen3CoderFormat
 from pipelines.chat.think import GraniteReasoningFormat, MagistralFormat, ThinkFormat
 from pipelines.text.parts import ChatReader
+from pipelines.text.types import ToolChoice
 from sluice.errors import invalid
 
 TOOL_GROUP = "sluice.tool_formats"
@@ -49,6 +50,8 @@ REASONING_FORMATS: tuple[type[ReasoningFormat], ...] = (
 )
 """The formats of this distribution, in the order in which they try to recognise a template."""
 
+_ANY_CALLS = ToolChoice()
+
 FormatT = TypeVar("FormatT", bound=ChatFormat)
 logger = logging.getLogger(__name__)
 
@@ -69,15 +72,15 @@ class ChatFormats:
         self,
         tools: Sequence[dict[str, Any]],
         *,
-        is_parallel: bool = True,
+        choice: ToolChoice = _ANY_CALLS,
         relaxed: Callable[[], list[str]] = list,
     ) -> ChatReader:
-        """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. It leaves out all
-        calls but the first unless `is_parallel`, and says what is `relaxed` in the tools' schemas. Raises INVALID for
-        tools where the model has no format of calls."""
+        """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. It leaves out what
+        the `choice` does not allow, and says what is `relaxed` in the tools' schemas. Raises INVALID for tools where
+        the model has no format of calls."""
         calls = self._calls(tools) if tools else None
         open_reasoning = self.reasoning.reader if self.reasoning is not None else None
-        return FormatReader(open_reasoning, calls, is_parallel=is_parallel, relaxed=relaxed)
+        return FormatReader(open_reasoning, calls, choice=choice, relaxed=relaxed)
 
     def _calls(self, tools: Sequence[dict[str, Any]]) -> CallReader:
         if self.tools is None:

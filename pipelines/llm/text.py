@@ -166,9 +166,8 @@ class LlmText:
         prompt = sent_prompt(request.prompt)
         if not isinstance(prompt, Conversation) or not self._is_read(request):
             return None
-        tools, choice = prompt.options.tools, request.tool_choice
-        relaxed = partial(relaxed_tools, tools, self.info)
-        return self.formats.reader(tools, is_parallel=choice.is_parallel, relaxed=relaxed)
+        tools = prompt.options.tools
+        return self.formats.reader(tools, choice=request.tool_choice, relaxed=partial(relaxed_tools, tools, self.info))
 
     async def warm_up(self) -> None:
         """Generate one token as for a client, but outside the metrics. Raises the error that a client would get. The

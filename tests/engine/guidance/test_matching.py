@@ -390,6 +390,21 @@ def test_a_model_that_always_writes_digits_comes_to_an_end(
     assert not digits & set(allowed(constraint))
 
 
+def test_numbers_of_a_call_come_to_an_end_and_those_of_the_text_before_do_not(compiler: GrammarCompiler) -> None:
+    lark = 'start: t0 r1\nt0[lazy]: /(.|\\n)*/ "<call>"\n// f\nr1: %json {"type": "object"}\n'
+    constraint = start(compiler, Grammar(GrammarKind.TOOL_CALLS, lark))
+    digits = set(TOKENIZER.encode("0123456789").ids)
+    ones = "1" * 40
+    for text in (f'say "{ones}', f'<call>{{"a": "{ones}', '", "b": 2'):
+        for token in TOKENIZER.encode(text).ids:
+            assert token in allowed(constraint), text
+            constraint.accept(token)
+        assert digits & set(allowed(constraint)), text
+    for token in TOKENIZER.encode("3" * 19).ids:
+        constraint.accept(token)
+    assert not digits & set(allowed(constraint))
+
+
 @pytest.mark.parametrize(
     ("text", "is_allowed"),
     [

@@ -74,6 +74,10 @@ async def model(folder: Path) -> AsyncIterator[LlmText]:
     await client.stop()
 
 
+def tool(parameters: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 def chat(choice: ToolChoice = AUTO, tools: Any = TOOLS, **fields: Any) -> TextRequest:
     arguments = fields.pop("arguments", {"enable_thinking": False})
     options = TemplateOptions(tools=tools, arguments=arguments)
@@ -172,12 +176,16 @@ async def test_a_schema_of_the_text_leaves_room_for_calls(model: LlmText) -> Non
         (chat(ToolChoice(names=("dance",))), "tool_choice", "tool_choice names 'dance'; tools has set_light, count"),
         (chat(grammar=Grammar(GrammarKind.REGEX, "a+")), "grammar", "json_schema or json_object, got regex"),
         (
-            chat(tools=({"type": "function", "function": {"name": "f", "parameters": {"type": "x"}}},)),
+            chat(
+                tools=(
+                    {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "x"}}}}},
+                )
+            ),
             "tools",
-            'the JSON schema of the tool f cannot be used: at #: there is no type "x"',
+            'the JSON schema of the tool f cannot be used: at #/properties/a: there is no type "x"',
         ),
         (
-            chat(tools=({"type": "function", "function": {"name": "f", "parameters": {"x-guidance": {}}}},)),
+            chat(tools=(tool({"x-guidance": {}}),)),
             "tools",
             "the JSON schema of the tool f cannot be used: at #: x-guidance",
         ),

@@ -205,6 +205,9 @@ def test_an_answer_cut_off_in_a_call_ends_by_its_length(chat_live: LiveServer) -
     choice = chat_live.post(PATH, CHAT | {"max_tokens": 25}).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     assert ARGUMENTS.startswith(choice["message"]["tool_calls"][0]["function"]["arguments"])
+    fields = CHAT | {"max_tokens": 5, "reasoning_effort": "none"}
+    cut = [chat_live.post(PATH, fields | {"tool_choice": choice}).json() for choice in ("auto", "required")]
+    assert [answer["choices"][0]["message"]["content"] for answer in cut] == ["<tool_call", ""]
 
 
 def test_several_choices_have_calls_of_their_own(chat_live: LiveServer) -> None:
@@ -237,9 +240,21 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "must be an object",
     ),
     (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nothing"}}}]},
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "f", "parameters": {"properties": {"a": {"type": "no"}}}},
+                }
+            ]
+        },
         "tools",
-        'the JSON schema of the tool f cannot be used: at #: there is no type "nothing"',
+        'the JSON schema of the tool f cannot be used: at #/properties/a: there is no type "no"',
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]},
+        "tools",
+        "the parameters of the tool f must have the type 'object', got 'array'",
     ),
     ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
     ({"tool_choice": {"type": "function"}}, "tool_choice.function", "is required"),
