@@ -47,7 +47,9 @@ class FormatReader:
 
     def feed(self, text: str) -> list[Part]:
         self._open("")
-        return self._find_calls([AnswerText(text)] if self._reasoning is None else self._reasoning.feed(text))
+        reasoning = self._reasoning
+        is_answer = reasoning is None or (reasoning.source.is_all_text and not reasoning.source.num_unread)
+        return self._find_calls([AnswerText(text)] if reasoning is None or is_answer else reasoning.feed(text))
 
     def finish(self) -> list[Part]:
         self._open("")

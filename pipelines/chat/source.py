@@ -34,6 +34,8 @@ class TextSource:
         self._is_ended = False
         self._marked: list[str] | None = None
         """The pieces that were read since `mark`; None outside of a passage."""
+        self.is_all_text = False
+        """Whether all that arrives from now on is text of the answer."""
 
     def add(self, text: str) -> None:
         """Add text that has arrived."""
@@ -60,6 +62,7 @@ class TextSource:
     def copy_until(self, *markers: str, make: Callable[[str], Part] = AnswerText) -> Steps[str]:
         """Yield the text before the first of the markers, in the parts that `make` makes of it. Return the marker,
         which is read; "" at the end of the text. Without markers yield all text."""
+        self.is_all_text = not markers and make is AnswerText
         while True:
             start, marker = self._find(markers)
             if start > self._at:

@@ -7,7 +7,7 @@ from typing import Any
 from engine.types import FinishReason
 from gateway.http.openai.chat import ChatReply
 from gateway.http.openai.reply import Choice, JsonObject, ReplyOptions, ending_fields
-from gateway.http.sse import event_frame
+from gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
 from pipelines.text.types import TextEvent, TextLogprob
 
@@ -21,6 +21,13 @@ class _ChoiceState:
     has_calls: bool = False
     logprobs: list[TextLogprob] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    argument_frames: dict[int, TextFrame] = field(default_factory=dict)
+    """Frames of pieces of arguments, by the call."""
+
+    def is_plain(self, event: TextEvent) -> bool:
+        """Whether an event brings nothing but text to a choice that has begun."""
+        is_bare = event.detail is None and event.finish_reason is None
+        return is_bare and self.has_begun and not (self.logprobs or self.token_ids)
 
 
 class PartsReply(ChatReply):
@@ -37,6 +44,10 @@ class PartsReply(ChatReply):
             state.logprobs += event.detail.logprobs or ()
             state.token_ids += event.detail.token_ids or ()
         parts = state.reader.read(event)
+        if len(parts) == 1 and state.is_plain(event) and not self._options.continuous_usage:
+            frame = self._plain_frame(index, parts[0], state)
+            if frame:
+                return frame
         deltas = [delta for part in parts if (delta := self._delta(part)) is not None]
         state.has_calls = state.has_calls or any(isinstance(part, CallStart) for part in parts)
         is_last = event.finish_reason is not None
@@ -50,6 +61,20 @@ class PartsReply(ChatReply):
             last = {**self._piece(index, {}, state), **self._ending(event, has_calls=state.has_calls)}
             frame += self._choice_frame(last, event)
         return frame
+
+    def _plain_frame(self, index: int, part: Part, state: _ChoiceState) -> bytes:
+        """Return the frame of a piece of text or of arguments, from one that was made before; "" for other parts."""
+        if isinstance(part, AnswerText):
+            return self._text_frames[index].fill(part.text)
+        if not isinstance(part, CallArguments):
+            return b""
+        frame = state.argument_frames.get(part.index)
+        if frame is None:
+            delta = self._delta(CallArguments(part.index, PLACEHOLDER))
+            assert delta is not None
+            frame = TextFrame.around(self.chunk(self._piece(index, delta, state)))
+            state.argument_frames[part.index] = frame
+        return frame.fill(part.text)
 
     def _beginning(self, index: int, first: TextEvent, *, has_content: bool) -> bytes:
         """Return the frame of a choice's role. OpenAI's content is null in a message of calls alone."""
