@@ -91,8 +91,8 @@ def test_the_model_says_what_it_can(chat_live: LiveServer, client: ollama.Client
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name must consist of"),
-        ({"tools": [TOOLS[0], TOOLS[0]]}, "tools[1].function.name is 'set_light' as that of another function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name must have 1 to 64"),
+        ({"tools": [TOOLS[0], TOOLS[0]]}, 'tools[1].function.name is "set_light" as that of another tool'),
         ({"messages": [*TURNS, {"role": "tool", "content": "x"}]}, "messages[1] must follow a call"),
         (
             {
