@@ -17,7 +17,15 @@ from gateway.http.ollama.schemas import (
 from gateway.http.tools import THINKING_SWITCHES, check_tool_names
 from pipelines.text.model import TextModel
 from pipelines.text.sampling import drop_random_seed
-from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, TemplateOptions, TextRequest, ToolCall
+from pipelines.text.types import (
+    ChatMessage,
+    Conversation,
+    EncodedPrompt,
+    PromptForm,
+    TemplateOptions,
+    TextRequest,
+    ToolCall,
+)
 from sluice.errors import SluiceError, invalid
 
 _SAME_NAMES = ("temperature", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty")
@@ -35,11 +43,13 @@ def parse_answer_request(fields: AnswerRequest, base: TextRequest) -> TextReques
     if fields.format not in (None, ""):
         sampling["grammar"] = _grammar(fields.format)
     stop = options.stop or ()
+    suffix = fields.suffix if isinstance(fields, OllamaGenerateRequest) else None
     return msgspec.structs.replace(
         base,
         sampling=sampling,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         max_tokens_name="options.num_predict",
+        prompt_form=PromptForm(suffix=suffix) if suffix else base.prompt_form,
     )
 
 
@@ -59,18 +69,30 @@ def _grammar(sent: str | dict[str, Any]) -> Grammar:
 
 
 def parse_chat(fields: OllamaChatRequest, model: TextModel) -> Conversation:
-    """Return the conversation to answer. Raises INVALID for an answer to continue, a bad tool or turn, and for
-    thinking that `model` cannot do."""
+    """Return the conversation to answer. The answer goes on with a last turn of the assistant. Raises INVALID for a bad
+    tool or turn, and for thinking that `model` cannot do."""
     messages = fields.messages or []
-    if messages and messages[-1].role == "assistant":
-        place = f"messages[{len(messages) - 1}].role"
-        raise invalid(place, f"{place} must be 'user', got 'assistant': this server cannot continue a begun answer")
+    is_begun = bool(messages) and messages[-1].role == "assistant"
+    if is_begun:
+        _check_begun(messages[-1], f"messages[{len(messages) - 1}]")
     tools = fields.tools or []
     check_tool_names([tool.function.name for tool in tools], "tools[{}].function.name")
     options = TemplateOptions(
-        tools=tuple(tool.model_dump(exclude_none=True) for tool in tools), arguments=_thinking_arguments(fields, model)
+        tools=tuple(tool.model_dump(exclude_none=True) for tool in tools),
+        arguments=_thinking_arguments(fields, model),
+        adds_generation_prompt=not is_begun,
+        continues_final_message=is_begun,
     )
     return Conversation(tuple(_parse_turns(messages)), options)
+
+
+def _check_begun(answer: OllamaMessage, place: str) -> None:
+    """Raise INVALID for a last turn of the assistant that an answer cannot go on with."""
+    if answer.tool_calls:
+        raise invalid(f"{place}.tool_calls", f"{place}.tool_calls must be followed by their results")
+    if answer.content != (answer.content or "").rstrip():
+        message = f"{place}.content of the assistant, with which the answer begins, must not end with white space"
+        raise invalid(f"{place}.content", message)
 
 
 def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:

@@ -69,7 +69,7 @@ class OllamaRoutes:
         reply = _reply(fields, is_chat=False)
         if not fields.prompt:
             return _loaded(fields, reply)
-        if fields.raw:
+        if fields.raw or fields.suffix:
             return await self._answer(request, fields, ignored, model, reply, fields.prompt, None)
         memory = GenerateMemory(model, fields)
         return await self._answer(request, fields, ignored, model, reply, await memory.prompt(), memory)

@@ -117,6 +117,10 @@ class OllamaGenerateRequest(AnswerRequest):
 
     example = '{"model": "rill", "prompt": "What is a block table?", "options": {"num_predict": 50}}'
     prompt: str | None = Field(None, description="Absent or empty: whether the model is loaded.")
+    suffix: str | None = Field(
+        None,
+        description="The text after the answer, for models with fill-in-the-middle tokens; as if raw.",
+    )
     system: str | None = None
     raw: bool | None = Field(None, description="Whether the prompt is used as it is, without the chat template.")
     context: TokenIds | None = Field(None, description="That of an earlier answer, which this one continues.")

@@ -84,6 +84,14 @@ def test_a_raw_prompt_is_used_as_it_is_and_has_no_context(live: LiveServer, clie
     assert answer.context is None
 
 
+def test_the_answer_goes_on_with_a_last_turn_of_the_assistant(live: LiveServer, client: ollama.Client) -> None:
+    turns = (ChatMessage("user", QUESTION), ChatMessage("assistant", "It is"))
+    options = TemplateOptions(adds_generation_prompt=False, continues_final_message=True)
+    ids = live.run(live.model.prepare(Conversation(turns, options)))
+    answer = client.chat(MODEL, [{"role": each.role, "content": each.content} for each in turns], options=GREEDY)
+    assert answer.message.content == live.echo(ids, 24)
+
+
 def test_lines_are_streamed_by_default(live: LiveServer) -> None:
     response = live.post(CHAT, BODY)
     assert response.headers["content-type"] == "application/x-ndjson"
@@ -143,7 +151,7 @@ def test_a_schema_is_a_grammar() -> None:
         (CHAT, {"messages": "x"}, 'messages must be a valid array, got "x"'),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content is required"),
         (CHAT, {"messages": [{"role": "none", "content": ""}]}, "messages[0].role must be 'system', 'user'"),
-        (CHAT, {"messages": [*TURNS, {"role": "assistant", "content": "A"}]}, "messages[2].role must be 'user'"),
+        (CHAT, {"messages": [*TURNS, {"role": "assistant", "content": "A "}]}, "messages[2].content of the assistant"),
         (
             CHAT,
             {"messages": [{"role": "user", "content": "", "images": ["aGk="]}]},
@@ -162,7 +170,7 @@ def test_a_schema_is_a_grammar() -> None:
         (CHAT, {"messages": [], "keep_alive": 0}, "keep_alive must not be 0 without a prompt"),
         (GENERATE, {"images": ["aGk="]}, "images[0] is not supported"),
         (GENERATE, {"template": "{{ .Prompt }}"}, "template is not supported"),
-        (GENERATE, {"suffix": "}"}, "suffix is not supported"),
+        (GENERATE, {"suffix": "}"}, "suffix must be left out"),
         (GENERATE, {"context": [10**6]}, "1000000"),
         (GENERATE, {"options": []}, "options must be"),
     ],
