@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 COMMAND = ROOT / ".venv" / "bin" / "sluice"
 PATIENCE_S = 60.0
+PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 os.environ |= {  # noqa: TID251  the clients read their configuration there
     "OPENAI_API_KEY": "unused",
     "ANTHROPIC_API_KEY": "unused",
@@ -26,7 +27,7 @@ os.environ |= {  # noqa: TID251  the clients read their configuration there
 def serving(folder: Path, *arguments: str) -> Iterator[str]:
     """Yield the address of a server of `rill` and the encoders. It still answers at the end."""
     log_path = folder / "log"
-    command = [COMMAND, "serve", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *arguments]
+    command = [COMMAND, "serve", *PORTS, f"--state-path={folder / 'state'}", *arguments]
     with log_path.open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder)
     try:

@@ -107,3 +107,28 @@ def test_openai_agents_by_chat_completions(base_url: str) -> None:
         return str(result.final_output)
 
     assert asyncio.run(ask()) == ANSWER
+
+
+def test_openai_agents_by_responses(base_url: str) -> None:
+    import agents
+    from openai import AsyncOpenAI
+
+    async def ask() -> list[str]:
+        client = AsyncOpenAI(base_url=base_url)
+        agent = agents.Agent(name="one", model=agents.OpenAIResponsesModel(model=MODEL, openai_client=client))
+        whole = await agents.Runner.run(agent, QUESTION)
+        streamed = agents.Runner.run_streamed(agent, QUESTION)
+        num_events = len([event async for event in streamed.stream_events()])
+        later = await agents.Runner.run(agent, QUESTION, previous_response_id=whole.last_response_id)
+        assert num_events > 5 and later.final_output
+        return [str(whole.final_output), str(streamed.final_output)]
+
+    assert asyncio.run(ask()) == [ANSWER] * 2
+
+
+def test_langchain_by_responses(base_url: str) -> None:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=MODEL, base_url=base_url, temperature=0, use_responses_api=True)
+    assert model.invoke(QUESTION).text == ANSWER
+    assert "".join(chunk.text for chunk in model.stream(QUESTION)) == ANSWER

@@ -44,6 +44,8 @@ OF_OTHER_ROUTES = {
     "use_beam_search": None,
     "beam_width": None,
     "prompt_logprobs": None,
+    "return_token_ids": None,
+    "return_tokens_as_token_ids": None,
     "prompt": None,
 }
 """Fields of other routes, and the field that is meant here, where there is one."""
@@ -205,7 +207,8 @@ async def _prepare(model: TextModel, conversation: Conversation, room: int) -> P
 def check_fields(fields: CreateResponseRequest, archive: Archive | None) -> None:
     """Raise INVALID for fields of other routes, and for those that contradict each other."""
     for name, meant in OF_OTHER_ROUTES.items():
-        if getattr(fields, name) not in (None, 1, False):
+        value = getattr(fields, name)
+        if value is True or value not in (None, False, 1):
             remedy = f"send {meant}" if meant is not None else "leave it out"
             raise invalid(name, f"{name} is not a field of responses; {remedy}")
     if fields.background and fields.store is False:

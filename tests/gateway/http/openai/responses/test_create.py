@@ -182,6 +182,7 @@ def _ids_of(live: LiveServer, turns: list[dict[str, str]]) -> list[int]:
         ({"temperature": "hot"}, "temperature", 'must be a valid number, got "hot"'),
         ({"temperature": 9}, "temperature", "between 0 and 2"),
         ({"max_tokens": 5}, "max_tokens", "send max_output_tokens"),
+        ({"use_beam_search": True}, "use_beam_search", "leave it out"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompt is not a field of responses"),
         ({"background": True, "store": False}, "background", "must be false where store is false"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "is required"),
