@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
 from gateway.http.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
 from gateway.http.openai.embeddings import EmbeddingRequest
-from gateway.http.openai.responses.create import OF_OTHER_ROUTES
 from gateway.http.openai.responses.schemas import CreateResponseRequest
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.http.parsing import NEUTRAL_VALUES
@@ -61,8 +60,6 @@ def rows() -> Iterator[FieldRow]:
         peers = PEERS[route]
         declared = {field.alias or name: field for name, field in schema.model_fields.items()}
         for name in sorted({*declared, *(each for fields in peers.values() for each in fields)}):
-            if schema is CreateResponseRequest and name in OF_OTHER_ROUTES.keys() - peers["OpenAI"]:
-                continue
             owners = tuple(owner for owner, fields in peers.items() if name in fields)
             if name in declared:
                 yield FieldRow(route, name, owners, *_declared(declared[name].description or ""))

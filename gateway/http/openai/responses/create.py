@@ -36,19 +36,15 @@ PARAM_NAMES = {"query": "input", "messages": "input"}
 _LOGPROBS = "message.output_text.logprobs"
 _ITEMS_PER_TURN = 256
 """Items that are stored in one turn of the event loop: one takes some microseconds, and there may be thousands."""
-OF_OTHER_ROUTES = {
-    "max_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "n": None,
-    "best_of": None,
-    "use_beam_search": None,
-    "beam_width": None,
-    "prompt_logprobs": None,
-    "return_token_ids": None,
-    "return_tokens_as_token_ids": None,
-    "prompt": None,
+_REFUSED = {
+    name: reason.removeprefix("Refused")
+    for name, field in CreateResponseRequest.model_fields.items()
+    if (reason := field.description or "").startswith("Refused")
 }
-"""Fields of other routes, and the field that is meant here, where there is one."""
+"""Fields of other routes that a response cannot have, and why; those that are refused unless they change nothing say
+which value that is."""
+_NEUTRAL = {"n": 1, "best_of": 1, "beam_width": 1, "use_beam_search": False}
+_NEUTRAL |= dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +202,10 @@ async def _prepare(model: TextModel, conversation: Conversation, room: int) -> P
 
 def check_fields(fields: CreateResponseRequest, archive: Archive | None) -> None:
     """Raise INVALID for fields of other routes, and for those that contradict each other."""
-    for name, meant in OF_OTHER_ROUTES.items():
+    for name, reason in _REFUSED.items():
         value = getattr(fields, name)
-        if value is True or value not in (None, False, 1):
-            remedy = f"send {meant}" if meant is not None else "leave it out"
-            raise invalid(name, f"{name} is not a field of responses; {remedy}")
+        if value is not None and (value != (neutral := _NEUTRAL.get(name)) or type(value) is not type(neutral)):
+            raise invalid(name, f"{name} is refused{reason.rstrip('.')}")
     if fields.background and fields.store is False:
         raise invalid("background", "background must be false where store is false: nothing would keep the response")
     if fields.background:

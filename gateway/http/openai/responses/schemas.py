@@ -239,6 +239,17 @@ class CreateResponseRequest(PromptFields, GenerationRequest):
     store: bool | None = Field(None, description="Whether the response is kept; true where absent.")
     metadata: Metadata | None = None
     prompt: Any = Field(None, description="Refused: this server keeps no prompt templates.")
+    max_tokens: Any = Field(None, description="Refused: send max_output_tokens.")
+    response_format: Any = Field(None, description="Refused: send text.format.")
+    n: Any = Field(None, description="Refused, unless it is 1: a response is one answer.")
+    best_of: Any = Field(None, description="Refused, unless it is 1: a response is one answer.")
+    beam_width: Any = Field(None, description="Refused, unless it is 1: send beams to chat completions.")
+    use_beam_search: Any = Field(None, description="Refused, unless it is false: send beams to chat completions.")
+    prompt_logprobs: Any = Field(None, description="Refused: chat completions have them.")
+    return_token_ids: Any = Field(None, description="Refused, unless it is false: chat completions have them.")
+    return_tokens_as_token_ids: Any = Field(
+        None, description="Refused, unless it is false: chat completions have them."
+    )
 
 
 class CountInputRequest(PromptFields):

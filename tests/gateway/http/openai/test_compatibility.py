@@ -33,6 +33,7 @@ VALUES: dict[str, Any] = {
     "ignore_eos": True,
     "logit_bias": {"5": 1},
     "max_completion_tokens": 1,
+    "max_output_tokens": 1,
     "metadata": {},
     "min_p": 0.5,
     "min_tokens": 1,
@@ -55,7 +56,6 @@ VALUES: dict[str, Any] = {
     "reasoning_effort": "high",
     "text": {"format": {"type": "text"}},
     "top_logprobs": 1,
-    "truncation": "auto",
     "repetition_penalty": 1.5,
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
@@ -77,6 +77,7 @@ VALUES: dict[str, Any] = {
     "top_p_reset_ids": 2,
     "typical_p": 0.5,
     "truncate_prompt_tokens": 1,
+    "truncation": "auto",
     "user": "ada",
     "verbosity": "low",
     "cache_control": {"type": "ephemeral"},
@@ -170,7 +171,8 @@ def test_a_field_is_treated_as_the_page_says(live: LiveServer, chat_live: LiveSe
 def expected_warning(row: FieldRow) -> str | None:
     if row.treatment is Treatment.IGNORED:
         return f"ignored unknown fields: {row.name}"
-    return f"fields without effect here: {WITHOUT_EFFECT[row.name]}" if row.name in WITHOUT_EFFECT else None
+    has_no_effect = row.name in WITHOUT_EFFECT and row.route != "/v1/responses"
+    return f"fields without effect here: {WITHOUT_EFFECT[row.name]}" if has_no_effect else None
 
 
 def refuse(live: LiveServer, row: FieldRow, value: Any) -> None:

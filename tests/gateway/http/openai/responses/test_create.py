@@ -181,9 +181,9 @@ def _ids_of(live: LiveServer, turns: list[dict[str, str]]) -> list[int]:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function', got \"web_search\""),
         ({"temperature": "hot"}, "temperature", 'must be a valid number, got "hot"'),
         ({"temperature": 9}, "temperature", "between 0 and 2"),
-        ({"max_tokens": 5}, "max_tokens", "send max_output_tokens"),
-        ({"use_beam_search": True}, "use_beam_search", "leave it out"),
-        ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompt is not a field of responses"),
+        ({"max_tokens": 1}, "max_tokens", "send max_output_tokens"),
+        ({"use_beam_search": True}, "use_beam_search", "unless it is false"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt", "keeps no prompt templates"),
         ({"background": True, "store": False}, "background", "must be false where store is false"),
         ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema", "is required"),
         (
