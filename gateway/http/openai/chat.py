@@ -33,7 +33,7 @@ def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tup
     _check_best_of(request)
     is_newer = request.max_completion_tokens is not None
     base = msgspec.structs.replace(base, max_tokens_name="max_completion_tokens" if is_newer else "max_tokens")
-    messages = tuple([_message(turn, index) for index, turn in enumerate(request.messages)])
+    messages = tuple([parse_message(turn, index) for index, turn in enumerate(request.messages)])
     template = parse_template_options(request, template_arguments(request))
     is_older = bool(request.functions)
     if not _TOOL_FIELDS.isdisjoint(request.model_fields_set):
@@ -51,7 +51,8 @@ def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tup
     return requests, replace(options, has_functions=is_older, has_reasoning=request.include_reasoning is not False)
 
 
-def _message(turn: ChatTurn, index: int) -> ChatMessage:
+def parse_message(turn: ChatTurn, index: int) -> ChatMessage:
+    """Return turn number `index` of a conversation. Raises INVALID for one that its role cannot have."""
     if turn.role in _PLAIN_ROLES and isinstance(turn.content, str) and turn.model_fields_set <= _PLAIN_FIELDS:
         return ChatMessage(turn.role, turn.content)
     return parse_turn(turn, index)

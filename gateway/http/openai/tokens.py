@@ -2,17 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from gateway.http.bodies import json_response, read_fields
+from gateway.http.openai.chat import parse_message
 from gateway.http.openai.requests import check_trust, parse_template_options
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TemplateFields, TokenIds
+from gateway.http.openai.tool_schemas import ChatTurn, FunctionTool
 from gateway.http.openapi import describe_body
-from gateway.http.parsing import Message, RequestObject
+from gateway.http.parsing import RequestObject
 from gateway.http.request import run_while_connected
+from gateway.http.tools import MAX_TOOLS
 from gateway.long_work import LONG_ELEMENTS
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
@@ -21,7 +24,7 @@ from pipelines.llm.text_models import AdapterText
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage, Conversation, PromptForm
+from pipelines.text.types import Conversation, PromptForm
 from sluice.errors import invalid
 
 T = TypeVar("T")
@@ -39,12 +42,12 @@ class TokenizeRequest(TemplateFields):
         None, max_length=MAX_MODEL_CHARS, description="A language model or encoder; absent: the only language model."
     )
     prompt: str | None = Field(None, description="A text. Either this or messages.")
-    messages: list[Message] | None = Field(None, min_length=1, fail_fast=True)
+    messages: list[ChatTurn] | None = Field(None, min_length=1, fail_fast=True)
     add_special_tokens: bool | None = Field(
         None, description="Whether the tokenizer's special tokens are added: by default to a prompt, not to messages."
     )
-    tools: list[dict[str, Any]] | None = Field(
-        None, fail_fast=True, description="Functions that the messages may call."
+    tools: list[FunctionTool] | None = Field(
+        None, max_length=MAX_TOOLS, fail_fast=True, description="Functions that the messages may call."
     )
     return_token_strs: bool | None = Field(None, description="Whether to return each token as the vocabulary has it.")
 
@@ -132,8 +135,9 @@ async def _encode(
     if fields.messages is not None:
         if isinstance(tokenizer, TextTokenizer):
             raise invalid(_MESSAGES, "an encoder has no chat template; send prompt")
-        messages = [ChatMessage(each.role, each.text()) for each in fields.messages]
-        options = parse_template_options(fields, {}, tools=tuple(fields.tools or ()))
+        messages = [parse_message(turn, index) for index, turn in enumerate(fields.messages)]
+        tools = tuple(tool.model_dump(exclude_unset=True) for tool in fields.tools or ())
+        options = parse_template_options(fields, {}, tools=tools)
         form = PromptForm(add_special_tokens=fields.add_special_tokens)
         assert max_model_len is not None  # a language model's
         return await tokenizer.encode_prompt(Conversation(tuple(messages), options), form, max_model_len)

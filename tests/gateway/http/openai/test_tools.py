@@ -192,6 +192,14 @@ def test_a_conversation_with_results_goes_on(chat_live: LiveServer, chat_client:
     assert answer.choices[0].message.content == "Done."
 
 
+def test_the_tokens_of_a_prompt_with_tools_are_told(chat_live: LiveServer) -> None:
+    turns = [*MESSAGES, *calling("assistant", ARGUMENTS), {"role": "tool", "tool_call_id": "a", "content": "ok"}]
+    prompt = {"model": "rill", "messages": turns, "tools": TOOLS}
+    say(chat_live, "Done.")
+    answer = chat_live.post(PATH, prompt | {"max_tokens": 20}).json()
+    assert chat_live.post("/tokenize", prompt).json()["count"] == answer["usage"]["prompt_tokens"]
+
+
 def test_reasoning_is_left_out_where_the_client_says_so(chat_live: LiveServer, chat_client: openai.OpenAI) -> None:
     say(chat_live, "<think>hm</think>so")
     answer = chat_client.chat.completions.create(**CHAT, extra_body={"include_reasoning": False})
