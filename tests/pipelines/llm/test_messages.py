@@ -116,7 +116,7 @@ async def test_refuses_before_it_begins(
 
 @pytest.mark.parametrize(
     ("messages", "words"),
-    [("[]", "messages is empty"), ('[{"role": "tool", "content": "a"}]', r"messages\[0\].role is 'tool'")],
+    [("[]", "messages is empty"), ('[{"role": "robot", "content": "a"}]', r"messages\[0\].role is 'robot'")],
 )
 async def test_what_no_template_renders_is_refused(model: LlmModel, messages: str, words: str) -> None:
     with pytest.raises(SluiceError, match=words) as caught:
