@@ -204,7 +204,8 @@ def _tool_calls(text: str) -> Translation:
                 explained = _schema_error(schema, error, probe)
                 _blame(explained, owner)
                 return explained
-        return invalid("tools", f"the tools cannot be used: {reword_error(raw)}")
+        what = "tools" if any(owner for owner, _ in schemas) else "grammar"
+        return invalid(what, f"the {what} cannot be used: {reword_error(raw)}")
 
     return Translation(_lark_grammar(_SCHEMA_RULE.sub(rewrite, text)), explain)
 

@@ -66,9 +66,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     # constraints on tokens
     "structured_outputs.whitespace_pattern": (),
-    "structured_outputs.structural_tag": (),
     "structured_outputs.disable_any_whitespace": (False,),
-    "structured_outputs.disable_additional_properties": (False,),
     "structural_tag": (),
     "guided_whitespace_pattern": (),
     "logits_processors": ([],),

@@ -60,6 +60,11 @@ class LarkWriter:
         # The lexer never goes back: a text that may have the marker's first letters would take them.
         return self._add(f"t{len(self._rules)}", f"/{regex}/ {self.text(marker)}", "[lazy]")
 
+    def head_of(self, text: str, beginning: str) -> str:
+        """Return the added token with which `text` begins where it is longer than `beginning`, else `beginning`."""
+        match = self._tokens.match(text) if self._tokens is not None else None
+        return match[0] if match is not None and len(match[0]) > len(beginning) else beginning
+
     def optional_token(self, token: str) -> str:
         """Return the expression of an added token that may be left out; "" where the tokenizer does not have it."""
         return f"{self.text(token)}?" if token in self._token_ids else ""

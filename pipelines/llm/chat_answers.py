@@ -11,6 +11,7 @@ from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
 from pipelines.chat.formats import ReasoningFormat, ToolFormat, parse_tools
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.registry import ChatFormats
+from pipelines.chat.structural_tags import structural_tag_grammar
 from pipelines.text.stream import sent_prompt
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import Conversation, TextForm, TextRequest, ToolChoice
@@ -63,12 +64,12 @@ def answer_settings(
     """Return the settings of the answer to a conversation: with the grammar of its calls, and with the special tokens
     in its text that mark its parts. A grammar of the client's holds for the answer's text, after the reasoning. Raises
     INVALID for what the model's runtime cannot keep to."""
-    conversation, eos, prompt_end = sent_prompt(request.prompt), tokenizer.eos_token_id, ""
+    conversation, prompt_end = sent_prompt(request.prompt), ""
     assert isinstance(conversation, Conversation)
     if formats.reasoning is not None:
         prompt_end = tokenizer.decode(prompt_token_ids[-_PROMPT_END_TOKENS:], skip_special_tokens=False)
     tools = allowed_tools(conversation, request.tool_choice)
-    lark = LarkWriter(tokenizer.added_token_ids, None if eos in info.eos_token_ids else eos)
+    lark = _lark_writer(tokenizer, info)
     if tools and formats.tools is not None:
         grammar = _with_calls(sampling.grammar, request.tool_choice, tools, prompt_end, formats, lark, info)
     else:
@@ -77,6 +78,21 @@ def answer_settings(
     if not tokenizer.special_tokens.isdisjoint(formats.markers):
         form = msgspec.structs.replace(form, skip_special_tokens=False, spaces_between_special_tokens=False)
     return AnswerSettings(msgspec.structs.replace(sampling, grammar=grammar), form, prompt_end)
+
+
+def with_structural_tag(
+    sampling: SamplingParams, structural_tag: str, tokenizer: Tokenizer, info: EngineInfo
+) -> SamplingParams:
+    """Return `sampling` with the grammar of a structural tag. Raises INVALID for a runtime that cannot keep to it."""
+    if not _is_able(info):
+        raise invalid("grammar", f"{info.runtime}, which runs this model, keeps to no structural tag as it is set up")
+    lark = _lark_writer(tokenizer, info)
+    return msgspec.structs.replace(sampling, grammar=structural_tag_grammar(structural_tag, lark))
+
+
+def _lark_writer(tokenizer: Tokenizer, info: EngineInfo) -> LarkWriter:
+    eos = tokenizer.eos_token_id
+    return LarkWriter(tokenizer.added_token_ids, None if eos in info.eos_token_ids else eos)
 
 
 def _with_calls(

@@ -13,7 +13,7 @@ from engine.client.stream import GenerationStream
 from engine.runners.base import FloatArray
 from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
-from pipelines.llm.chat_answers import answer_settings, relaxed_tools
+from pipelines.llm.chat_answers import answer_settings, relaxed_tools, with_structural_tag
 from pipelines.llm.pooling import (
     EmbeddingSettings,
     build_embedding_request,
@@ -311,6 +311,8 @@ class LlmText:
         elif request.echo:
             max_tokens = max(max_tokens, 1)
         sampling = self.defaults.resolve(drop_neutral_fields(request.sampling, self.info.sampling_fields), max_tokens)
+        if request.structural_tag:
+            sampling = with_structural_tag(sampling, request.structural_tag, self.tokenizer, self.info)
         if not request.bad_words and not request.biased_words:
             return sampling
         num_chars = sum(map(len, request.bad_words)) + sum(len(word) for word, _ in request.biased_words)

@@ -134,6 +134,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[str, ...] = ()
     biased_words: tuple[tuple[str, float], ...] = ()
     echo: bool = False
+    structural_tag: str = ""
+    """vLLM's, as JSON, in place of `sampling.grammar`; "" for none."""
     form: TextForm = TextForm()
     prompt_form: PromptForm = AS_IT_IS
     priority: int = 0

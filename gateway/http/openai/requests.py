@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NewType
 
 import msgspec
 
+from engine.guidance.schema import close_objects, parse_schema
 from engine.sampling_fields import MAX_SEED, SAMPLING_FIELDS
 from engine.types import Grammar, GrammarKind
 from gateway.http.errors import client_names
@@ -46,7 +47,9 @@ _TIER_PRIORITIES = {"priority": -1, "flex": 1}
 """Priorities of the service tiers besides the default one's 0. Lower runs earlier."""
 _TEMPLATE_FIELDS = ("verbosity",)
 """Fields that are arguments of a chat template."""
-Constraint = tuple[str, Grammar]
+StructuralTag = NewType("StructuralTag", str)
+"""A structural tag as JSON."""
+Constraint = tuple[str, Grammar | StructuralTag]
 """Path of the client's field, and the grammar in it."""
 
 
@@ -70,7 +73,8 @@ def parse_generation(
     best_of = best_of or n
     _check(fields, len(prompts), best_of)
     constraint = _parse_constraint(fields)
-    grammar = None if constraint is None else constraint[1]
+    grammar = constraint[1] if constraint is not None and isinstance(constraint[1], Grammar) else None
+    tag = constraint[1] if constraint is not None and isinstance(constraint[1], str) else ""
     grammar_name = {} if constraint is None else {"grammar": constraint[0]}
     ranks = logprobs is None and best_of > n
     sampled_logprobs = 0 if ranks else logprobs  # they rank the sequences
@@ -82,6 +86,7 @@ def parse_generation(
         stop=_strings(fields.stop),
         bad_words=tuple(fields.bad_words or ()),
         echo=echo,
+        structural_tag=tag,
         form=_form(fields),
         prompt_form=_prompt_form(fields, max_tokens),
         cache_salt=fields.cache_salt or "",
@@ -300,10 +305,20 @@ def _read_response_format(sent: ResponseFormat) -> Iterator[Constraint]:
         if sent.json_schema.schema_ is None:
             raise invalid(f"{path}.schema", f"{path}.schema is required")
         yield f"{path}.schema", Grammar(GrammarKind.JSON_SCHEMA, _json_text(sent.json_schema.schema_))
+    if sent.type == "structural_tag":
+        parts = {"structures": sent.structures, "triggers": sent.triggers, "format": sent.format}
+        given = {name: value for name, value in parts.items() if value is not None}
+        yield "response_format", StructuralTag(_json_text(given))
 
 
 def _read_structured_outputs(sent: StructuredOutputs) -> Iterator[Constraint]:
-    yield from _read_guided("structured_outputs.", sent.json_, sent.regex, sent.choice, sent.grammar)
+    schema = sent.json_
+    if schema is not None and sent.disable_additional_properties:
+        with client_names({"grammar": "structured_outputs.json"}):
+            schema = close_objects(parse_schema(_json_text(schema)))
+    yield from _read_guided("structured_outputs.", schema, sent.regex, sent.choice, sent.grammar)
+    if sent.structural_tag is not None:
+        yield "structured_outputs.structural_tag", StructuralTag(_json_text(sent.structural_tag))
     if sent.json_object:
         yield "structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)
 

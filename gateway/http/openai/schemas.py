@@ -38,6 +38,7 @@ _INLINE_IDS = 16 << 10
 """Most token ids that pydantic checks at once."""
 
 MAX_MODEL_CHARS = 1024
+_OF_TAG = "Of a structural_tag, vLLM's."
 MAX_TEMPLATE_CHARS = 1 << 16
 MAX_TEMPLATE_ARGUMENTS = 64
 UNUSED = "Accepted and not used."
@@ -99,8 +100,13 @@ class JsonSchema(RequestObject):
 class ResponseFormat(RequestObject):
     """The format of an answer."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    structures: list[dict[str, Any]] | None = Field(
+        default=None, fail_fast=True, description="Of a structural_tag, vLLM's."
+    )
+    triggers: list[str] | None = Field(default=None, fail_fast=True, description=_OF_TAG)
+    format: dict[str, Any] | None = Field(default=None, description=_OF_TAG)
 
 
 class StructuredOutputs(RequestObject):
@@ -111,6 +117,10 @@ class StructuredOutputs(RequestObject):
     choice: Choices | None = None
     grammar: str | None = Field(None, description="A grammar in EBNF.")
     json_object: bool | None = None
+    structural_tag: JsonText | None = Field(None, description="Text with parts between tags that match schemas.")
+    disable_additional_properties: bool | None = Field(
+        None, description="true: objects have no members but those that the JSON schema names."
+    )
 
 
 class RetrievalFields(RequestObject):

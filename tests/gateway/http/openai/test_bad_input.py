@@ -134,7 +134,7 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
     (
         {"response_format": {"type": "xml"}},
         "response_format.type",
-        "response_format.type must be 'text', 'json_object' or 'json_schema', got \"xml\"",
+        "response_format.type must be 'text', 'json_object', 'json_schema' or 'structural_tag', got \"xml\"",
     ),
     (
         {"response_format": {"type": "json_schema"}},
@@ -164,9 +164,19 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.choice and structured_outputs.json both say what the answer must match",
     ),
     (
+        {"structured_outputs": {"disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+        "structured_outputs.disable_any_whitespace is not supported, got true; leave it out or send false",
+    ),
+    (
         {"structured_outputs": {"structural_tag": "x"}},
         "structured_outputs.structural_tag",
-        "structured_outputs.structural_tag is not supported",
+        "the structural tag cannot be used: JSON is malformed",
+    ),
+    (
+        {"response_format": {"type": "structural_tag", "structures": []}},
+        "response_format",
+        "the structural tag must have a format, or structures and triggers",
     ),
     ({"guided_regex": "a+", "ignore_eos": True}, "ignore_eos", "ignore_eos must be false"),
     ({"service_tier": "gold"}, "service_tier", "'auto', 'default', 'flex' or 'priority', got \"gold\""),

@@ -16,6 +16,16 @@ SCHEMA = {
     "additionalProperties": False,
 }
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
+CLOSABLE = {"type": "object", "properties": {}}
+TAG = {
+    "type": "structural_tag",
+    "format": {
+        "type": "tag",
+        "begin": "<n>",
+        "content": {"type": "json_schema", "json_schema": {"enum": [1, 2]}},
+        "end": "</n>",
+    },
+}
 GRAMMAR = 'root ::= "<" [xy]+ ">"'
 
 
@@ -55,6 +65,9 @@ def test_the_stock_client_s_response_format(server: ServerProcess) -> None:
         ({"structured_outputs": {"regex": "[a-c]{3}"}}, "[a-c]{3}"),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, "yes|no"),
         ({"structured_outputs": {"json": {"enum": ["é\n"]}}}, r'"é\\n"'),
+        ({"structured_outputs": {"json": CLOSABLE, "disable_additional_properties": True}}, r"\{\}"),
+        ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "<n>[12]</n>"),
+        ({"response_format": TAG}, "<n>[12]</n>"),
         ({"structured_outputs": {}, "response_format": {"type": "text"}, "guided_choice": ["a"]}, "a"),
     ],
 )
