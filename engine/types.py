@@ -100,6 +100,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     resume_token_ids: list[int] = []
     adapter: str = ""
     """Name of the LoRA adapter to use; one of `EngineInfo.adapters`."""
+    predicted_token_ids: list[int] = []
+    """A text that the output is likely to repeat. Prompt lookup drafts from it too; it changes no output."""
     returns_metrics: bool = False
     """Whether events carry the sequence's `SequenceMetrics`."""
     returns_context_logits: bool = False

@@ -141,6 +141,7 @@ def _check_token_ids(request: GenerateRequest, vocab_size: int) -> None:
     params = request.sampling
     _check_in_vocabulary("prompt", "token ids of the prompt", request.prompt_token_ids, vocab_size)
     _check_in_vocabulary("resume_token_ids", "resume_token_ids", request.resume_token_ids, vocab_size)
+    _check_in_vocabulary("prediction", "token ids of the prediction", request.predicted_token_ids, vocab_size)
     if params.top_p_reset_ids is not None:
         _check_in_vocabulary("top_p_reset_ids", "top_p_reset_ids", [params.top_p_reset_ids], vocab_size)
     _check_in_vocabulary("logit_bias", "token ids of logit_bias", params.logit_bias, vocab_size)

@@ -34,7 +34,8 @@ class NgramDrafter:
     def _state(self, sequence: Sequence) -> "tuple[NgramIndex, DraftGate]":
         state = self._states.get(sequence.stream_id)
         if state is None:
-            state = self._states[sequence.stream_id] = (NgramIndex(), DraftGate())
+            index = NgramIndex(sequence.request.predicted_token_ids)
+            state = self._states[sequence.stream_id] = (index, DraftGate())
         return state
 
     def observe(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
@@ -45,10 +46,15 @@ class NgramDrafter:
 
 
 class NgramIndex:
-    """Maps each n-gram of one sequence to the index of the token that followed its last occurrence."""
+    """Maps each n-gram of one sequence, and of the text that its client predicts, to the index of the token that
+    followed its last occurrence there."""
 
-    def __init__(self) -> None:
+    def __init__(self, predicted: list[int] | None = None) -> None:
         self._next: dict[Gram, int] = {}
+        self._predicted = predicted = predicted or []
+        self._next_predicted = {
+            tuple(predicted[end - length : end]): end for length in LENGTHS for end in range(length, len(predicted))
+        }
         self._num_seen = 0
         self._num_misses = 0
         self._num_rests = 0
@@ -62,6 +68,10 @@ class NgramIndex:
         """Return up to `most` tokens that may come next; none if the last n-grams are new."""
         self._learn(sequence)
         tokens = sequence.token_ids
+        predicted = self._find_predicted(tokens, sequence.num_output, most) if self._predicted else []
+        if predicted:
+            self._num_misses = 0
+            return predicted
         for length in LENGTHS:
             position = self._next.get(tuple(tokens[-length:]))
             if position is not None:
@@ -71,6 +81,15 @@ class NgramIndex:
         if self._num_misses >= MANY_MISSES:
             self._num_rests = min(self._num_misses // MANY_MISSES * 3, LONGEST_REST)
         return []
+
+    def _find_predicted(self, tokens: list[int], num_output: int, most: int) -> list[int]:
+        """Return the tokens that follow the end of the output in the prediction, which the output may begin with."""
+        if num_output < LENGTHS[-1]:
+            is_begun = self._predicted[:num_output] == tokens[len(tokens) - num_output :]
+            return self._predicted[num_output : num_output + most] if is_begun else []
+        ends = (self._next_predicted.get(tuple(tokens[-length:])) for length in LENGTHS if length <= num_output)
+        end = next((end for end in ends if end is not None), None)
+        return [] if end is None else self._predicted[end : end + most]
 
     def _learn(self, sequence: Sequence) -> None:
         """Index the n-grams that got a following token since the last call."""

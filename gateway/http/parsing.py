@@ -57,7 +57,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "modalities": (["text"],),
     "audio": (),
-    "prediction": (),
     # tools
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -353,9 +352,12 @@ class Message(RequestObject):
     content: Content
 
     def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+        return join_text(self.content)
+
+
+def join_text(content: str | Sequence[TextPart]) -> str:
+    """Return the text of a content, in one part or in several."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def retriever_parameters(

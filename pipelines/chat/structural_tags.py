@@ -14,7 +14,7 @@ _MAX_PARTS = 256
 """Most parts of a structural tag, at any depth."""
 _MAX_CHARS = 1 << 18
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
-"""What is escaped in a regular expression, or a slash that is not, as it must be between slashes."""
+"""Matches what is escaped in a regular expression, or a slash that is not, as it must be between slashes."""
 _ANY = r"(.|\n)*"
 
 

@@ -200,8 +200,10 @@ class _OfflineText(LlmText):
         super().__init__(*arguments, **options)
         self.streams: dict[str, GenerationStream] = {}
 
-    def submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
-        stream = self.streams[request.request_id] = super().submit(request, token_ids, sampling)
+    def submit(
+        self, request: TextRequest, token_ids: list[int], sampling: SamplingParams, predicted: Sequence[int] = ()
+    ) -> GenerationStream:
+        stream = self.streams[request.request_id] = super().submit(request, token_ids, sampling, predicted)
         return stream
 
     async def answer(self, request: TextRequest) -> RequestOutput:

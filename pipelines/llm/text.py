@@ -1,6 +1,6 @@
 """An LLM's text model: text, conversations or token ids in, text out, over the engine that runs the checkpoint."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -161,8 +161,7 @@ class LlmText:
         return await self.tokenizer.encode_prompt(prompt, form, self.max_model_len)
 
     def chat_reader(self, request: TextRequest) -> ChatReader | None:
-        """Return a reader of one answer to `request`; None where the answer is text alone. Raises INVALID for tools
-        that the model cannot take."""
+        """Return a reader of one answer, None for one of text alone. Raises INVALID for tools that it cannot take."""
         prompt = sent_prompt(request.prompt)
         if not isinstance(prompt, Conversation) or not self._is_read(request):
             return None
@@ -200,9 +199,8 @@ class LlmText:
         while_open: AbstractContextManager[object] = UNCOUNTED,
         on_detail: ObserveDetail | None = None,
     ) -> AsyncGenerator[TextEvent, None]:
-        """Generate text. The last event has the finish reason. Closing the generator cancels the request. `on_detail`
-        gets the details of the engine's events before the text event that they lead to. Raises SluiceError at the
-        first event where the request is refused, and at a later one where it failed."""
+        """Generate text as `TextModel.generate` does. `on_detail` gets the details of the engine's events before the
+        text event that they lead to."""
         return self._generate(request, while_open, on_detail, is_counted=True)
 
     async def _generate(
@@ -234,7 +232,8 @@ class LlmText:
                 includes_stop=request.form.include_stop_str_in_output,
                 prompt_token_ids=token_ids if request.form.return_token_ids else None,
             )
-            with self.activity.follow(self.submit(request, token_ids, sampling)) as generation:
+            predicted = await self.tokenizer.encode_prediction(request.prediction, self.max_model_len)
+            with self.activity.follow(self.submit(request, token_ids, sampling, predicted)) as generation:
                 async for token_event in generation:
                     if on_detail is not None and token_event.detail is not None:
                         on_detail(token_event.detail)
@@ -246,17 +245,15 @@ class LlmText:
                     if echo is not None:
                         is_alone = request.sampling.get("max_tokens") == 0
                         event, echo = echo.alone(event) if is_alone else echo.prepend_to(event), None
-                    if event.finish_reason is None:
-                        record.observe(event)
-                        yield event
-                        continue
-                    generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
-                    check_complete(event)
-                    if is_counted:
-                        self.activity.count_answer(event.prompt_tokens, event.completion_tokens)
+                    if event.finish_reason is not None:
+                        generation.cancel()  # now, not when the reader comes back: a stop string may have ended it
+                        check_complete(event)
+                        if is_counted:
+                            self.activity.count_answer(event.prompt_tokens, event.completion_tokens)
                     record.observe(event)
                     yield event
-                    return
+                    if event.finish_reason is not None:
+                        return
                 raise AssertionError("the engine's events ended without a finish reason")
 
     def measure(self, request: TextRequest, *, is_counted: bool = True) -> AbstractContextManager[StreamRecord]:
@@ -276,7 +273,9 @@ class LlmText:
         with self.activity.texts, self.activity.follow(self.engine.submit(request)) as generation:
             return await read_hidden_states(generation, self.info.embedding_size)
 
-    def submit(self, request: TextRequest, token_ids: list[int], sampling: SamplingParams) -> GenerationStream:
+    def submit(
+        self, request: TextRequest, token_ids: list[int], sampling: SamplingParams, predicted: Sequence[int] = ()
+    ) -> GenerationStream:
         """Submit `request` to the engine and return its token events, in which stop strings are not searched."""
         if self.info.embedding_size:
             raise invalid("model", f"model '{self.name}' gives embeddings and no text; POST /v1/embeddings")
@@ -292,6 +291,7 @@ class LlmText:
                     timeout_s=request.timeout_s,
                     queue_timeout_s=request.queue_timeout_s,
                     adapter=request.adapter,
+                    predicted_token_ids=[*predicted],
                     returns_metrics=request.returns_metrics,
                     returns_context_logits=request.returns_context_logits,
                     returns_generation_logits=request.returns_generation_logits,

@@ -167,9 +167,10 @@ def build_request_parameters(request: TextRequest, model: str) -> RequestParamet
             parameters[name] = value
     if parameters.get("temperature") and sampling.keys().isdisjoint(_CHOOSING):
         parameters["top_p"] = 1.0  # a model of TensorRT-LLM's is greedy with a temperature alone
-    for name in ("echo", "structural_tag"):
-        if getattr(request, name):
-            raise not_passed_on(name, model)
+    if request.structural_tag:
+        raise not_passed_on("grammar", model)
+    if request.echo:
+        raise not_passed_on("echo", model)
     for name, default in msgspec.structs.asdict(TextForm()).items():
         if getattr(request.form, name) != default:
             raise not_passed_on(name, model)

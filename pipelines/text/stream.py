@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, TokenLogprob
+from engine.types import EventDetail, FinishReason, SamplingParams, SequenceMetrics, TokenEvent, TokenLogprob
 from pipelines.text.detokenizer import Detokenizer
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import EncodedPrompt, PlainPrompt, Prompt, TextDetail, TextEvent, TextLogprob, TokenText
@@ -47,6 +47,7 @@ class TextStream:
         self._prompt_token_ids = prompt_token_ids
         self._token_ids: list[int] | None = None if prompt_token_ids is None else []
         """Tokens that no event has shown yet; None where events show none."""
+        self._metrics: SequenceMetrics | None = None
         self._cached_tokens = 0
         self._is_plain = self._stops is None and logprobs is None
         self._completion_tokens = 0
@@ -71,6 +72,8 @@ class TextStream:
     def _note(self, detail: EventDetail) -> None:
         if detail.num_cached_tokens is not None:
             self._cached_tokens = detail.num_cached_tokens
+        if detail.metrics is not None:
+            self._metrics = detail.metrics
         if self._logprobs is not None:
             self._logprobs.expect(detail)
 
@@ -135,6 +138,9 @@ class TextStream:
         detail = None
         if self._logprobs is not None:
             detail = self._logprobs.take(text, finish_reason is not None and self._matched is None)
+        if self._metrics is not None and finish_reason is not None:
+            drafted, accepted = self._metrics.num_drafted, self._metrics.num_accepted
+            detail = msgspec.structs.replace(detail or TextDetail(), num_drafted=drafted, num_accepted=accepted)
         if self._token_ids is not None:
             detail = self._with_token_ids(detail or TextDetail(), self._token_ids)
         prompt, cached = self._prompt_tokens, self._cached_tokens

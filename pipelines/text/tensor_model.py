@@ -107,8 +107,8 @@ _TEMPLATE_PARAMS = {
     "tools": "tools",
     "documents": "documents",
     "template": "chat_template",
-    "adds_generation_prompt": "add_generation_prompt",
     "continues_final_message": "continue_final_message",
+    "adds_generation_prompt": "add_generation_prompt",
 }
 """Clients' names of options of a chat template."""
 _TOOL_ROLES = ("tool", "function")

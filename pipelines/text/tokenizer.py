@@ -225,6 +225,10 @@ class Tokenizer:
             ids = prompt
         return _keep_last(ids, _num_kept(form, max_model_len), frame) if is_cut else ids
 
+    async def encode_prediction(self, text: str, max_tokens: int) -> list[int]:
+        """Return the token ids of a text that an answer may repeat, none for none. Raises as `encode_text`."""
+        return await self.encode_text(text, max_tokens, add_special_tokens=False) if text else []
+
     async def encode_text(
         self, text: str, max_tokens: int | None = None, *, add_special_tokens: bool = True, is_cut: bool = False
     ) -> list[int]:

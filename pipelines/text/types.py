@@ -134,6 +134,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[str, ...] = ()
     biased_words: tuple[tuple[str, float], ...] = ()
     echo: bool = False
+    prediction: str = ""
+    """A text that the answer is likely to repeat; it changes no token. "" for none."""
     structural_tag: str = ""
     """vLLM's, as JSON, in place of `sampling.grammar`; "" for none."""
     form: TextForm = TextForm()
@@ -203,6 +205,9 @@ class TextDetail(msgspec.Struct, frozen=True):
     prompt_end: str = ""
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
+    """Draft tokens of a request that `returns_metrics`, on its last event: those tried, and those of them that came."""
 
 
 class TextEvent(msgspec.Struct, frozen=True, gc=False):

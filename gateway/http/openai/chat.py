@@ -17,6 +17,7 @@ from gateway.http.openai.requests import parse_generation, parse_template_option
 from gateway.http.openai.schemas import ChatCompletionRequest
 from gateway.http.openai.tool_schemas import ChatTurn
 from gateway.http.openai.tools import parse_tools, parse_turn
+from gateway.http.parsing import join_text
 from gateway.http.sse import event_frame
 from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextLogprob, TextRequest
 from sluice.errors import invalid
@@ -40,6 +41,8 @@ def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tup
         tools, choice = parse_tools(request)
         template = msgspec.structs.replace(template, tools=tools)
         base = msgspec.structs.replace(base, tool_choice=choice)
+    if request.prediction is not None:
+        base = msgspec.structs.replace(base, prediction=join_text(request.prediction.content), returns_metrics=True)
     requests, options = parse_generation(
         request,
         base,

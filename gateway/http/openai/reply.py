@@ -250,12 +250,19 @@ def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject | None:
     return {
         **_counts(prompt_tokens, completion_tokens),
         "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": {
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-        },
+        "completion_tokens_details": _completion_details(ends),
+    }
+
+
+def _completion_details(ends: Sequence[TextEvent]) -> JsonObject:
+    """Return what became of the drafts too: of a prediction, and of the text before, where the answer repeats it."""
+    details = [end.detail for end in ends if end.detail is not None]
+    num_accepted = sum(detail.num_accepted for detail in details)
+    return {
+        "reasoning_tokens": 0,
+        "audio_tokens": 0,
+        "accepted_prediction_tokens": num_accepted,
+        "rejected_prediction_tokens": sum(detail.num_drafted for detail in details) - num_accepted,
     }
 
 

@@ -18,7 +18,7 @@ from gateway.http.openai.tool_schemas import (
     FunctionTool,
     ToolChoiceField,
 )
-from gateway.http.parsing import MAX_LIST, RequestObject, StopStrings, text_or_object, union_error
+from gateway.http.parsing import MAX_LIST, Content, RequestObject, StopStrings, text_or_object, union_error
 from gateway.http.sampling import build_sampling_schema
 from gateway.http.tools import MAX_TOOLS
 
@@ -235,6 +235,13 @@ class TemplateFields(RequestObject):
     )
 
 
+class Prediction(RequestObject):
+    """A text that the answer is likely to repeat."""
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatCompletionRequest(GenerationRequest, TemplateFields):
     """`POST /v1/chat/completions`."""
 
@@ -256,6 +263,9 @@ class ChatCompletionRequest(GenerationRequest, TemplateFields):
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
     verbosity: Literal["low", "medium", "high"] | None = Field(
         None, description="An argument of the chat template. A template that does not use it: a warning."
+    )
+    prediction: Prediction | None = Field(
+        None, description="A text that the answer is likely to repeat, which makes it faster with prompt lookup."
     )
 
 

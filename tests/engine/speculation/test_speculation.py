@@ -132,6 +132,22 @@ def test_a_stop_token_among_the_drafts_ends_the_sequence_there() -> None:
     assert 105 not in bench.tokens[1][:-1]
 
 
+@pytest.mark.parametrize("num_wrong", [0, 3])
+def test_a_prediction_is_drafted_from(num_wrong: int) -> None:
+    """Its first tokens may be others: the output is found in it all the same."""
+    prompt, num_tokens = [1, 5, 6, 7], 40
+    expected = echo(prompt, num_tokens)
+    predicted = [9] * num_wrong + expected
+    plain, drafted = (ScriptedExecutor(speculation="ngram", max_num_batched_tokens=64) for _ in range(2))
+    for bench, fields in ((plain, {}), (drafted, {"predicted_token_ids": predicted})):
+        bench.submit(1, prompt, max_tokens=num_tokens, **fields)
+        bench.finish()
+        assert bench.tokens[1] == expected
+    stats = drafted.executor.stats()
+    assert stats.accepted_tokens_total > 20
+    assert stats.steps_total < 0.7 * plain.executor.stats().steps_total
+
+
 def sequence_of(token_ids: list[int]) -> Sequence:
     runner = EchoRunner()
     info = EngineInfo(

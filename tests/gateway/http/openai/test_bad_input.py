@@ -123,6 +123,8 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "continue_final_message",
         "continue_final_message and add_generation_prompt are both true",
     ),
+    ({"prediction": {"type": "content"}}, "prediction.content", "prediction.content is required"),
+    ({"prediction": {"type": "diff", "content": "x"}}, "prediction.type", "prediction.type must be 'content'"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, got 0"),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "greater than or equal to -1, got -2"),
     ({"best_of": 2}, "best_of", "best_of is not supported, got 2; leave it out or send 1"),

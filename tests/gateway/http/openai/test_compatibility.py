@@ -40,6 +40,7 @@ VALUES: dict[str, Any] = {
     "n": 2,
     "output_config": {},
     "presence_penalty": 0.5,
+    "prediction": {"type": "content", "content": "x"},
     "priority": 1,
     "prompt_cache_key": "k",
     "prompt_cache_retention": "24h",

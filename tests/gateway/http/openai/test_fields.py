@@ -5,9 +5,10 @@ from typing import Any
 import openai
 import pytest
 
+from engine.config import EngineConfig, Speculation
 from engine.types import GenerateRequest
 from pipelines.text.model import TextModel
-from tests.gateway.http.live import LiveServer
+from tests.gateway.http.live import LiveServer, live_server
 from tests.gateway.http.sse import events_of
 
 CHAT_PATH, TEXT_PATH = "/v1/chat/completions", "/v1/completions"
@@ -183,3 +184,22 @@ def text_of(live: LiveServer, fields: dict[str, Any], stream: bool) -> str:
     response = live.post(TEXT_PATH, TEXT | fields | {"stream": stream})
     chunks = events_of(response.content)[:-1] if stream else [response.json()]
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+
+def test_a_prediction_changes_no_token_and_is_counted(live: LiveServer) -> None:
+    plain = live.post(CHAT_PATH, CHAT | {"max_tokens": 40}).json()
+    answer = plain["choices"][0]["message"]["content"]
+    parts = [{"type": "text", "text": answer}]
+    lookup = EngineConfig(model_path="none", speculation=Speculation.NGRAM)
+    with live_server(engine_config=lookup) as drafting:
+        for content in (answer, parts):
+            body = CHAT | {"max_tokens": 40, "prediction": {"type": "content", "content": content}}
+            found = drafting.post(CHAT_PATH, body).json()
+            assert found["choices"] == plain["choices"]
+            details = found["usage"]["completion_tokens_details"]
+            assert details["accepted_prediction_tokens"] > 10
+            usage = events_of(drafting.post(CHAT_PATH, body | STREAM).content)[-2]["usage"]
+            assert usage["completion_tokens_details"] == details
+    ignored = live.post(CHAT_PATH, body).json()
+    assert ignored["choices"] == plain["choices"]
+    assert ignored["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
