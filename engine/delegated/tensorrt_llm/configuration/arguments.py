@@ -208,6 +208,7 @@ FIELDS = (
                 is_direct=False),
     EngineField("num_threads", "", "only our own runtime has it"),
     EngineField("runtime", "", "chose this one"),
+    EngineField("task", "", "only our own runtime embeds, and is chosen for it"),
     EngineField("tensor_parallel_size", "tensor_parallel_size"),
     EngineField("pipeline_parallel_size", "pipeline_parallel_size"),
     EngineField("lora_modules", "lora_config", "with lora_dir", is_direct=False),
