@@ -45,7 +45,7 @@ CHAT_TEMPLATE = (
 )
 _CALL = "<tool_call>"
 _NAME = re.compile(r'(?<=\{"name": ")[^"]+')
-_VALUE = re.compile(r'(?<=": )"?[^{" ]')
+_KEY_OR_END = re.compile(r'[{,] ?"[^"]+": "?[^ "{]|"?\}\}')  # a key with the beginning of its value
 _tool_lines = Environment(autoescape=False).from_string(TOOL_LINES)
 
 Tool = dict[str, Any]
@@ -64,13 +64,13 @@ def result_text(contents: Sequence[str]) -> str:
 
 
 def choices(answer: str) -> list[tuple[int, int]] | None:
-    """Return the spans of a call that choose: whether to call, the tool, and where each value begins.
+    """Return the spans of a call that choose: whether to call, the tool, each key, where its value begins, the end.
 
     None if the answer is no call.
     """
     if not answer.startswith(_CALL):
         return None
-    return [(0, 2), *(found.span() for pattern in (_NAME, _VALUE) for found in pattern.finditer(answer))]
+    return [(0, 2), *(found.span() for pattern in (_NAME, _KEY_OR_END) for found in pattern.finditer(answer))]
 
 
 @dataclass(frozen=True, slots=True)

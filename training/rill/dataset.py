@@ -35,19 +35,24 @@ Encoded = tuple[list[int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """Shares of the rows. Rows that are none of these are questions with contexts."""
+    """Shares of the rows. Rows that are none of these are questions with contexts.
+
+    `text_weight` is a factor of the weight of plain text and prompts: their loss is large, and not to be had down, so
+    that it would drown that of answers in a short training.
+    """
 
     plain: float
     chat: float
     rag: RagMix
     tools: float = 0.0
+    text_weight: float = 1.0
 
 
 MIXES = {
     "short": Mix(0.16, 0.15, RagMix(0.45, 0.12, (1, 1, 2, 2, 3), (1, 2, 3, 4, 5))),
     "middle": Mix(0.13, 0.15, RagMix(0.25, 0.1, (1, 2, 3, 3, 3, 4), (1, 2, 3, 4, 6))),
     "long": Mix(0.14, 0.16, RagMix(0.25, 0.1, (1, 2, 3, 3, 3, 4, 5, 6), (1, 2, 3, 4, 6, 8))),
-    "tools": Mix(0.05, 0.14, RagMix(0.28, 0.1, (1, 1, 2, 3, 3, 4), (1, 2, 3, 4, 6)), tools=0.45),
+    "tools": Mix(0.02, 0.15, RagMix(0.28, 0.1, (1, 1, 2, 3, 3, 4), (1, 2, 3, 4, 6)), tools=0.55, text_weight=0.1),
 }
 
 
@@ -83,7 +88,8 @@ class Shards:
 
 
 class Encoder:
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, text_weight: float = 1.0) -> None:
+        self.text_weight = text_weight
         self.tokenizer: Any = Tokenizer.from_file(str(tokenizer_step.path(work)))
         self.bos = SPECIAL_TOKENS.index(BOS)
 
@@ -97,8 +103,9 @@ class Encoder:
         weights: list[int] = []
         for text, weight in conversation.segments():
             part = self.tokenizer.encode(text, add_special_tokens=False)
-            own = [round(weight * UNIT)] * len(part.ids)
-            if weight == ANSWER_WEIGHT:
+            is_answer = weight == ANSWER_WEIGHT
+            own = [round(weight * UNIT * (1.0 if is_answer else self.text_weight))] * len(part.ids)
+            if is_answer:
                 for position in _choosing(text, part.offsets):
                     own[position] = round(conversation.choice_weight * UNIT)
             ids += part.ids
@@ -151,9 +158,9 @@ class Packer:
             best = max(fitting, key=lambda encoded: len(encoded[0]))
             self.waiting.remove(best)
             ids, weights = ids + best[0], weights + best[1]
-        gap = length - len(ids)
+        gap, unit = length - len(ids), round(UNIT * self.encoder.text_weight)
         if gap >= _LEAST_FILL:
-            return [*ids, self.encoder.bos, *_take(self.plain, gap - 1)], [*weights, 0, *[UNIT] * (gap - 1)]
+            return [*ids, self.encoder.bos, *_take(self.plain, gap - 1)], [*weights, 0, *[unit] * (gap - 1)]
         return ids + [0] * gap, weights + [0] * gap
 
 
@@ -176,7 +183,7 @@ class Writer:
     def _row(self) -> Encoded:
         x = self.rng.random()
         if x < self.mix.plain:
-            return _take(self.plain, self.length + 1), [UNIT] * (self.length + 1)
+            return _take(self.plain, self.length + 1), [round(UNIT * self.mix.text_weight)] * (self.length + 1)
         if x < self.mix.plain + self.mix.chat:
             return self.chat.row(self.length + 1)
         return (self.tools if x > 1 - self.mix.tools else self.rag).row(self.length + 1)
@@ -197,7 +204,7 @@ def write_shards(work: Path, phase_name: str, rows: int, shards: int, seed: int)
     folder.mkdir(parents=True, exist_ok=True)
     phase = next(phase for phase in (*PHASES, FINE_TUNING) if phase.name == phase_name)
     first = len(list(folder.glob(f"{phase.name}-*.tokens.npy")))
-    writer = Writer(phase.name, phase.length, seed + first, load(work), Encoder(work))
+    writer = Writer(phase.name, phase.length, seed + first, load(work), Encoder(work, MIXES[phase.name].text_weight))
     for number in range(first, first + shards):
         writer.write(folder, number, rows)
 
