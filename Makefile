@@ -92,11 +92,11 @@ $(VENV)/.torch: $(VENV)/.dev
 	@touch $@
 
 # uv finds versions that fit each other in seconds; pip looks for them for ten minutes.
-$(CLIENTS)/.done: tests/clients/requirements.txt
+$(CLIENTS)/.done: tests/clients/requirements.lock
 	@echo "Installing others' clients into $(CLIENTS) (about 1.2 GB, once; a minute or a few) ..."
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(INSTALL) uv
-	@$(CLIENTS)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/clients/requirements.txt
+	@$(CLIENTS)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/clients/requirements.lock
 	@touch $@
 
 $(GOLDENS)/.done: pyproject.toml

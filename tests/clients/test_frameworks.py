@@ -132,3 +132,51 @@ def test_langchain_by_responses(base_url: str) -> None:
     model = ChatOpenAI(model=MODEL, base_url=base_url, temperature=0, use_responses_api=True)
     assert model.invoke(QUESTION).text == ANSWER
     assert "".join(chunk.text for chunk in model.stream(QUESTION)) == ANSWER
+
+
+def test_langchain_gets_calls_of_its_tools(base_url: str) -> None:
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
+    def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    chat = ChatOpenAI(base_url=base_url, model=MODEL).bind_tools([add], tool_choice="add")
+    [call] = chat.invoke("What is 2 plus 3?").tool_calls
+    assert call["name"] == "add" and {name: type(value) for name, value in call["args"].items()} == {"a": int, "b": int}
+    assert isinstance(add.invoke(call["args"]), int)
+
+
+def test_instructor_by_tools(base_url: str) -> None:
+    import instructor
+    import openai
+    from pydantic import BaseModel, Field
+
+    class Sum(BaseModel):
+        a: int = Field(ge=0, le=99)
+        b: int = Field(ge=0, le=99)
+
+    client = instructor.from_openai(openai.OpenAI(base_url=base_url))
+    turns: Any = [{"role": "user", "content": "What is 2 plus 3?"}]
+    answer = client.chat.completions.create(model=MODEL, response_model=Sum, messages=turns, max_retries=0)
+    assert 0 <= answer.a <= 99 and 0 <= answer.b <= 99
+
+
+def test_anthropic_uses_a_tool(url: str) -> None:
+    import anthropic
+
+    tool: Any = {
+        "name": "add",
+        "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    }
+    with anthropic.Anthropic(base_url=url).messages.stream(
+        model=MODEL,
+        max_tokens=60,
+        messages=[{"role": "user", "content": "What is 2 plus 3?"}],
+        tools=[tool],
+        tool_choice={"type": "tool", "name": "add"},
+    ) as stream:
+        [block] = stream.get_final_message().content
+    assert block.type == "tool_use" and isinstance(block.input["a"], int)

@@ -10,7 +10,7 @@ import httpx
 from tests.server_process import PATIENCE_S, ServerProcess, StartServer
 
 NUM_REQUESTS = 300
-MAX_TOKENS = 24
+MAX_TOKENS = 128
 
 
 def wait_for_counts(client: httpx.Client, batch: str, least: int, status: str) -> None:
