@@ -160,17 +160,17 @@ class RepositoryPoller:
         names = {*changes.changed, *changes.removed}
         self._changing |= names
         try:
-            renamed = set(map(plain_name, changes.changed))
+            self._deferred -= changes.changed.keys()
+            plain = set(map(plain_name, changes.changed))
+            renamed = [name for name in changes.removed if plain_name(name) in plain or name in self._deferred]
             for name in changes.removed:
-                if plain_name(name) not in renamed:
-                    self._deferred.discard(name)
+                if name not in renamed:
                     await self.updates.remove(name)
             failures = await self.updates.load_settled(changes.changed)
             # At once, so that the steps of ensembles have new names before the models go that had the old ones.
             failures |= await self._load_waiting(changes.changed.keys() - failures.keys(), names)
-            for name in changes.removed:
-                if plain_name(name) in renamed:
-                    await self._remove_renamed(name)
+            for name in renamed:
+                await self._remove_renamed(name)
             for name, failure in failures.items():
                 if isinstance(failure, StoreFailure):
                     self._detector.forget(name)
@@ -179,13 +179,21 @@ class RepositoryPoller:
             self._changing -= names
 
     async def _remove_renamed(self, name: str) -> None:
-        """Remove a model that serves under another name, but while ensembles call this one only with the next scan."""
-        if name not in self._deferred and self.updates.callers(name):
+        """Remove a model that serves under another name. While ensembles call it by this one, that is left to later.
+
+        Those that have been loaded again since, and call it still, do not have it longer than until the next scan.
+        """
+        callers = self.updates.callers(name)
+        if any(map(self._is_pending, callers)) or (callers and name not in self._deferred):
             self._deferred.add(name)
             self._detector.restore(name)
             return
         self._deferred.discard(name)
         await self.updates.remove(name)
+
+    def _is_pending(self, name: str) -> bool:
+        """Return whether a model is being loaded after another scan, or will be after a later one."""
+        return name in self._changing or not self._detector.settled(name)
 
     async def _load_waiting(self, loaded: Collection[str], changing: set[str]) -> Failures:
         """Load the ensembles whose last load missed any of `loaded`, and add them to those that are `changing`."""

@@ -208,6 +208,25 @@ async def test_an_ensemble_serves_while_its_steps_get_other_names(roots: tuple[P
     await repository.close()
 
 
+async def test_a_step_keeps_its_old_name_while_its_ensemble_is_loading(roots: tuple[Path, Path]) -> None:
+    for index, root in enumerate(roots, start=1):
+        write_model(root, "twin", index * 10)
+    outer = write_model(roots[1], "outer", 0, config=step_config("twin"))
+    bench, repository = await started(roots, ControlMode.POLL)
+    bench.join.gate.clear()
+    (outer / "config.pbtxt").write_text(step_config("twin") + "# changed")
+    await until(lambda: len(bench.join.loads) == 2)
+    shutil.rmtree(roots[0] / "twin")
+    await until(lambda: "twin" in {each.name for each in repository.models()})
+    for _ in range(100):
+        assert await ask(repository, "outer") == 20
+        await asyncio.sleep(0.002)
+    bench.join.gate.set()
+    await until(lambda: {each.name for each in repository.models()} == {"twin", "outer"})
+    assert await ask(repository, "outer") == 20
+    await repository.close()
+
+
 async def test_without_namespaces_a_step_may_name_the_only_one(roots: tuple[Path, Path]) -> None:
     write_model(roots[0], "inner", 10)
     write_model(roots[1], "outer", 0, config=step_config("inner", "one"))
