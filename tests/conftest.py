@@ -16,6 +16,8 @@ from tests.paths import RILL_TOKENIZER
 from tests.quick import is_quick, refuse_processes
 from tests.server_process import ServerProcess, StartServer, running_server
 
+# Before anything imports gRPC: its fork handlers kill one child in many of those that do not call exec at once.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - as in serving/__init__.py
 # Other workers take the processor for longer than Hypothesis allows an example.
 settings.register_profile("several workers", deadline=None)
 settings.load_profile("several workers")

@@ -76,7 +76,7 @@ async def kill_and_watch(server: ServerProcess, client: httpx.AsyncClient) -> No
 async def test_32_streams_bring_the_same_text_when_their_engine_is_killed(start_server: StartServer) -> None:
     server = await asyncio.to_thread(start_server, "--dtype=f32", f"--max-num-seqs={NUM_RUNNING}")
     limits = httpx.Limits(max_connections=NUM_STREAMS + 1)
-    async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=4 * PATIENCE_S, limits=limits) as client:
         undisturbed = await read_all(client, [Reader(number) for number in range(NUM_STREAMS)])
         readers = [Reader(number) for number in range(NUM_STREAMS)]
         reading = asyncio.create_task(read_all(client, readers))
