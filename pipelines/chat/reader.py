@@ -1,6 +1,7 @@
 """Finds the parts of one answer: its reasoning first, and tool calls in the rest."""
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 
 from pipelines.chat.formats import CallReader
 from pipelines.chat.source import PartReader
@@ -28,6 +29,7 @@ class FormatReader:
         self._reasoning: PartReader | None = None
         self._calls = calls
         self._is_parallel, self._has_text = choice.is_parallel, not choice.is_required
+        self._token_starts: Sequence[int] = ()
         self._space: list[str] = []
         """White space at the end of the answer's text so far, which does not count in front of a call."""
 
@@ -39,9 +41,21 @@ class FormatReader:
     def relaxed(self) -> list[str]:
         return self._find_relaxed()
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        passages = [] if self._reasoning is None else self._reasoning.reasoning
+        return sum(self._count_tokens(*passage) for passage in passages)
+
+    def _count_tokens(self, start: int, end: int) -> int:
+        """Return how many tokens have characters in a passage, however they came in events."""
+        starts = self._token_starts
+        return bisect_left(starts, end) - max(bisect_right(starts, start) - 1, 0) if starts else 0
+
     def read(self, event: TextEvent) -> list[Part]:
-        if event.detail is not None and event.detail.prompt_end:
-            self._open(event.detail.prompt_end)
+        if event.detail is not None:
+            self._token_starts = event.detail.token_starts
+            if event.detail.prompt_end:
+                self._open(event.detail.prompt_end)
         parts = self.feed(event.text) if event.text else []
         return parts if event.finish_reason is None else parts + self.finish()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from functools import lru_cache
 from typing import TypeVar
 
-from pipelines.text.parts import AnswerText, Part
+from pipelines.text.parts import AnswerText, Part, ReasoningText
 from pipelines.text.stream import find_partial
 
 T = TypeVar("T")
@@ -31,6 +31,7 @@ class TextSource:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._num_added = 0
         self._is_ended = False
         self._marked: list[str] | None = None
         """The pieces that were read since `mark`; None outside of a passage."""
@@ -40,6 +41,7 @@ class TextSource:
     def add(self, text: str) -> None:
         """Add text that has arrived."""
         self._text, self._at = self._text[self._at :] + text, 0
+        self._num_added += len(text)
 
     def end(self) -> None:
         """Note that no more text follows."""
@@ -49,6 +51,11 @@ class TextSource:
     def num_unread(self) -> int:
         """Number of characters that have arrived and were not read yet."""
         return len(self._text) - self._at
+
+    @property
+    def num_read(self) -> int:
+        """Number of characters that were read."""
+        return self._num_added - self.num_unread
 
     def mark(self) -> None:
         """Begin a passage, which `since_mark` returns."""
@@ -227,6 +234,8 @@ class PartReader(ABC):
     def __init__(self) -> None:
         self.source = TextSource()
         self._steps = self.steps()
+        self.reasoning: list[tuple[int, int]] = []
+        """Where each passage of reasoning starts and ends in the text, in characters."""
 
     @abstractmethod
     def steps(self) -> Steps[None]:
@@ -249,4 +258,13 @@ class PartReader(ABC):
             if part is None:
                 break
             parts.append(part)
+            if isinstance(part, ReasoningText):
+                self._note_reasoning(len(part.text))
         return parts
+
+    def _note_reasoning(self, num_chars: int) -> None:
+        end = self.source.num_read
+        start = end - num_chars
+        if self.reasoning and self.reasoning[-1][1] == start:
+            start = self.reasoning.pop()[0]
+        self.reasoning.append((start, end))

@@ -231,6 +231,7 @@ class LlmText:
                 logprobs,
                 includes_stop=request.form.include_stop_str_in_output,
                 prompt_token_ids=token_ids if request.form.return_token_ids else None,
+                notes_starts=bool(prompt_end),
             )
             predicted = await self.tokenizer.encode_prediction(request.prediction, self.max_model_len)
             with self.activity.follow(self.submit(request, token_ids, sampling, predicted)) as generation:

@@ -47,6 +47,11 @@ class ChatReader(Protocol):
         ...
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        """How many of the answer's tokens are reasoning, without the marks around it; known after the last event."""
+        ...
+
+    @property
     def relaxed(self) -> list[str]:
         """What the schemas of the tools say and calls are not held to, each with its place."""
         ...

@@ -1,6 +1,7 @@
 """Token events to text events: incremental text, stop strings, log probabilities, echo; and a stream's measurement."""
 
 import asyncio
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,9 +35,11 @@ class TextStream:
         *,
         includes_stop: bool = False,
         prompt_token_ids: list[int] | None = None,
+        notes_starts: bool = False,
     ) -> None:
         """Take `logprobs` and `prompt_token_ids` to give events details: log probabilities, and token ids. With
-        `includes_stop` the text ends after what stopped it. Raises INVALID for stop strings that are not allowed."""
+        `includes_stop` the text ends after what stopped it; with `notes_starts` the last event says where each token
+        begins. Raises INVALID for stop strings that are not allowed."""
         self._detokenizer = detokenizer
         self._stops = StopStrings(stop, is_included=includes_stop) if stop else None
         self._includes_stop = includes_stop
@@ -49,7 +52,10 @@ class TextStream:
         """Tokens that no event has shown yet; None where events show none."""
         self._metrics: SequenceMetrics | None = None
         self._cached_tokens = 0
-        self._is_plain = self._stops is None and logprobs is None
+        self._starts = array("I") if notes_starts else None
+        self._made = 0
+        """Characters that the tokens in `_starts` stand for."""
+        self._is_plain = self._stops is None and logprobs is None and not notes_starts
         self._completion_tokens = 0
         self._reported_tokens = 0
 
@@ -123,6 +129,9 @@ class TextStream:
             piece = self._detokenizer.feed((token_id,))
             if self._logprobs is not None:
                 self._logprobs.add(piece)
+            if self._starts is not None:
+                self._starts.append(self._made)
+                self._made += len(piece)
             if self._stops is not None and self._completion_tokens > self._min_tokens:
                 piece = self._stops.feed(piece)
             pieces.append(piece)
@@ -141,6 +150,8 @@ class TextStream:
         if self._metrics is not None and finish_reason is not None:
             drafted, accepted = self._metrics.num_drafted, self._metrics.num_accepted
             detail = msgspec.structs.replace(detail or TextDetail(), num_drafted=drafted, num_accepted=accepted)
+        if self._starts is not None and finish_reason is not None:
+            detail = msgspec.structs.replace(detail or TextDetail(), token_starts=self._starts)
         if self._token_ids is not None:
             detail = self._with_token_ids(detail or TextDetail(), self._token_ids)
         prompt, cached = self._prompt_tokens, self._cached_tokens

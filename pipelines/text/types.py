@@ -1,5 +1,6 @@
 """Requests to text models and the events that they answer with. All values are frozen."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -194,8 +195,9 @@ class TextDetail(msgspec.Struct, frozen=True):
     shown has none. `total_logprob` is the sum over all tokens so far, including that one. `prompt_logprobs` come
     with the first event. `retrieval` comes from pipelines, on an event before the first text and on the last one.
     `prompt_end` is the end of the prompt's text, with the first event of an answer for a `ChatReader`.
-    `token_ids` are those generated since the previous event, whether or not they show in its text, and
-    `prompt_token_ids` come with the first event, where the request asks for ids.
+    `token_starts` are the offsets in the whole text, in characters, at which its tokens begin, with the last event of
+    an answer whose `ChatReader` finds reasoning. `token_ids` are those generated since the previous event, whether or
+    not they show in its text, and `prompt_token_ids` come with the first event, where the request asks for ids.
     """
 
     logprobs: list[TextLogprob] | None = None
@@ -203,6 +205,7 @@ class TextDetail(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TextLogprob] | None = None
     retrieval: Retrieval | None = None
     prompt_end: str = ""
+    token_starts: Sequence[int] = ()
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None
     num_drafted: int = 0

@@ -38,6 +38,10 @@ class PartsReply(ChatReply):
         super().__init__(options=options, **head)
         self._states = [_ChoiceState(reader) for reader in readers]
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return sum(state.reader.num_reasoning_tokens for state in self._states)
+
     def frame(self, index: int, event: TextEvent) -> bytes:
         state = self._states[index]
         if event.detail is not None:

@@ -134,6 +134,11 @@ class OpenAIReply(ABC):
                 fields["prompt_token_ids"] = detail.prompt_token_ids
         return fields
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of tokens that are reasoning, in all sequences; known after their last events."""
+        return 0
+
     def token_fields(self, token_ids: list[int] | None) -> JsonObject:
         """Return the ids of a choice's tokens, or of a piece's, where the client wants them."""
         return {"token_ids": token_ids or []} if self._options.returns_token_ids else {}
@@ -181,12 +186,12 @@ class OpenAIReply(ABC):
         """Return the frames that follow the last event of the last stream."""
         if not self._options.include_usage:
             return DONE
-        counts = usage([self._ends[index] for index in sorted(self._ends)], self._options.num_prompts)
+        counts = self._usage([self._ends[index] for index in sorted(self._ends)])
         return event_frame({**self._chunk_head, "choices": [], "usage": counts}) + DONE
 
     def whole(self, sequences: Sequence[Choice]) -> bytes:
         """Return the answer as one object, with the likeliest of each prompt's sequences, which stand side by side."""
-        counts = usage([sequence.end for sequence in sequences], self._options.num_prompts)
+        counts = self._usage([sequence.end for sequence in sequences])
         choices = self._likeliest(sequences)
         objects = [self.choice(i, choice, self._format_logprobs(choice.logprobs)) for i, choice in enumerate(choices)]
         answer = {**self._head, "choices": objects, "usage": counts, **self.extra_fields(choices)}
@@ -199,6 +204,9 @@ class OpenAIReply(ABC):
         for choice, fields in zip(choices, objects, strict=True):
             fields |= sources_field(choice.end.detail)
         return {}
+
+    def _usage(self, ends: Sequence[TextEvent]) -> JsonObject | None:
+        return usage(ends, self._options.num_prompts, self.num_reasoning_tokens)
 
     def _likeliest(self, sequences: Sequence[Choice]) -> Sequence[Choice]:
         if len(sequences) == self._num_choices:
@@ -234,7 +242,7 @@ def error_frame(error: SluiceError) -> bytes:
     return b"data: " + openai_error_body(error) + b"\n\n"
 
 
-def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject | None:
+def usage(ends: Sequence[TextEvent], num_prompts: int, num_reasoning: int = 0) -> JsonObject | None:
     """Return OpenAI's token counts, from the last events of a request's streams, those of one prompt side by side.
 
     A prompt counts once, however often it was continued. None where a pipeline's model does not count.
@@ -250,16 +258,16 @@ def usage(ends: Sequence[TextEvent], num_prompts: int) -> JsonObject | None:
     return {
         **_counts(prompt_tokens, completion_tokens),
         "prompt_tokens_details": {"cached_tokens": cached_tokens, "audio_tokens": 0},
-        "completion_tokens_details": _completion_details(ends),
+        "completion_tokens_details": _completion_details(ends, num_reasoning),
     }
 
 
-def _completion_details(ends: Sequence[TextEvent]) -> JsonObject:
+def _completion_details(ends: Sequence[TextEvent], num_reasoning: int) -> JsonObject:
     """Return what became of the drafts too: of a prediction, and of the text before, where the answer repeats it."""
     details = [end.detail for end in ends if end.detail is not None]
     num_accepted = sum(detail.num_accepted for detail in details)
     return {
-        "reasoning_tokens": 0,
+        "reasoning_tokens": num_reasoning,
         "audio_tokens": 0,
         "accepted_prediction_tokens": num_accepted,
         "rejected_prediction_tokens": sum(detail.num_drafted for detail in details) - num_accepted,

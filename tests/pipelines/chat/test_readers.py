@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.types import FinishReason
 from pipelines.chat.formats import parse_tools
 from pipelines.chat.registry import find_formats, reasoning_formats, tool_formats
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
@@ -69,6 +70,22 @@ def test_parts_are_the_same_however_the_text_is_split(sample: Sample) -> None:
     for at in range(len(text)):
         assert read(sample, text[:at], text[at:]) == whole
     assert read(sample, *text) == whole
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.tools} {sample.reasoning}")
+@pytest.mark.parametrize("num_chars", [1, 3])
+@pytest.mark.parametrize("merged", [1, 4, 1000])
+def test_reasoning_tokens_are_counted_however_they_are_merged(sample: Sample, num_chars: int, merged: int) -> None:
+    text, reasoning = sample.text, sample.answer.reasoning
+    starts, size = range(0, len(text), num_chars), num_chars * merged
+    reader = reader_of(sample)
+    for at in range(0, len(text), size):
+        reader.read(TextEvent(text[at : at + size], 1, 1, 1))
+    reader.read(TextEvent("", 0, 1, 1, FinishReason.STOP, detail=TextDetail(token_starts=starts)))
+    at = text.find(reasoning)
+    assert at >= 0
+    expected = sum(start < at + len(reasoning) and start + num_chars > at for start in starts) if reasoning else 0
+    assert reader.num_reasoning_tokens == expected
 
 
 def test_every_format_has_samples() -> None:

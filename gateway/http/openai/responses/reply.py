@@ -41,7 +41,6 @@ class ResponseReply:
         self._reader = reader
         self._unshown: list[TextLogprob] = []
         """Log probabilities of text that the reader keeps back. Those of reasoning and of calls are never shown."""
-        self._num_reasoning_tokens = 0
         self._num_frames = 0
         self._open: OutputItem | None = None
         self._end: TextEvent | None = None
@@ -67,8 +66,6 @@ class ResponseReply:
             self._unshown += event.detail.logprobs
         for part in parts:
             frames += self._add(part)
-        if isinstance(self._open, ReasoningOutput):
-            self._num_reasoning_tokens += event.num_tokens
         if event.finish_reason is not None:
             self._end = event
             if not self.response["output"] and self._open is None:
@@ -101,7 +98,7 @@ class ResponseReply:
         else:
             self.response["completed_at"] = int(time.time())
         self.response["status"] = "incomplete" if is_cut else "completed"
-        self.response["usage"] = _usage(self._end, self._num_reasoning_tokens)
+        self.response["usage"] = _usage(self._end, self._reader)
         self.response |= {**sources_field(self._end.detail), **citations_field(self._end)}
 
     def fail(self, error: SluiceError) -> list[bytes]:
@@ -158,7 +155,7 @@ def error_object(error: SluiceError) -> dict[str, Any]:
     return {"code": code, "message": client_message(error), "param": error.param}
 
 
-def _usage(end: TextEvent, num_reasoning_tokens: int) -> JsonObject | None:
+def _usage(end: TextEvent, reader: ChatReader | None) -> JsonObject | None:
     """Return OpenAI's token counts; None where a pipeline's model does not count."""
     if not end.prompt_tokens and not end.completion_tokens:
         return None
@@ -166,6 +163,6 @@ def _usage(end: TextEvent, num_reasoning_tokens: int) -> JsonObject | None:
         "input_tokens": end.prompt_tokens,
         "input_tokens_details": {"cached_tokens": end.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": end.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": num_reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": 0 if reader is None else reader.num_reasoning_tokens},
         "total_tokens": end.prompt_tokens + end.completion_tokens,
     }

@@ -109,6 +109,26 @@ def test_streamed_parts_are_those_of_the_whole_answer(
     assert choice.finish_reason == reason
 
 
+@pytest.mark.parametrize(
+    ("limit", "count"), [(400, 6), (8, 4), (2, 0)], ids=["whole", "cut in the reasoning", "cut before it"]
+)
+@pytest.mark.parametrize("stop", [None, ["no such text"]])
+def test_reasoning_tokens_are_counted(
+    chat_live: LiveServer, chat_client: openai.OpenAI, limit: int, count: int, stop: list[str] | None
+) -> None:
+    say(chat_live, "<think>because of this and that</think>so it is")
+    body = CHAT | {"max_tokens": limit, "stop": stop}
+    whole = chat_client.chat.completions.create(**body).usage
+    last = list(chat_client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))[-1]
+    assert last.usage == whole is not None and whole.completion_tokens_details is not None
+    assert whole.completion_tokens_details.reasoning_tokens == count
+    answer = chat_client.responses.create(model="rill", input="Why?", max_output_tokens=limit)
+    assert answer.usage is not None and answer.usage.output_tokens_details.reasoning_tokens == count
+    plain = chat_client.completions.create(model="rill", prompt="Why?", max_tokens=limit).usage
+    assert plain is not None and plain.completion_tokens_details is not None
+    assert plain.completion_tokens_details.reasoning_tokens == 0
+
+
 def test_deltas_are_openais(chat_live: LiveServer) -> None:
     say(chat_live, CALL + "\n" + OFF)
     events = chunks(chat_live.post(PATH, CHAT | {"stream": True, "logprobs": True, "top_logprobs": 1}))

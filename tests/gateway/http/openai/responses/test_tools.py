@@ -9,7 +9,7 @@ import pytest
 
 from engine.types import FinishReason
 from pipelines.chat.registry import find_formats
-from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest, ToolCall, ToolChoice
+from pipelines.text.types import ChatMessage, Conversation, TextDetail, TextEvent, TextRequest, ToolCall, ToolChoice
 from tests.gateway.http.live import MODEL, LiveServer
 from tests.gateway.http.openai.responses.test_create import PATH, events_of
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, THINKING
@@ -34,7 +34,8 @@ class ScriptedModel:
         self.requests.append(request)
         for number, piece in enumerate(self.pieces, 1):
             end = FinishReason.STOP if number == len(self.pieces) else None
-            yield TextEvent(piece, 1, 9, number, end)
+            detail = None if end is None else TextDetail(token_starts=range(0, len(ANSWER), 3))
+            yield TextEvent(piece, 1, 9, number, end, detail=detail)
 
     @property
     def prompt(self) -> Conversation:
@@ -62,7 +63,7 @@ def check_output(output: list[Any]) -> None:
 def test_streamed_is_what_is_not_streamed(scripted: ScriptedModel, client: openai.OpenAI) -> None:
     whole = client.responses.create(**SENT)
     check_output(whole.output)
-    assert whole.usage is not None and 0 < whole.usage.output_tokens_details.reasoning_tokens < len(scripted.pieces)
+    assert whole.usage is not None and whole.usage.output_tokens_details.reasoning_tokens == 4
     with client.responses.stream(**SENT) as stream:
         arguments = [event.delta for event in stream if event.type == "response.function_call_arguments.delta"]
         final = stream.get_final_response()
