@@ -21,21 +21,21 @@ from pipelines.llm.pooling import (
     read_hidden_states,
 )
 from pipelines.llm.services import DEFAULT_CHAT, ChatSettings
+from pipelines.text.logprobs import PromptEcho, track_logprobs
 from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_parameters
 from pipelines.text.parts import ChatReader
 from pipelines.text.sampling import (
     SamplingDefaults,
-    add_word_biases,
+    add_end,
+    add_words,
     client_max_tokens,
     drop_neutral_fields,
     load_sampling_defaults,
-    tokenize_bad_words,
+    num_tokens_after,
 )
 from pipelines.text.stream import (
-    LogprobTracker,
     OpenRecord,
     OpenTexts,
-    PromptEcho,
     StreamRecord,
     TextStream,
     check_complete,
@@ -222,7 +222,8 @@ class LlmText:
                 settings = answer_settings(request, token_ids, sampling, self.formats, self.tokenizer, self.info)
                 sampling, form, prompt_end = settings
             echo = await self._echo(request, token_ids) if request.echo else None
-            logprobs = self._logprob_tracker(sampling, token_ids, echo)
+            has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+            logprobs = track_logprobs(sampling, self.tokenizer, token_ids, echo) if has_logprobs else None
             stream = TextStream(
                 self.tokenizer.detokenizer(form),
                 request.stop,
@@ -285,7 +286,7 @@ class LlmText:
                 GenerateRequest(
                     request_id=request.request_id,
                     prompt_token_ids=token_ids,
-                    sampling=self._with_tokenizer_eos(sampling),
+                    sampling=add_end(sampling, self.tokenizer.eos_token_id, self.info),
                     priority=request.priority,
                     tenant=request.tenant,
                     cache_salt=request.cache_salt,
@@ -307,7 +308,7 @@ class LlmText:
         """Return the sampling parameters of `request`: its own fields over the model's defaults."""
         max_tokens = request.sampling.get("max_tokens")
         if max_tokens is None:
-            room = self._max_tokens_after(prompt_tokens)
+            room = num_tokens_after(prompt_tokens, self.info)
             max_tokens = min(room, request.default_max_tokens or room)
         elif request.echo:
             max_tokens = max(max_tokens, 1)
@@ -316,51 +317,16 @@ class LlmText:
             sampling = with_structural_tag(sampling, request.structural_tag, self.tokenizer, self.info)
         if not request.bad_words and not request.biased_words:
             return sampling
-        num_chars = sum(map(len, request.bad_words)) + sum(len(word) for word, _ in request.biased_words)
-        return await self.tokenizer.run(num_chars, lambda: self._with_words(request, sampling))
-
-    def _with_words(self, request: TextRequest, sampling: SamplingParams) -> SamplingParams:
-        if request.bad_words:
-            bad_words = tokenize_bad_words(self.tokenizer, request.bad_words)
-            sampling = msgspec.structs.replace(sampling, bad_words=bad_words)
-        if request.biased_words:
-            biases = add_word_biases(self.tokenizer, request.biased_words, sampling.logit_bias)
-            sampling = msgspec.structs.replace(sampling, logit_bias=biases)
-        return sampling
+        return await add_words(sampling, request, self.tokenizer)
 
     async def _echo(self, request: TextRequest, token_ids: list[int]) -> PromptEcho:
-        prompt = request.prompt if request.prompt_form.truncate_prompt_tokens is None else token_ids
+        prompt = sent_prompt(request.prompt) if request.prompt_form.truncate_prompt_tokens is None else token_ids
         return await self.tokenizer.run(len(token_ids), lambda: PromptEcho(self.tokenizer, prompt, token_ids))
 
     def _is_read(self, request: TextRequest) -> bool:
         """Whether answers to the request have a `ChatReader`."""
         prompt = sent_prompt(request.prompt)
         return isinstance(prompt, Conversation) and bool(prompt.options.tools or self.formats.reasoning)
-
-    def _logprob_tracker(
-        self, sampling: SamplingParams, token_ids: list[int], echo: PromptEcho | None
-    ) -> LogprobTracker | None:
-        has_output = sampling.logprobs is not None
-        if not has_output and sampling.prompt_logprobs is None:
-            return None
-        texts = self.tokenizer.token_texts
-        starts, length = (None, 0) if echo is None else (echo.token_starts(), len(echo.text))
-        return LogprobTracker(texts, token_ids, has_output=has_output, echo_starts=starts, echo_length=length)
-
-    def _max_tokens_after(self, prompt_tokens: int) -> int:
-        """Return the tokens that context and KV cache leave after the prompt. It is at least 1, so that the engine
-        refuses a prompt that fills them as too long."""
-        info = self.info
-        # The last token is never fed back, so it needs no slot.
-        cache_tokens = info.num_blocks * info.block_size + 1
-        return max(1, min(info.max_model_len, cache_tokens) - prompt_tokens)
-
-    def _with_tokenizer_eos(self, sampling: SamplingParams) -> SamplingParams:
-        """Add the tokenizer's end of sequence, which chat models often end turns with and the model does not name."""
-        eos = self.tokenizer.eos_token_id
-        if eos is None or sampling.ignore_eos or eos in self.info.eos_token_ids:
-            return sampling
-        return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, eos))
 
 
 class Unstarted(NamedTuple):

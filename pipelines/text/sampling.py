@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.sampling_fields import MAX_BIAS, OPTIONAL_FIELDS, SAMPLING_FIELDS
-from engine.types import Grammar, GrammarKind, SamplingParams
+from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import AS_IT_IS, SamplingOverrides, TextForm, TextRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -141,6 +141,33 @@ def add_word_biases(
         allowed = f"between {-MAX_BIAS:g} and {MAX_BIAS:g} for each token, all its words together"
         raise invalid(_BIAS_WEIGHTS, f"{_BIAS_WEIGHTS} must be {allowed}, got {wrong:g}")
     return total
+
+
+async def add_words(sampling: SamplingParams, request: TextRequest, tokenizer: Tokenizer) -> SamplingParams:
+    """Return `sampling` with the tokens of the words of `request`. Raises as the functions above."""
+
+    def add() -> SamplingParams:
+        bad_words = tokenize_bad_words(tokenizer, request.bad_words) if request.bad_words else sampling.bad_words
+        biases = add_word_biases(tokenizer, request.biased_words, sampling.logit_bias)
+        return msgspec.structs.replace(sampling, bad_words=bad_words, logit_bias=biases)
+
+    num_chars = sum(map(len, request.bad_words)) + sum(len(word) for word, _ in request.biased_words)
+    return await tokenizer.run(num_chars, add)
+
+
+def add_end(sampling: SamplingParams, eos: int | None, info: EngineInfo) -> SamplingParams:
+    """Add the tokenizer's end of sequence, which chat models often end turns with and the model does not name."""
+    if eos is None or sampling.ignore_eos or eos in info.eos_token_ids:
+        return sampling
+    return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, eos))
+
+
+def num_tokens_after(prompt_tokens: int, info: EngineInfo) -> int:
+    """Return the tokens that context and KV cache leave after the prompt. It is at least 1, so that the engine refuses
+    a prompt that fills them as too long."""
+    # The last token is never fed back, so it needs no slot.
+    cache_tokens = info.num_blocks * info.block_size + 1
+    return max(1, min(info.max_model_len, cache_tokens) - prompt_tokens)
 
 
 def _check_biased_words(words: tuple[tuple[str, float], ...]) -> None:

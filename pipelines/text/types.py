@@ -232,3 +232,7 @@ class TextEvent(msgspec.Struct, frozen=True, gc=False):
     stop_reason: str | int | None = None
     cached_tokens: int = 0
     detail: TextDetail | None = None
+
+
+ENDED_EARLY = (FinishReason.CANCELLED, FinishReason.ERROR)
+"""Reasons for which the engine, not the client, ended a request. The client must not see a clean end."""

@@ -1,24 +1,21 @@
-"""From a generation request's fields to text requests: sampling, constraints, beams, retrieval."""
+"""From a generation request's fields to text requests: sampling, beams, retrieval, templates."""
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NewType
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
-from engine.guidance.schema import close_objects, parse_schema
 from engine.sampling_fields import MAX_SEED, SAMPLING_FIELDS
-from engine.types import Grammar, GrammarKind
+from engine.types import Grammar
 from gateway.http.errors import client_names
+from gateway.http.openai.constraints import CONSTRAINT_FIELDS, parse_constraint
 from gateway.http.openai.reply import ReplyOptions
 from gateway.http.openai.schemas import (
     MAX_SEQUENCES,
     GenerationRequest,
-    ResponseFormat,
     RetrievalFields,
     StreamOptions,
-    StructuredOutputs,
     TemplateFields,
 )
 from gateway.http.parsing import RequestObject, relaxed_parts, retriever_parameters
@@ -47,10 +44,6 @@ _TIER_PRIORITIES = {"priority": -1, "flex": 1}
 """Priorities of the service tiers besides the default one's 0. Lower runs earlier."""
 _TEMPLATE_FIELDS = ("verbosity",)
 """Fields that are arguments of a chat template."""
-StructuralTag = NewType("StructuralTag", str)
-"""A structural tag as JSON."""
-Constraint = tuple[str, Grammar | StructuralTag]
-"""Path of the client's field, and the grammar in it."""
 
 
 def parse_generation(
@@ -72,7 +65,7 @@ def parse_generation(
     n = fields.n or 1
     best_of = best_of or n
     _check(fields, len(prompts), best_of)
-    constraint = _parse_constraint(fields)
+    constraint = None if CONSTRAINT_FIELDS.isdisjoint(fields.model_fields_set) else parse_constraint(fields)
     grammar = constraint[1] if constraint is not None and isinstance(constraint[1], Grammar) else None
     tag = constraint[1] if constraint is not None and isinstance(constraint[1], str) else ""
     grammar_name = {} if constraint is None else {"grammar": constraint[0]}
@@ -274,75 +267,6 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "logit_bias": _logit_bias,
 }
 """Fields that the engine has in another type or with another value for off."""
-
-
-def _parse_constraint(fields: GenerationRequest) -> Constraint | None:
-    """Return the constraint on the answer; None where there is none. Raises INVALID for two of them."""
-    found = list(_read_constraints(fields))
-    if len(found) > 1:
-        (first, _), (second, _) = found[:2]
-        raise invalid(second, f"{second} and {first} both say what the answer must match; send one of them")
-    return found[0] if found else None
-
-
-def _read_constraints(fields: GenerationRequest) -> Iterator[Constraint]:
-    if fields.response_format is not None:
-        yield from _read_response_format(fields.response_format)
-    yield from _read_guided(
-        "guided_", fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar
-    )
-    if fields.structured_outputs is not None:
-        yield from _read_structured_outputs(fields.structured_outputs)
-
-
-def _read_response_format(sent: ResponseFormat) -> Iterator[Constraint]:
-    if sent.type == "json_object":
-        yield "response_format", Grammar(GrammarKind.JSON_OBJECT)
-    if sent.type == "json_schema":
-        path = "response_format.json_schema"
-        if sent.json_schema is None:
-            raise invalid(path, f"{path} is required where response_format.type is json_schema")
-        if sent.json_schema.schema_ is None:
-            raise invalid(f"{path}.schema", f"{path}.schema is required")
-        yield f"{path}.schema", Grammar(GrammarKind.JSON_SCHEMA, _json_text(sent.json_schema.schema_))
-    if sent.type == "structural_tag":
-        parts = {"structures": sent.structures, "triggers": sent.triggers, "format": sent.format}
-        given = {name: value for name, value in parts.items() if value is not None}
-        yield "response_format", StructuralTag(_json_text(given))
-
-
-def _read_structured_outputs(sent: StructuredOutputs) -> Iterator[Constraint]:
-    schema = sent.json_
-    if schema is not None and sent.disable_additional_properties:
-        with client_names({"grammar": "structured_outputs.json"}):
-            schema = close_objects(parse_schema(_json_text(schema)))
-    yield from _read_guided("structured_outputs.", schema, sent.regex, sent.choice, sent.grammar)
-    if sent.structural_tag is not None:
-        yield "structured_outputs.structural_tag", StructuralTag(_json_text(sent.structural_tag))
-    if sent.json_object:
-        yield "structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)
-
-
-def _read_guided(
-    prefix: str,
-    json_schema: str | dict[str, Any] | None,
-    regex: str | None,
-    choice: list[str] | None,
-    grammar: str | None,
-) -> Iterator[Constraint]:
-    """Read vLLM's four constraints, which it spells in two ways: with a prefix, and as fields of an object."""
-    if json_schema is not None:
-        yield f"{prefix}json", Grammar(GrammarKind.JSON_SCHEMA, _json_text(json_schema))
-    if regex is not None:
-        yield f"{prefix}regex", Grammar(GrammarKind.REGEX, regex)
-    if choice is not None:
-        yield f"{prefix}choice", Grammar(GrammarKind.CHOICE, _json_text(choice))
-    if grammar is not None:
-        yield f"{prefix}grammar", Grammar(GrammarKind.EBNF, grammar)
-
-
-def _json_text(value: str | dict[str, Any] | list[str]) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def wants_beams(fields: GenerationRequest) -> bool:

@@ -3,7 +3,8 @@ from hypothesis import strategies as st
 
 from engine.types import EventDetail, FinishReason, SamplingParams, TokenEvent, TokenLogprob
 from pipelines.text.detokenizer import TokenTexts, detokenizer_factory
-from pipelines.text.stream import LogprobTracker, TextStream
+from pipelines.text.logprobs import LogprobTracker
+from pipelines.text.stream import TextStream
 from pipelines.text.types import TextEvent, TextLogprob
 from tests.pipelines.text.vocabularies import byte_level, id_of
 
