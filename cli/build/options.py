@@ -72,6 +72,7 @@ class Dtype(StrEnum):
 
 
 _DTYPES = {**{each.value: each for each in Dtype}, "bf16": Dtype.BFLOAT16, "f16": Dtype.FLOAT16, "f32": Dtype.FLOAT32}
+_DTYPES |= {"half": Dtype.FLOAT16, "float": Dtype.FLOAT32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,8 @@ def _add_model(group: "argparse._ArgumentGroup") -> None:
         type=argument_type(_dtype),
         default=Dtype.AUTO,
         metavar="TYPE",
-        help="auto, bfloat16, float16 (TensorRT-LLM only) or float32. Default: auto, the checkpoint's",
+        help="auto, bfloat16 (or bf16), float16 (f16, half; TensorRT-LLM only) or float32 (f32, float). Default: auto, "
+        "the checkpoint's",
     )
     group.add_argument(
         "--kv-cache-dtype",

@@ -7,7 +7,18 @@ from itertools import chain
 from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from engine.runtimes import BUNDLED, RUNTIMES, choose_runtime
 from engine.scheduling.policies import POLICIES
-from gateway.options.option import choice, enum_member, fraction, integer, option, printable_text, size, truth, weights
+from gateway.options.option import (
+    choice,
+    dtype_choice,
+    enum_member,
+    fraction,
+    integer,
+    option,
+    printable_text,
+    size,
+    truth,
+    weights,
+)
 from sluice.errors import SluiceError
 
 _DEFAULTS = EngineConfig(model_path="")
@@ -83,10 +94,11 @@ class ModelOptions:
     dtype: str = option(
         "--dtype",
         _DEFAULTS.dtype,
-        choice(*_values("dtypes")),
+        dtype_choice(*_values("dtypes")),
         "TYPE",
-        "precision of the computation: auto, bf16, f32, or float16 on TensorRT-LLM. On the CPU auto takes bf16 where "
-        "that has it, f32 is exact and about half as fast; on TensorRT-LLM auto is the checkpoint's own",
+        "precision of the computation: auto, bf16 (or bfloat16), f32 (float32, float), or float16 (half) on "
+        "TensorRT-LLM. On the CPU auto takes bf16 where that has it, f32 is exact and about half as fast; on "
+        "TensorRT-LLM auto is the checkpoint's own",
     )
     quantization: str = option(
         "--quantization",
@@ -206,9 +218,10 @@ class CacheOptions:
     kv_cache_dtype: str = option(
         "--kv-cache-dtype",
         _DEFAULTS.kv_cache_dtype,
-        choice(*_values("kv_cache_dtypes")),
+        dtype_choice(*_values("kv_cache_dtypes")),
         "TYPE",
-        "type of the cached keys and values: auto (as --dtype), bf16, f32 or u8; on TensorRT-LLM auto, fp8 or nvfp4. "
+        "type of the cached keys and values: auto (as --dtype), bf16, f32 (or --dtype's words for them) or u8; on "
+        "TensorRT-LLM auto, fp8 or nvfp4. "
         "u8 and fp8 hold twice the tokens of bf16, and answers differ a little more from those in f32",
     )
     enable_prefix_caching: bool = option(

@@ -51,7 +51,7 @@ def test_every_configuration_would_load(build: Build, tiny: Path, tmp_path: Path
 
 
 def test_the_manifest(build: Build, tiny: Path, tmp_path: Path) -> None:
-    build(tiny, "--output", tmp_path / "models", "--quantization", "int8", "--dtype", "f32")
+    build(tiny, "--output", tmp_path / "models", "--quantization", "int8", "--dtype", "float")
     content = manifest(tmp_path / "models")
     tokenizer = hashlib.sha256((tiny / "tokenizer.json").read_bytes()).hexdigest()
     assert content["sluice_version"] == version("sluice")

@@ -35,6 +35,11 @@ def test_switches() -> None:
         ({"--http-port": "70000"}, {}, "--http-port must be a whole number from 0 to 65535, got '70000'"),
         ({}, {"SLUICE_HTTP_PORT": "tcp://10.0.0.1"}, "SLUICE_HTTP_PORT must be a whole number from 0 to 65535"),
         ({"--dtype": "fp8"}, {}, "--dtype must be one of auto, bf16, f32, float16, got 'fp8'"),
+        (
+            {"--kv-cache-dtype": "half"},
+            {},
+            "--kv-cache-dtype must be one of auto, bf16, f32, u8, ",
+        ),
         ({"--max-num-batched-tokens": "32"}, {}, r"--max-num-batched-tokens must be at least --max-num-seqs \(64\)"),
         (
             {"--scheduler-policy": "fifo"},
@@ -79,6 +84,16 @@ def test_the_engine_gets_its_part() -> None:
         model_path="/models/x", dtype="f32", max_queued_requests=7, kv_cache_memory_bytes=1 << 30, num_threads=3
     )
     assert engine == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "dtype"),
+    [("bfloat16", "bf16"), ("float32", "f32"), ("FLOAT", "f32"), ("half", "float16"), ("float16", "float16")],
+)
+def test_dtypes_have_vllms_words_too(word: str, dtype: str) -> None:
+    assert read_config({"--dtype": word}, {}).engine("x").dtype == dtype
+    if dtype != "float16":
+        assert read_config({"--kv-cache-dtype": word}, {}).engine("x").kv_cache_dtype == dtype
 
 
 def test_every_engine_option_arrives() -> None:
