@@ -12,11 +12,11 @@ from engine.types import FinishReason, Grammar, GrammarKind
 from gateway.http.anthropic.schemas import (
     Block,
     CountTokensRequest,
+    CustomTool,
     MessagesRequest,
     RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
-    Tool,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
@@ -95,7 +95,7 @@ def parse_tools(fields: CountTokensRequest) -> tuple[tuple[dict[str, Any], ...],
     return parsed, ToolChoice(is_required=True, is_parallel=False, names=(choice.name or "",))
 
 
-def _function(tool: Tool) -> dict[str, Any]:
+def _function(tool: CustomTool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {name: value for name, value in (function | {"strict": tool.strict}).items() if value is not None}
 

@@ -104,7 +104,7 @@ class Thinking(RequestObject):
     budget_tokens: int | None = Field(None, ge=1, description=_ACCEPTED)
 
 
-class Tool(RequestObject):
+class CustomTool(RequestObject):
     """A function that the model may call. Anthropic's own tools, which have another type, are refused."""
 
     type: Literal["custom"] = "custom"
@@ -153,7 +153,7 @@ class CountTokensRequest(RequestObject):
     thinking: Thinking | None = Field(
         None, description="Switches the reasoning on or off. enabled is refused for a model that does not reason."
     )
-    tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[CustomTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: ToolChoiceFields | None = None
 
 
