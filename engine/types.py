@@ -32,11 +32,13 @@ class Grammar(msgspec.Struct, frozen=True):
     """A constraint that the whole output must match. `text` is a JSON schema, a regular expression, a JSON array of
     strings (choice) or a grammar in GBNF or Lark; it is empty for JSON_OBJECT. That of TOOL_CALLS is Lark which this
     server wrote (`pipelines/chat/lark.py`). `preamble` is such Lark too, with a rule `start` for what comes before the
-    constrained output, which it calls `@answer`; it needs a runtime that has TOOL_CALLS."""
+    constrained output, which it calls `@answer`; it needs a runtime that has TOOL_CALLS. `whitespace` is of JSON alone:
+    a regular expression of what may stand between any two of its tokens, "" for nothing. None is the runtime's way."""
 
     kind: GrammarKind
     text: str = ""
     preamble: str = ""
+    whitespace: str | None = None
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

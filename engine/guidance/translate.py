@@ -48,17 +48,18 @@ _SCHEMA_RULE = re.compile(r"^// (?P<owner>.*)\n(?P<head>r\d+: %json )(?P<schema>
 
 _JSON_OBJECT = r"""
 start: object
-object: "{" (member (COMMA member)*)? "}"
+object: OPEN (member (COMMA member)*)? CLOSE
 member: STRING COLON value
-array: "[" (value (COMMA value)*)? "]"
+array: START (value (COMMA value)*)? END
 value: object | array | STRING | NUMBER | "true" | "false" | "null"
-COMMA: /, ?/
-COLON: /: ?/
 STRING: /"(?:[^"\\\x00-\x1F\x7F]|\\(?:["\\bfnrt]|u(?:00[01][0-9a-fA-F]|007[fF])))*"/
 NUMBER: /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/
 """
 """Any JSON object. Its strings have no bound but `max_tokens`: one below it would cut what a client wants, and the
 answer would look complete."""
+_SEPARATORS = {"COMMA": "W,W", "COLON": "W:W", "OPEN": r"\{W", "CLOSE": r"W\}", "START": r"\[W", "END": r"W\]"}
+"""Tokens of JSON, with the places of white space as W."""
+_OUR_SEPARATORS = {"COMMA": ", ?", "COLON": ": ?", "OPEN": r"\{", "CLOSE": r"\}", "START": r"\[", "END": r"\]"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +81,24 @@ def translate(grammar: Grammar) -> Translation:
     if size > limit:
         message = f"the grammar is too long: {size} bytes; {grammar.kind.value} may have {limit}"
         raise invalid("grammar", message)
-    translation = _TRANSLATORS[grammar.kind](grammar.text)
+    translation = _translate(grammar)
     return _after(grammar.preamble, translation) if grammar.preamble else translation
+
+
+def _translate(grammar: Grammar) -> Translation:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return _json_schema(grammar.text, grammar.whitespace)
+        case GrammarKind.JSON_OBJECT:
+            return _ebnf(_json_object(grammar.whitespace))
+        case GrammarKind.REGEX:
+            return _regex(grammar.text)
+        case GrammarKind.CHOICE:
+            return _choice(grammar.text)
+        case GrammarKind.EBNF:
+            return _ebnf(grammar.text)
+        case GrammarKind.TOOL_CALLS:
+            return _tool_calls(grammar.text)
 
 
 def _after(preamble: str, answer: Translation) -> Translation:
@@ -91,11 +108,26 @@ def _after(preamble: str, answer: Translation) -> Translation:
     return replace(answer, text=json.dumps({"grammars": grammars}))
 
 
-def _json_schema(text: str) -> Translation:
+def _json_object(whitespace: str | None) -> str:
+    """Return the Lark grammar of any JSON object: with a white space between any tokens, or in our own style."""
+    separators = _OUR_SEPARATORS
+    if whitespace is not None:
+        separators = {name: regex.replace("W", f"({whitespace})?") for name, regex in _SEPARATORS.items()}
+    return "\n".join([_JSON_OBJECT, *(f"{name}: /{regex}/" for name, regex in separators.items()), ""])
+
+
+def _json_style(whitespace: str | None) -> "JsonCompileOptions":
+    if whitespace is None:
+        return _JSON_STYLE
+    plain: JsonCompileOptions = {**_JSON_STYLE, "item_separator": ",", "key_separator": ":"}
+    return {**plain, "whitespace_flexible": True, "whitespace_pattern": whitespace} if whitespace else plain
+
+
+def _json_schema(text: str, whitespace: str | None) -> Translation:
     schema = parse_schema(text)
     if drop_unknown_formats(schema):
         text = msgspec.json.encode(schema).decode()
-    compiled = _schema_grammar(text)
+    compiled = _schema_grammar(text, _json_style(whitespace))
     check_schema(schema)
 
     def explain(raw: str, probe: Probe) -> SluiceError:
@@ -109,11 +141,11 @@ def _schema_error(schema: dict[str, Any], raw: str, probe: Probe) -> SluiceError
     return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {reword_error(error)}")
 
 
-def _schema_grammar(text: str) -> str:
+def _schema_grammar(text: str, style: "JsonCompileOptions" = _JSON_STYLE) -> str:
     from llguidance import LLMatcher
 
     try:
-        return LLMatcher.grammar_from_json_schema(text, overrides=_JSON_STYLE)
+        return LLMatcher.grammar_from_json_schema(text, overrides=style)
     except ValueError as error:
         raise invalid("grammar", f"the JSON schema is not valid JSON: {error}") from None
 
@@ -236,16 +268,6 @@ def _inline_schema(text: str, start: int) -> dict[str, Any]:
 
 def _lark_grammar(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
-
-
-_TRANSLATORS: dict[GrammarKind, Callable[[str], Translation]] = {
-    GrammarKind.JSON_SCHEMA: _json_schema,
-    GrammarKind.JSON_OBJECT: lambda text: _ebnf(_JSON_OBJECT),
-    GrammarKind.REGEX: _regex,
-    GrammarKind.CHOICE: _choice,
-    GrammarKind.EBNF: _ebnf,
-    GrammarKind.TOOL_CALLS: _tool_calls,
-}
 
 
 _REWORDED = (

@@ -64,10 +64,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "web_search_options": (),
     # constraints on tokens
-    "structured_outputs.whitespace_pattern": (),
-    "structured_outputs.disable_any_whitespace": (False,),
-    "structural_tag": (),
-    "guided_whitespace_pattern": (),
     "logits_processors": ([],),
     # the prompt
     # a message's

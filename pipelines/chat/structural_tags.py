@@ -6,8 +6,11 @@ from typing import Any
 
 import msgspec
 
+from engine.guidance.gbnf import is_gbnf, to_lark
 from engine.types import Grammar, GrammarKind
+from pipelines.chat.formats import Tool
 from pipelines.chat.lark import LarkWriter
+from pipelines.chat.tagged import Qwen3CoderFormat
 from sluice.errors import invalid
 
 _MAX_PARTS = 256
@@ -24,6 +27,16 @@ class _Const(msgspec.Struct, tag_field="type", tag="const_string"):
 
 class _Json(msgspec.Struct, tag_field="type", tag="json_schema"):
     json_schema: dict[str, Any]
+
+
+class _QwenParameters(msgspec.Struct, tag_field="type", tag="qwen_xml_parameter"):
+    """The parameters of a call as Qwen 3 Coder writes them."""
+
+    json_schema: dict[str, Any]
+
+
+class _Gbnf(msgspec.Struct, tag_field="type", tag="grammar"):
+    grammar: str
 
 
 class _Regex(msgspec.Struct, tag_field="type", tag="regex"):
@@ -72,7 +85,9 @@ class _Separated(msgspec.Struct, tag_field="type", tag="tags_with_separator"):
     stop_after_first: bool = False
 
 
-_Format = _Const | _Json | _Regex | _AnyText | _Sequence | _Choice | _Tag | _Triggered | _Separated
+_Format = (
+    _Const | _Json | _QwenParameters | _Gbnf | _Regex | _AnyText | _Sequence | _Choice | _Tag | _Triggered | _Separated
+)
 
 
 class _Structure(msgspec.Struct):
@@ -122,6 +137,10 @@ class _Writer:
                 return lark.text(format.value)
             case _Json():
                 return lark.json(format.json_schema)
+            case _QwenParameters():
+                return self._parameters(format.json_schema)
+            case _Gbnf():
+                return self._grammar(format.grammar)
             case _Regex():
                 return lark.pattern(_SLASH.sub(lambda match: match[1] or r"\/", format.pattern))
             case _AnyText():
@@ -136,6 +155,18 @@ class _Writer:
                 return self._triggered(format)
             case _Separated():
                 return self._separated(format)
+
+    def _parameters(self, schema: dict[str, Any]) -> str:
+        if schema.get("type", "object") != "object":
+            kind = str(schema["type"])[:40]
+            raise invalid("grammar", f"qwen_xml_parameter needs a schema of the type 'object', got {kind!r}")
+        tool = Tool("", {**schema, "type": "object"})
+        return " ".join([r'"\n"?', *Qwen3CoderFormat().arguments(tool, self._lark)])
+
+    def _grammar(self, text: str) -> str:
+        if not is_gbnf(text):
+            raise invalid("grammar", "a grammar in the structural tag must be in GBNF, where rules are defined by ::=")
+        return self._lark.rule(f"%lark {{\n{to_lark(text).text}}}")
 
     def _choice(self, options: Sequence[str]) -> str:
         if not options:

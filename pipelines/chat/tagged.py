@@ -47,9 +47,13 @@ class _TaggedFormat(ToolFormat):
         return " ".join([call, "(", lark.text(f"\n{_OPEN}"), call, ")*"]) if is_parallel else call
 
     def _call(self, tool: Tool, lark: LarkWriter) -> str:
+        return " ".join([lark.text(self.tags.function.format(tool.name)), *self.arguments(tool, lark)])
+
+    def arguments(self, tool: Tool, lark: LarkWriter) -> list[str]:
+        """Return the expressions of a call's arguments, which follow each other."""
         lark.json(tool.parameters, tool.name)  # in no other rule: for the errors, which name a place in it
         properties, required = arguments_of(tool.parameters)
-        expressions = [lark.text(self.tags.function.format(tool.name))]
+        expressions = []
         for name, each in properties.items():
             argument = f"{lark.text(self.tags.key.format(name))} {self._value(each, tool, lark)}"
             expressions.append(argument if name in required else f"({argument})?")
@@ -57,7 +61,7 @@ class _TaggedFormat(ToolFormat):
             before, after = self.tags.key.split("{}")
             key = [lark.text(before), lark.pattern(_FREE_KEY), lark.text(after)]
             expressions.append(" ".join(["(", *key, self._value({}, tool, lark), ")*"]))
-        return " ".join(expressions)
+        return expressions
 
     def _value(self, schema: object, tool: Tool, lark: LarkWriter, *, is_part: bool = False) -> str:
         """Return the expression of a value and what follows it."""

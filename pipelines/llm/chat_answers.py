@@ -141,6 +141,8 @@ def _answer(
         return format.required_calls(parsed, lark, is_parallel=choice.is_parallel)
     if sent is None:
         return format.optional_calls(parsed, lark, is_parallel=choice.is_parallel)
+    if sent.whitespace is not None:
+        raise invalid("grammar", "with tools the white space of the answer's JSON is as the server writes it")
     if sent.kind not in _JSON_SCHEMAS:
         kinds = " or ".join(_JSON_SCHEMAS)
         message = f"with tools the answer's text can be made to match {kinds}, got {sent.kind.value}"

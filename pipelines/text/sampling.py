@@ -221,7 +221,7 @@ def _sampling_config(request: TextRequest) -> dict[str, object]:
 
 def _guide_parameters(grammar: Grammar, model: str) -> RequestParameters:
     kind = _GUIDE_TYPES.get(grammar.kind)
-    if kind is None:
+    if kind is None or grammar.whitespace is not None:
         raise not_passed_on("grammar", model, f"; constraints that are: {', '.join(_GUIDE_TYPES.values())}")
     guide: RequestParameters = {"guided_decoding_guide": grammar.text} if grammar.text else {}
     return {"guided_decoding_guide_type": kind} | guide

@@ -33,7 +33,7 @@ def guide(grammar: Grammar, backend: str | None) -> dict[str, Any]:
     if size > limit:
         message = f"the grammar is too long: {size} bytes; {grammar.kind.value} may have {limit}"
         raise invalid("grammar", message)
-    if grammar.preamble or grammar.kind is GrammarKind.TOOL_CALLS:
+    if grammar.preamble or grammar.kind is GrammarKind.TOOL_CALLS or grammar.whitespace is not None:
         return {"grammar": _llguidance_alone(grammar, backend)}
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
@@ -56,8 +56,8 @@ def _llguidance_alone(grammar: Grammar, backend: str | None) -> str:
     if backend != LLGUIDANCE:
         raise invalid(
             "grammar",
-            "the guided decoding backend xgrammar keeps to no grammar of tool calls, nor to one after reasoning; start "
-            "the model with the setting guided_decoding_backend=llguidance",
+            "the guided decoding backend xgrammar keeps to no grammar of tool calls, to none after reasoning and to no "
+            "pattern of white space; start the model with the setting guided_decoding_backend=llguidance",
         )
     return translate(grammar).text
 

@@ -1,18 +1,30 @@
 """Constraints on an answer, in OpenAI's and in vLLM's fields, as grammars."""
 
 import json
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NewType
+
+import msgspec
 
 from engine.guidance.schema import close_objects, parse_schema
 from engine.types import Grammar, GrammarKind
 from gateway.http.errors import client_names
 from gateway.http.openai.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
+from gateway.http.parsing import quote_value
 from sluice.errors import invalid
 
 CONSTRAINT_FIELDS = frozenset(
-    {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"}
+    {
+        *("response_format", "structured_outputs", "structural_tag"),
+        *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_whitespace_pattern"),
+    }
 )
+_JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT)
+_SPACE = r"( |\\[ntrs])"
+_WHITESPACE = re.compile(rf"({_SPACE}|\[{_SPACE}+\]|[()?*+|]|\{{\d+(,\d*)?\}})*")
+"""Patterns that match white space alone."""
 StructuralTag = NewType("StructuralTag", str)
 """A structural tag as JSON."""
 Constraint = tuple[str, Grammar | StructuralTag]
@@ -25,7 +37,36 @@ def parse_constraint(fields: GenerationRequest) -> Constraint | None:
     if len(found) > 1:
         (first, _), (second, _) = found[:2]
         raise invalid(second, f"{second} and {first} both say what the answer must match; send one of them")
-    return found[0] if found else None
+    constraint = found[0] if found else None
+    whitespace = list(_read_whitespace(fields))
+    return _with_whitespace(constraint, whitespace) if whitespace else constraint
+
+
+def _read_whitespace(fields: GenerationRequest) -> Iterator[tuple[str, str]]:
+    """Yield the fields about the white space of JSON: the path of each, and a pattern, "" for none."""
+    if fields.guided_whitespace_pattern is not None:
+        yield "guided_whitespace_pattern", fields.guided_whitespace_pattern
+    sent = fields.structured_outputs
+    if sent is not None and sent.whitespace_pattern is not None:
+        yield "structured_outputs.whitespace_pattern", sent.whitespace_pattern
+    if sent is not None and sent.disable_any_whitespace:
+        yield "structured_outputs.disable_any_whitespace", ""
+
+
+def _with_whitespace(constraint: Constraint | None, sent: list[tuple[str, str]]) -> Constraint:
+    (path, pattern), *others = sent
+    if others:
+        raise invalid(others[0][0], f"{others[0][0]} and {path} both say what white space JSON has; send one of them")
+    if constraint is None or not isinstance(constraint[1], Grammar) or constraint[1].kind not in _JSON_KINDS:
+        raise invalid(path, f"{path} is of JSON, which nothing in the request asks for; leave it out")
+    spelled = pattern.replace("\n", r"\n").replace("\r", r"\r").replace("\t", r"\t")
+    with suppress(re.error):
+        if _WHITESPACE.fullmatch(spelled) and re.compile(spelled):
+            # JSON has fewer characters of white space than regular expressions.
+            spelled = spelled.replace(r"\s", r"[ \t\r\n]")
+            return constraint[0], msgspec.structs.replace(constraint[1], whitespace=spelled)
+    expected = r"a regular expression of spaces, \t, \r and \n alone"
+    raise invalid(path, f"{path} must be {expected}, got {quote_value(pattern)}")
 
 
 def _read_constraints(fields: GenerationRequest) -> Iterator[Constraint]:
@@ -34,6 +75,8 @@ def _read_constraints(fields: GenerationRequest) -> Iterator[Constraint]:
     yield from _read_guided(
         "guided_", fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar
     )
+    if fields.structural_tag is not None:
+        yield "structural_tag", StructuralTag(_json_text(fields.structural_tag))
     if fields.structured_outputs is not None:
         yield from _read_structured_outputs(fields.structured_outputs)
 

@@ -118,6 +118,10 @@ class StructuredOutputs(RequestObject):
     grammar: str | None = Field(None, description="A grammar in EBNF.")
     json_object: bool | None = None
     structural_tag: JsonText | None = Field(None, description="Text with parts between tags that match schemas.")
+    whitespace_pattern: str | None = Field(
+        None, max_length=64, description="A regular expression: JSON may have it, or nothing, between any two tokens."
+    )
+    disable_any_whitespace: bool | None = Field(None, description="true: JSON has no white space between its tokens.")
     disable_additional_properties: bool | None = Field(
         None, description="true: objects have no members but those that the JSON schema names."
     )
@@ -194,7 +198,11 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     guided_regex: str | None = Field(None, description="vLLM's; a regular expression.")
     guided_choice: Choices | None = Field(None, description="vLLM's; the possible outputs.")
     guided_grammar: str | None = Field(None, description="vLLM's; a grammar in EBNF.")
+    guided_whitespace_pattern: str | None = Field(
+        None, max_length=64, description="vLLM's; as structured_outputs.whitespace_pattern."
+    )
     structured_outputs: StructuredOutputs | None = None
+    structural_tag: JsonText | None = Field(None, description="vLLM's; as structured_outputs.structural_tag.")
     use_beam_search: bool | None = Field(
         None, description="vLLM's; the best beam is the answer. With TensorRT-LLM alone."
     )

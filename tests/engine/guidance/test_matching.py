@@ -416,6 +416,22 @@ def test_a_json_object_has_json_s_syntax(compiler: GrammarCompiler, text: str, i
     assert accepts(compiler, grammar(GrammarKind.JSON_OBJECT), text) == is_allowed
 
 
+@pytest.mark.parametrize("kind", [GrammarKind.JSON_OBJECT, GrammarKind.JSON_SCHEMA])
+@pytest.mark.parametrize(
+    ("whitespace", "text", "is_allowed"),
+    [
+        ("", '{"a":[1,2]}', True), ("", '{"a": 1}', False), (" ", '{ "a" : [ 1 , 2 ] }', True),
+        (" ", '{"a":  1}', False), (" ", ' {"a":1}', False), (r"[ \n]*", '{\n  "a":1\n}', True),
+        (r"\n", '{"a":1}', True), (r"\n", '{"a": 1}', False),
+    ],
+)  # fmt: skip
+def test_json_has_the_white_space_that_a_pattern_matches(
+    compiler: GrammarCompiler, kind: GrammarKind, whitespace: str, text: str, is_allowed: bool
+) -> None:
+    schema = "" if kind is GrammarKind.JSON_OBJECT else '{"type": "object"}'
+    assert accepts(compiler, Grammar(kind, schema, whitespace=whitespace), text) == is_allowed
+
+
 def test_overlapping_options_of_one_of_are_those_of_any_of(compiler: GrammarCompiler) -> None:
     wanted = grammar(GrammarKind.JSON_SCHEMA, {"oneOf": [{"enum": ["a", "b"]}, {"type": "string", "maxLength": 3}]})
     assert all(accepts(compiler, wanted, text) for text in ('"a"', '"xyz"'))

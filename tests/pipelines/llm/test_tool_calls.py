@@ -257,7 +257,28 @@ FORMATS: dict[str, Any] = {
         "stop_after_first": True,
     },
 }
+FORMATS["qwen"] = {
+    "type": "tag",
+    "begin": "<function=go>",
+    "content": {
+        "type": "qwen_xml_parameter",
+        "json_schema": {
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}, "n": {"enum": [1, 2]}},
+            "required": ["city"],
+        },
+    },
+    "end": "</function>",
+}
+FORMATS["grammar"] = {
+    "type": "tag",
+    "begin": "<g>",
+    "content": {"type": "grammar", "grammar": 'root ::= x | y\nx ::= "(" y ")"\ny ::= [ab]{2}'},
+    "end": "</g>",
+}
 PATTERNS = {
+    "qwen": r"<function=go>\n?<parameter=city>\n(Rome|Oslo)\n</parameter>\n"
+    r"(<parameter=n>\n[12]\n</parameter>\n)?</function>",
+    "grammar": r"<g>(\([ab]{2}\)|[ab]{2})</g>",
     "separated": r'(<a>\{"city": ?"(Rome|Oslo)"\}</a>|\[\d/\d\])(, (<a>\{"city": ?"(Rome|Oslo)"\}</a>|\[\d/\d\]))*',
     "sequence": r"Go: (yes|no) <t>[^e]*e",
     "triggered": r'<b>\{"city": ?"(Rome|Oslo)"\}</b>',
@@ -298,7 +319,13 @@ async def test_a_trigger_begins_a_structure_in_any_text(model: LlmText) -> None:
     ("tag", "message"),
     [
         ({}, "must have a format, or structures and triggers"),
-        ({"format": {"type": "grammar", "grammar": "x"}}, "Invalid value 'grammar'"),
+        ({"format": {"type": "grammar", "grammar": "start: X"}}, "must be in GBNF, where rules are defined by ::="),
+        ({"format": {"type": "grammar", "grammar": "root ::= x"}}, "rule 'x' is not defined"),
+        (
+            {"format": {"type": "qwen_xml_parameter", "json_schema": {"type": "array"}}},
+            "needs a schema of the type 'object', got 'array'",
+        ),
+        ({"format": {"type": "dispatch"}}, "Invalid value 'dispatch'"),
         (
             {"structures": [{"begin": "<f>", "schema": {}, "end": ""}], "triggers": ["["]},
             "begins with no trigger: '<f>'",

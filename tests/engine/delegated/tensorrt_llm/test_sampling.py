@@ -242,11 +242,15 @@ def test_a_grammar_is_translated_where_the_backend_reads_another(sample: Sample)
 
 @pytest.mark.parametrize(
     "grammar",
-    [Grammar(GrammarKind.TOOL_CALLS, 'start: "a"'), Grammar(GrammarKind.REGEX, "a", 'start: "b" @answer')],
+    [
+        Grammar(GrammarKind.TOOL_CALLS, 'start: "a"'),
+        Grammar(GrammarKind.REGEX, "a", 'start: "b" @answer'),
+        Grammar(GrammarKind.JSON_OBJECT, whitespace=""),
+    ],
 )
-def test_tool_calls_and_reasoning_need_llguidance(sample: Sample, grammar: Grammar) -> None:
+def test_tool_calls_reasoning_and_white_space_need_llguidance(sample: Sample, grammar: Grammar) -> None:
     made = sample(grammar=grammar, BACKEND="llguidance").guided_decoding.grammar
-    assert json.loads(made)["grammars"][0]["lark_grammar"].startswith("start: ")
+    assert json.loads(made)["grammars"][0]["lark_grammar"].lstrip().startswith("start: ")
     assert "guided_decoding_backend=llguidance" in refusal(sample, grammar=grammar, BACKEND="xgrammar").message
 
 

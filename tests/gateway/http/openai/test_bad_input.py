@@ -166,10 +166,24 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "structured_outputs.choice and structured_outputs.json both say what the answer must match",
     ),
     (
-        {"structured_outputs": {"disable_any_whitespace": True}},
+        {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
         "structured_outputs.disable_any_whitespace",
-        "structured_outputs.disable_any_whitespace is not supported, got true; leave it out or send false",
+        "structured_outputs.disable_any_whitespace is of JSON, which nothing in the request asks for; leave it out",
     ),
+    (
+        {"structured_outputs": {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+        "and structured_outputs.whitespace_pattern both say what white space JSON has; send one of them",
+    ),
+    *(
+        (
+            {"guided_json": {}, "guided_whitespace_pattern": pattern},
+            "guided_whitespace_pattern",
+            r"must be a regular expression of spaces, \t, \r and \n alone, got",
+        )
+        for pattern in ("x", "[^x]", ".", "[(]", "{}", "(", "[ ", "**", "\\S")
+    ),
+    ({"structural_tag": {"format": {"type": "x"}}}, "structural_tag", "the structural tag cannot be used: Invalid"),
     (
         {"structured_outputs": {"structural_tag": "x"}},
         "structured_outputs.structural_tag",

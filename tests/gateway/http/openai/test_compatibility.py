@@ -144,6 +144,8 @@ GRAMMARS = {
     "guided_grammar",
     "guided_json",
     "guided_regex",
+    "guided_whitespace_pattern",
+    "structural_tag",
     "response_format",
     "structured_outputs",
 }

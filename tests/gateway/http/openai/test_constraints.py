@@ -68,6 +68,12 @@ def test_the_stock_client_s_response_format(server: ServerProcess) -> None:
         ({"structured_outputs": {"json": CLOSABLE, "disable_additional_properties": True}}, r"\{\}"),
         ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "<n>[12]</n>"),
         ({"response_format": TAG}, "<n>[12]</n>"),
+        ({"structural_tag": TAG}, "<n>[12]</n>"),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, r'\{"size":"[sm]","count":\d\}'),
+        (
+            {"guided_json": SCHEMA, "structured_outputs": {"whitespace_pattern": "[\n]"}},
+            r'\{\n?"size"\n?:\n?"[sm]"\n?,\n?"count"\n?:\n?\d\n?\}',
+        ),
         ({"structured_outputs": {}, "response_format": {"type": "text"}, "guided_choice": ["a"]}, "a"),
     ],
 )
