@@ -41,6 +41,10 @@ class Task(StrEnum):
     EMBED = "embed"
 
 
+DTYPE_WORDS = {"bfloat16": "bf16", "float32": "f32", "float": "f32", "half": "float16", "f16": "float16"}
+"""torch's and vLLM's words for values of `EngineConfig.dtype`."""
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Everything an engine is told at its start, named as in vLLM. None means chosen at load for model and machine."""
 

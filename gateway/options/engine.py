@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
+from engine.config import DTYPE_WORDS, EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from engine.runtimes import BUNDLED, RUNTIMES, choose_runtime
 from engine.scheduling.policies import POLICIES
 from gateway.options.option import (
+    Parse,
     choice,
-    dtype_choice,
     enum_member,
     fraction,
     integer,
@@ -25,6 +25,13 @@ _DEFAULTS = EngineConfig(model_path="")
 STEP_SIZES = ("max_num_seqs", "max_num_batched_tokens")
 """Fields of EngineConfig for the requests and tokens of one step, whose defaults depend on the runtime."""
 _OTHERS = tuple(spec for spec in RUNTIMES.values() if spec is not BUNDLED)
+
+
+def _dtype_choice(*allowed: str) -> Parse:
+    """Return a parser of one of a few types, which also takes the words that torch and vLLM have for them."""
+    aliases = {word: each for word, each in DTYPE_WORDS.items() if each in allowed and word not in allowed}
+    parse = choice(*allowed)
+    return lambda text: aliases.get(text.lower()) or parse(text)
 
 
 def _values(field: str) -> tuple[str, ...]:
@@ -94,7 +101,7 @@ class ModelOptions:
     dtype: str = option(
         "--dtype",
         _DEFAULTS.dtype,
-        dtype_choice(*_values("dtypes")),
+        _dtype_choice(*_values("dtypes")),
         "TYPE",
         "precision of the computation: auto, bf16 (or bfloat16), f32 (float32, float), or float16 (half) on "
         "TensorRT-LLM. On the CPU auto takes bf16 where that has it, f32 is exact and about half as fast; on "
@@ -218,7 +225,7 @@ class CacheOptions:
     kv_cache_dtype: str = option(
         "--kv-cache-dtype",
         _DEFAULTS.kv_cache_dtype,
-        dtype_choice(*_values("kv_cache_dtypes")),
+        _dtype_choice(*_values("kv_cache_dtypes")),
         "TYPE",
         "type of the cached keys and values: auto (as --dtype), bf16, f32 (or --dtype's words for them) or u8; on "
         "TensorRT-LLM auto, fp8 or nvfp4. "

@@ -134,17 +134,6 @@ def choice(*allowed: str) -> Parse:
     return parse
 
 
-_DTYPE_ALIASES = {"bfloat16": "bf16", "float32": "f32", "float": "f32", "half": "float16", "f16": "float16"}
-"""torch's and vLLM's words for types, with the options' own."""
-
-
-def dtype_choice(*allowed: str) -> Parse:
-    """Return a parser of one of a few types, which also takes the words that torch and vLLM have for them."""
-    aliases = {word: each for word, each in _DTYPE_ALIASES.items() if each in allowed and word not in allowed}
-    parse = choice(*allowed)
-    return lambda text: aliases.get(text.lower()) or parse(text)
-
-
 def enum_member(kind: type[StrEnum]) -> Parse:
     """Return a parser of an enumeration's values."""
     allowed = choice(*kind)

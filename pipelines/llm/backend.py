@@ -77,7 +77,7 @@ class LlmBackend(Backend):
                 engine,
                 services.open_record,
                 str(source.version),
-                chat=services.chat,
+                chat=services.chat.with_parameters(setup.texts),
             )
             await starting
             await text.warm_up()

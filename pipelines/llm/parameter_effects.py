@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from engine.config import Runtime, SchedulerPolicy, Speculation
+from engine.config import DTYPE_WORDS, Runtime, SchedulerPolicy, Speculation
 from engine.runtime_settings import RuntimeSetting
 
 MAX_SEQS, MAX_DRAFT_TOKENS, MAX_THREADS = 4096, 32, 1024
@@ -72,16 +72,7 @@ def parse_object(text: str) -> dict[str, Any]:
         raise ValueError("must be a JSON object") from None
 
 
-_DTYPES = {
-    "auto": "auto",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "f32": "f32",
-    "float": "f32",
-    "float32": "f32",
-    "half": "float16",
-    "float16": "float16",
-}
+_DTYPES = {**{each: each for each in ("auto", "bf16", "f32", "float16")}, **DTYPE_WORDS}
 
 
 def parse_dtype(text: str) -> str:
@@ -218,6 +209,9 @@ SHARED_RULES: dict[str, Rule] = {
     "enable_kv_cache_reuse": _reuse,
     # TensorRT-LLM: answers
     "exclude_input_in_output": checked_bool,
+    # chats
+    "tool_call_parser": handled_elsewhere,
+    "reasoning_parser": handled_elsewhere,
     # TensorRT-LLM: where things are
     "gpt_model_path": handled_elsewhere,
     "engine_dir": handled_elsewhere,

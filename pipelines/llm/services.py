@@ -1,7 +1,7 @@
 """Services that the server gives the backends of LLMs: engine options, measurement, time limits, settings of chats."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from engine.config import EngineConfig, Runtime
 from pipelines.chat.registry import AUTO
@@ -27,6 +27,11 @@ class ChatSettings:
     """Whether messages that spell special tokens have them."""
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
+
+    def with_parameters(self, texts: Mapping[str, str]) -> "ChatSettings":
+        """Return the settings of a model with these parameters, which may name its parsers."""
+        tools, reasoning = (texts.get(name, getattr(self, name)) for name in ("tool_call_parser", "reasoning_parser"))
+        return replace(self, tool_call_parser=tools, reasoning_parser=reasoning)
 
 
 DEFAULT_CHAT = ChatSettings()

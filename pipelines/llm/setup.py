@@ -8,6 +8,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
+from pipelines.chat.registry import find_formats
 from pipelines.llm.model_folder import (
     MODEL_YAML,
     CheckpointFolder,
@@ -21,8 +22,9 @@ from pipelines.llm.model_folder import (
 )
 from pipelines.llm.parameter_effects import parse_bool, parse_runtime
 from pipelines.llm.parameters import apply_parameters, merge_arguments, parameter_texts
+from pipelines.llm.services import DEFAULT_CHAT
 from serving.spec import ModelSource
-from sluice.errors import invalid
+from sluice.errors import SluiceError, invalid
 
 _NO_OPTIONS = EngineConfig(model_path="")
 
@@ -58,6 +60,7 @@ def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], E
     a checkpoint, INVALID for a parameter that cannot be applied, UNAVAILABLE without the needed runtime."""
     yaml = read_model_yaml(source.version_folder)
     texts = _collect_parameters(source, yaml)
+    _check_parsers(source.name, texts)
     checkpoint = find_checkpoint(source, texts, engine_config(str(source.version_folder), None).engine_python)
     named = _named_runtime(source.name, texts)
     # The command line's adapters and tokenizer belong to MODEL.
@@ -105,6 +108,14 @@ def _has_lora(texts: dict[str, str]) -> bool:
         return parse_bool(texts.get("enable_lora", "false"))
     except ValueError:
         return False  # the parameter's rule raises the error
+
+
+def _check_parsers(model: str, texts: dict[str, str]) -> None:
+    chat = DEFAULT_CHAT.with_parameters(texts)
+    try:
+        find_formats("", chat.tool_call_parser, chat.reasoning_parser)
+    except SluiceError as error:
+        raise invalid(error.param or "", f"model '{model}': parameter {error.message}") from None
 
 
 def _named_runtime(model: str, texts: dict[str, str]) -> Runtime | None:

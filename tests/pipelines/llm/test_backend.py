@@ -286,6 +286,7 @@ class TestServing:
         (version / "model.json").write_text(json.dumps(arguments))
         text = """
           parameters { key: "batch_scheduler_policy" value { string_value: "max_utilization" } }
+          parameters { key: "tool_call_parser" value { string_value: "hermes" } }
           dynamic_batching { default_queue_policy { max_queue_size: 5 } }
         """
         async with loaded(source(tmp_path, text)) as model:
@@ -293,6 +294,7 @@ class TestServing:
             assert (info.max_model_len, info.max_num_seqs) == (128, 3)
             assert info.scheduler_policy == SchedulerPolicy.MAX_UTILIZATION
             assert model.engine.config.max_queued_requests == 5
+            assert model.text.formats.tools is not None and model.text.formats.tools.name == "hermes"
 
     async def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(self, tmp_path: Path, checkpoint: Path) -> None:
         shutil.copytree(checkpoint, tmp_path / "1", ignore=shutil.ignore_patterns("tokenizer*"))

@@ -53,6 +53,8 @@ OBEYED: list[tuple[str, str, dict[str, Any]]] = [
     *[("decoding_mode", mode, {}) for mode in ("auto", "top_k", "top_p", "top_k_top_p")],
     ("max_beam_width", "1", {}),
     ("exclude_input_in_output", "true", {}),
+    ("tool_call_parser", "hermes", {}),
+    ("reasoning_parser", "none", {}),
     ("kv_cache_host_memory_bytes", "0", {}),
     ("num_nodes", "1", {}),
     ("tensor_parallel_size", "1", {}),
