@@ -230,7 +230,5 @@ def test_a_model_names_its_chat_formats(folder: Path) -> None:
     write_checkpoint(folder / "1")
     found = set_up_as(folder, runtime="openvino", tool_call_parser="hermes", reasoning_parser="none")
     assert not any("parser" in note for note in found.notes)
-    with pytest.raises(
-        SluiceError, match=r"model 'm': parameter reasoning_parser must be one of auto, .*got 'x'"
-    ):
+    with pytest.raises(SluiceError, match=r"model 'm': parameter reasoning_parser must be one of auto, .*got 'x'"):
         set_up_as(folder, runtime="openvino", reasoning_parser="x")

@@ -112,8 +112,11 @@ class ResponseReply:
         return self._close_item("incomplete")
 
     def closing(self) -> bytes:
-        """Return the last event. OpenAI has none for a cancelled response but the one of failures."""
+        """Return the last event: response.completed, response.incomplete or response.failed."""
         status = self.response["status"]
+        # OpenAI publishes no event for a cancelled response. Its clients know these three as last ones, pass on the
+        # response's status, and drop an unknown one. They take an incomplete response for an answer that was cut, and
+        # incomplete_details has no reason of a cancellation; none takes a failed one for an answer.
         return self._state(status if status in ("completed", "incomplete") else "failed")
 
     # --- items ---

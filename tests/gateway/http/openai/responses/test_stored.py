@@ -175,6 +175,23 @@ def test_a_background_response_stops_when_its_client_wishes(live: LiveServer, cl
     assert live.blocks_used_after_step() == 0
 
 
+def test_the_stream_of_a_cancelled_response_ends_as_cancelled(live: LiveServer, client: openai.OpenAI) -> None:
+    live.runner.hold_after(3)
+    try:
+        stream = client.responses.create(**{**SENT, "max_output_tokens": 400}, background=True, stream=True)
+        first = next(stream)
+        live.runner.wait_held()
+        cancelled = client.responses.cancel(first.response.id)
+    finally:
+        live.runner.release()
+    *_, last = stream
+    with client.responses.stream(response_id=first.response.id) as later:
+        *_, last_of_helper = later
+    for event in (last, last_of_helper):
+        assert (event.type, event.response.status, event.response.error) == ("response.failed", "cancelled", None)
+    assert cancelled.status == "cancelled"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "param"),
     [
