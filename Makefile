@@ -32,7 +32,7 @@ quick: $(VENV)/.dev ## the tests that start no process, no server and no model l
 test-torch: $(VENV)/.torch ## compare with transformers live, on fresh random weights (installs torch)
 	$(BIN)/python -m pytest -m torch
 
-test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others against a running server (1.2 GB in build/)
+test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others against a running server (1.3 GB in build/)
 	cd tests/clients && ../../$(CLIENTS)/bin/python -m pytest --rootdir . --confcutdir . -c pytest.ini .
 
 check: $(VENV)/.dev ## format, lint, types, import layering
@@ -93,7 +93,7 @@ $(VENV)/.torch: $(VENV)/.dev
 
 # uv finds versions that fit each other in seconds; pip looks for them for ten minutes.
 $(CLIENTS)/.done: tests/clients/requirements.lock
-	@echo "Installing others' clients into $(CLIENTS) (about 1.2 GB, once; a minute or a few) ..."
+	@echo "Installing others' clients into $(CLIENTS) (about 1.3 GB, once; a minute or a few) ..."
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(INSTALL) uv
 	@$(CLIENTS)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/clients/requirements.lock
