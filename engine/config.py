@@ -30,6 +30,7 @@ class Runtime(StrEnum):
     AUTO = "auto"
     OPENVINO = "openvino"
     TENSORRT_LLM = "tensorrt_llm"
+    VLLM = "vllm"
 
 
 class Task(StrEnum):

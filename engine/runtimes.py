@@ -9,13 +9,16 @@ from types import MappingProxyType
 
 from engine.config import EngineConfig, Runtime
 from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
+from engine.delegated.vllm.runtime import VLLM
 from engine.model_folder import ModelFormat, gives_embeddings, model_format
 from engine.runners.openvino.runtime import OPENVINO
 from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import num_gpus
 
-RUNTIMES: Mapping[Runtime, RuntimeSpec] = MappingProxyType({spec.runtime: spec for spec in (OPENVINO, TENSORRT_LLM)})
+RUNTIMES: Mapping[Runtime, RuntimeSpec] = MappingProxyType(
+    {spec.runtime: spec for spec in (OPENVINO, TENSORRT_LLM, VLLM)}
+)
 """All runtimes by name."""
 BUNDLED = next(spec for spec in RUNTIMES.values() if not spec.library)
 """The runtime that comes with the gateway."""

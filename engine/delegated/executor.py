@@ -11,7 +11,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
-from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay, is_replayed
+from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay
 from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
@@ -178,7 +178,8 @@ class DelegatedExecutor:
                 f"the request needs up to {num_blocks} blocks of {self.info.block_size} tokens, but the whole KV cache "
                 f"has {self.info.num_blocks}; lower max_tokens",
             )
-        replay = Replay(request.resume_token_ids) if is_replayed(request) else None
+        is_replayed = bool(request.resume_token_ids) and self._runtime.needs_replay(request)
+        replay = Replay(request.resume_token_ids) if is_replayed else None
         prepared = self._runtime.prepare(
             request if replay is None else msgspec.structs.replace(request, resume_token_ids=[])
         )

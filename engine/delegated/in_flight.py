@@ -90,12 +90,6 @@ class DelegatedSequence:
         return blocks_for(self.num_prompt + self.num_output, self.block_size)
 
 
-def is_replayed(request: GenerateRequest) -> bool:
-    """Return whether an answer that goes on after a crash is generated anew from its prompt: a grammar is matched from
-    the first token of the output, so that what was sent cannot be part of the prompt."""
-    return bool(request.resume_token_ids) and request.sampling.grammar is not None
-
-
 class Replay:
     """Drops output that was sent already from what is generated again."""
 

@@ -100,8 +100,14 @@ class DelegatedRuntime(Protocol):
 
     def prepare(self, request: GenerateRequest) -> Any:
         """Return the request in the form that `submit` takes, before it waits in the queue. Generation goes on after
-        `resume_token_ids`, which are output that counts towards `max_tokens`; a request with a grammar has none. Raises
-        SluiceError for what the runtime cannot do."""
+        `resume_token_ids`, which are output that counts towards `max_tokens`. Raises SluiceError for what the runtime
+        cannot do."""
+        ...
+
+    def needs_replay(self, request: GenerateRequest) -> bool:
+        """Return whether an answer that goes on after a crash is generated anew from its prompt, since the runtime
+        cannot go on in the middle of it: `prepare` then gets no `resume_token_ids`. That what was sent comes again is
+        checked."""
         ...
 
     def submit(self, prepared: Any) -> RequestHandle:

@@ -12,6 +12,8 @@ STALL_SETTING = "stall_timeout_s"
 STALL_TIMEOUT_S = 60.0
 """Longer than any step takes, the first one of a new shape included."""
 CHECK_S = 0.25
+ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+"""The end of sequence is ignored so that the token ends by its length."""
 
 
 def stall_timeout_s(settings: Mapping[str, str]) -> float:
@@ -111,12 +113,15 @@ async def warm_up(runtime: DelegatedRuntime, info: EngineInfo, limit_s: float) -
 
 
 async def generate_one_token(
-    runtime: DelegatedRuntime, info: EngineInfo, request_id: str, limit_s: float
+    runtime: DelegatedRuntime,
+    info: EngineInfo,
+    request_id: str,
+    limit_s: float,
+    params: SamplingParams = ONE_TOKEN,
 ) -> FinishReason | None:
     """Generate a token, and return why it ended. Raises TimeoutError after `limit_s`, and what `runtime` raises."""
     # A prompt of this token alone cannot be found in the cache by any other.
     token_id = info.eos_token_ids[0] if info.eos_token_ids else 0
-    params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)  # so that it ends by its length
     request = GenerateRequest(request_id=request_id, prompt_token_ids=[token_id], sampling=params)
     reason = None
     async with asyncio.timeout(limit_s):

@@ -95,6 +95,10 @@ class TensorRtLlm:
         output = self._llm.generate_async(prepared.inputs, **prepared.keywords)
         return LlmRequestHandle(output, prepared.request, self._folder.eos_token_ids, self._block_size)
 
+    def needs_replay(self, request: GenerateRequest) -> bool:
+        """A grammar is matched from the first token of the output: what was sent cannot be part of the prompt."""
+        return request.sampling.grammar is not None
+
     def worst_case_blocks(self, request: GenerateRequest) -> int:
         params = request.sampling
         num_prompt = len(request.prompt_token_ids)

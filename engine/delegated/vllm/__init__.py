@@ -1,0 +1,1 @@
+"""vLLM behind the same protocol as our own executor."""

@@ -1,0 +1,138 @@
+"""From an EngineConfig to the engine arguments of vLLM."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig, Speculation
+from engine.delegated.vllm.library import INSTALL, VllmLibrary
+from engine.delegated.vllm.settings import SETTINGS
+from engine.model_folder import read_json
+from engine.runtime_settings import nearest_names
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+_DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+"""vLLM's names of types, where they are not ours."""
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of `max_lora_rank`."""
+_TOKENIZER_FILE = "tokenizer.json"
+_CPU_CACHE_BYTES = 1 << 30
+"""KV cache on a CPU where nothing is said; vLLM would take nearly all memory."""
+_CACHE_SIZES = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization"})
+_NGRAM_SIZE = 3
+_OWN_SPECULATION = ("speculative_config", "spec_method")
+
+
+@dataclass(frozen=True, slots=True)
+class VllmPlan:
+    """How vLLM is started: `AsyncEngineArgs(**arguments)`."""
+
+    arguments: dict[str, Any]
+    has_tokenizer: bool
+    """Whether it has the model's tokenizer, which grammars need."""
+    adapters: dict[str, str]
+    """Folders of LoRA adapters by name."""
+
+    def __str__(self) -> str:
+        return f"AsyncEngineArgs({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
+
+
+def plan_vllm(config: EngineConfig, library: VllmLibrary) -> VllmPlan:
+    """Resolve the arguments: our fields, over them the settings, over these `llm_arguments`, all by vLLM's names.
+    Raises INVALID or UNIMPLEMENTED that names the setting, what it held and what is expected."""
+    tokenizer = Path(config.tokenizer_path or config.model_path)
+    has_tokenizer = (tokenizer / _TOKENIZER_FILE).is_file()
+    given = _given(config)
+    arguments = {
+        **_from_fields(config),
+        "tokenizer": str(tokenizer),
+        "skip_tokenizer_init": not has_tokenizer,
+        "enable_logging_iteration_details": True,
+        **given,
+        "model": config.model_path,
+    }
+    if has_tokenizer:
+        # The grammars of all runtimes are llguidance's, which this backend is.
+        arguments["structured_outputs_config"] = {
+            **_mapping(arguments.get("structured_outputs_config")), "backend": "guidance"
+        }  # fmt: skip
+    if library.is_on_cpu and not _CACHE_SIZES & arguments.keys():
+        arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
+    _check_known(given, library)
+    return VllmPlan(arguments, has_tokenizer and not arguments["skip_tokenizer_init"], dict(config.lora_modules))
+
+
+def _given(config: EngineConfig) -> dict[str, Any]:
+    """Return what was given by vLLM's own names."""
+    settings = {name: value for name, value in SETTINGS.check(config.runtime_settings).items() if SETTINGS[name].target}
+    for name in config.llm_arguments:
+        SETTINGS.check({name: "0"} if name not in SETTINGS else {})  # its error names what is near
+    return settings | config.llm_arguments
+
+
+def _check_known(given: dict[str, Any], library: VllmLibrary) -> None:
+    known = library.engine_arguments
+    for name in given:
+        if name not in known:
+            message = f"vLLM {library.version} has no argument {name}{nearest_names(name, known)}; install {INSTALL}"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param=name)
+
+
+def _from_fields(config: EngineConfig) -> dict[str, Any]:
+    if config.kv_cache_memory_fraction is not None:
+        message = (
+            "kv_cache_memory_fraction has another meaning in vLLM, a share of all memory with the weights in it; give "
+            "the setting gpu_memory_utilization, or kv_cache_memory_bytes"
+        )
+        raise invalid("kv_cache_memory_fraction", message)
+    arguments: dict[str, Any] = {
+        "dtype": _DTYPES.get(config.dtype, config.dtype),
+        "kv_cache_dtype": _DTYPES.get(config.kv_cache_dtype, config.kv_cache_dtype),
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+    }
+    if config.max_model_len is not None:
+        arguments["max_model_len"] = config.max_model_len
+    if config.num_blocks is not None:
+        arguments["num_gpu_blocks_override"] = config.num_blocks + 1  # one is vLLM's own
+    if config.kv_cache_memory_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes
+    if config.quantization != "none":
+        arguments["quantization"] = config.quantization
+    if config.lora_modules:
+        arguments |= _for_adapters(config.lora_modules)
+    if config.speculation is not Speculation.OFF and not any(name in config.llm_arguments for name in _OWN_SPECULATION):
+        arguments["speculative_config"] = _speculation(config)
+    return arguments
+
+
+def _speculation(config: EngineConfig) -> dict[str, Any]:
+    count = {"num_speculative_tokens": config.num_speculative_tokens}
+    if config.speculation is Speculation.NGRAM:
+        return {"method": "ngram", "prompt_lookup_max": _NGRAM_SIZE, **count}
+    if config.draft_model_path is None:
+        raise invalid("draft_model_path", "draft_model_path must be given where speculation is draft_model")
+    return {"model": config.draft_model_path, "method": "draft_model", **count}
+
+
+def _for_adapters(modules: dict[str, str]) -> dict[str, Any]:
+    """Return room for the adapters: the least rank that vLLM has which is enough for all."""
+    rank = max(map(_read_rank, modules, modules.values()))
+    enough = next((each for each in _RANKS if each >= rank), None)
+    if enough is None:
+        raise invalid("lora_modules", f"LoRA adapters of vLLM have a rank of at most {_RANKS[-1]}, got {rank}")
+    return {"enable_lora": True, "max_loras": len(modules), "max_lora_rank": enough}
+
+
+def _read_rank(name: str, folder: str) -> int:
+    rank = read_json(Path(folder) / "adapter_config.json").get("r")
+    if not isinstance(rank, int) or rank < 1:
+        raise invalid("lora_modules", f"LoRA adapter {name}: r in adapter_config.json must be 1 or more, got {rank!r}")
+    return rank
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}

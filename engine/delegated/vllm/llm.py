@@ -1,0 +1,162 @@
+"""One loaded model of vLLM as a delegated runtime."""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.delegated.interface import RuntimeFailure, StatisticsListener
+from engine.delegated.vllm.arguments import VllmPlan, plan_vllm
+from engine.delegated.vllm.capacity import CacheCapacity, read_capacity
+from engine.delegated.vllm.library import VllmLibrary, load_library
+from engine.delegated.vllm.responses import VllmRequestHandle, classify
+from engine.delegated.vllm.runtime import VLLM
+from engine.delegated.vllm.sampling import needs_replay, sampling_params
+from engine.delegated.vllm.statistics import StatisticsReader
+from engine.delegated.watchdog import generate_one_token, stall_timeout_s, warm_up
+from engine.types import EngineInfo, GenerateRequest, GrammarKind, IterationStats, SamplingParams
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+COMPILE_S = 300.0
+"""How long the first request with log probabilities may take: vLLM compiles for it."""
+
+
+def load_llm(config: EngineConfig) -> "Vllm":
+    """Import vLLM and resolve its arguments. It is started on the event loop, which it needs (`Vllm.start`). Raises
+    SluiceError with what is wrong."""
+    stall_timeout_s(config.runtime_settings)  # a wrong one is not to be found out after minutes
+    library = load_library()
+    plan = plan_vllm(config, library)
+    log.info("vLLM %s: %s", library.version, plan)
+    return Vllm(plan, library, config)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCall:
+    """A request as `generate` takes it."""
+
+    request: GenerateRequest
+    keywords: dict[str, Any]
+
+
+class Vllm:
+    """Implements `DelegatedRuntime`."""
+
+    title = VLLM.title
+
+    def __init__(self, plan: VllmPlan, library: VllmLibrary, config: EngineConfig) -> None:
+        self._plan = plan
+        self._library = library
+        self._config = config
+        self._statistics = StatisticsReader()
+        self._numbers = count(1)
+        self._adapters = {name: number for number, name in enumerate(sorted(plan.adapters), 1)}
+        self._llm: Any = None
+        self._capacity: CacheCapacity | None = None
+
+    # -- requests
+
+    def prepare(self, request: GenerateRequest) -> PreparedCall:
+        """Raises SluiceError for what vLLM cannot do."""
+        params = sampling_params(self._library, request, has_tokenizer=self._plan.has_tokenizer)
+        inputs = self._library.find("vllm.inputs:tokens_input")
+        ids = [*request.prompt_token_ids, *request.resume_token_ids]
+        prompt = inputs(ids, cache_salt=request.cache_salt) if request.cache_salt else inputs(ids)
+        keywords: dict[str, Any] = {"prompt": prompt, "sampling_params": params}
+        if request.adapter:
+            lora = self._library.find("vllm.lora.request:LoRARequest")
+            number, path = self._adapters[request.adapter], self._plan.adapters[request.adapter]
+            keywords["lora_request"] = lora(lora_name=request.adapter, lora_int_id=number, lora_path=path)
+        return PreparedCall(request, keywords)
+
+    def submit(self, prepared: PreparedCall) -> VllmRequestHandle:
+        # A client's own id need not be unique, and vLLM aborts all requests of an id.
+        request_id = f"{next(self._numbers)}-{prepared.request.request_id}"
+        outputs = self._llm.generate(request_id=request_id, **prepared.keywords)
+        return VllmRequestHandle(outputs, prepared.request, lambda: self._llm.abort(request_id))
+
+    def needs_replay(self, request: GenerateRequest) -> bool:
+        return needs_replay(request)
+
+    def worst_case_blocks(self, request: GenerateRequest) -> int:
+        assert self._capacity is not None
+        return self._capacity.worst_case_blocks(len(request.prompt_token_ids), request.sampling.max_tokens)
+
+    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
+        return classify(error)
+
+    # -- health, statistics and the end
+
+    async def is_healthy(self) -> bool:
+        try:
+            await self._llm.check_health()
+        except Exception as error:
+            log.error("vLLM is not healthy: %s", error)
+            return False
+        return True
+
+    async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
+        await self._statistics.follow(listener)
+
+    def shutdown(self) -> None:
+        """Blocks until its processes have ended, or vLLM has killed them."""
+        if self._llm is not None:
+            self._llm.shutdown()
+
+    # -- the start
+
+    async def start(self) -> tuple[EngineInfo, IterationStats | None]:
+        """Start vLLM's processes, and generate two tokens: one proves that the model works, and one with log
+        probabilities lets vLLM compile what it needs for these, which takes seconds in which nobody gets a token."""
+        base = self._library.find("vllm.v1.metrics.loggers:StatLoggerBase")
+        arguments = self._library.find("vllm.engine.arg_utils:AsyncEngineArgs")
+        try:
+            vllm_config = arguments(**self._plan.arguments).create_engine_config()
+            self._llm = self._library.find("vllm.v1.engine.async_llm:AsyncLLM").from_vllm_config(
+                vllm_config, stat_loggers=[self._statistics.logger_class(base)], disable_log_stats=True
+            )
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise SluiceError(ErrorCode.INVALID, f"vLLM {self._library.version} cannot start so: {error}") from error
+        metadata = await self._llm.engine_core.call_utility_async("get_kv_cache_group_metadata")
+        self._capacity = read_capacity(self._llm.vllm_config, metadata)
+        self._statistics.num_blocks = self._capacity.num_blocks
+        info = self._info(self._capacity)
+        await warm_up(self, info, stall_timeout_s(self._config.runtime_settings))
+        with_logprobs = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=1)
+        await generate_one_token(self, info, "warm-up-logprobs", COMPILE_S, with_logprobs)
+        return info, None
+
+    def _info(self, capacity: CacheCapacity) -> EngineInfo:
+        vllm_config = self._llm.vllm_config
+        model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+        return EngineInfo(
+            runtime=VLLM.runtime.value,
+            runtime_version=str(self._library.version),
+            model_type=str(getattr(model.hf_text_config, "model_type", "unknown")),
+            dtype=str(model.dtype).removeprefix("torch."),
+            vocab_size=int(model.get_vocab_size()),
+            eos_token_ids=self._eos_token_ids(),
+            max_model_len=int(model.max_model_len),
+            block_size=int(cache.block_size),
+            num_blocks=capacity.num_blocks,
+            max_num_seqs=int(vllm_config.scheduler_config.max_num_seqs),
+            max_num_batched_tokens=int(vllm_config.scheduler_config.max_num_batched_tokens),
+            load_seconds=0.0,
+            kv_cache_dtype=str(cache.cache_dtype),
+            quantization=str(model.quantization or "none"),
+            adapters=tuple(sorted(self._plan.adapters)),
+            grammar_kinds=tuple(GrammarKind) if self._plan.has_tokenizer else (),
+            num_gpus=0 if self._library.is_on_cpu else int(parallel.world_size),
+        )
+
+    def _eos_token_ids(self) -> tuple[int, ...]:
+        """Return the ends that vLLM itself stops at: the tokenizer's, and those of generation_config.json."""
+        model = self._llm.vllm_config.model_config
+        own = self._llm.tokenizer.eos_token_id if self._plan.has_tokenizer else None
+        listed = (model.try_get_generation_config() or {}).get("eos_token_id")
+        ids = (own, *(listed if isinstance(listed, list) else (listed,)))
+        return tuple(dict.fromkeys(each for each in ids if isinstance(each, int)))

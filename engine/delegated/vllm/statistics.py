@@ -1,0 +1,73 @@
+"""vLLM's statistics of its steps under our names."""
+
+import asyncio
+from typing import Any
+
+from engine.delegated.interface import Iteration, StatisticsListener
+from engine.types import IterationStats
+
+
+class StatisticsReader:
+    """Receives the statistics of each step in the event loop, and hands them to the listener there is."""
+
+    def __init__(self) -> None:
+        self.num_blocks = 0
+        """Blocks that requests can use."""
+        self._listener: StatisticsListener | None = None
+
+    def logger_class(self, base: type) -> type:
+        """Return the class of vLLM's statistics logger, a `base` whose objects tell this reader."""
+        reader = self
+
+        class StepLogger(base):  # type: ignore[misc]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+            def record(
+                self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+            ) -> None:
+                reader.take(scheduler_stats, iteration_stats)
+
+        return StepLogger
+
+    def take(self, scheduler: Any, iteration: Any) -> None:
+        details = getattr(scheduler, "iteration_details", None)
+        if self._listener is not None and details is not None and not details.is_dummy:
+            self._listener.on_iteration(read_iteration(scheduler, iteration, details, self.num_blocks))
+
+    async def follow(self, listener: StatisticsListener) -> None:
+        """Tell `listener` until cancelled."""
+        self._listener = listener
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._listener = None
+
+
+def read_iteration(scheduler: Any, iteration: Any, details: Any, num_blocks: int) -> Iteration:
+    """Return a step of vLLM's SchedulerStats, IterationStats and SchedulerIterationDetails."""
+    used = round(scheduler.kv_cache_usage * num_blocks)
+    drafts = getattr(scheduler, "spec_decoding_stats", None)
+    stats = IterationStats(
+        iteration=details.iteration_index,
+        latency_ms=details.elapsed_ms,
+        num_active=scheduler.num_running_reqs + scheduler.num_waiting_reqs,
+        num_scheduled=details.num_ctx_requests + details.num_generation_requests,
+        num_context=details.num_ctx_requests,
+        num_generation=details.num_generation_requests,
+        num_paused=getattr(iteration, "num_preempted_reqs", 0),
+        num_queued=scheduler.num_waiting_reqs,
+        context_tokens=details.num_ctx_tokens,
+        max_blocks=num_blocks,
+        free_blocks=num_blocks - used,
+        used_blocks=used,
+    )
+    return Iteration(
+        stats,
+        details.elapsed_ms / 1e3,
+        num_drafted=int(getattr(drafts, "num_draft_tokens", 0)),
+        num_accepted=int(getattr(drafts, "num_accepted_tokens", 0)),
+    )
