@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 INSTALL := -m pip install --quiet --quiet --disable-pip-version-check
 GOLDENS := build/goldens-venv
 CLIENTS := build/clients-venv
+VLLM := build/vllm-venv
 TORCH := torch==2.13.0
 # tests/conftest.py chooses the number of workers (another: ARGS="-n 8") and the order of the files.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
@@ -15,7 +16,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-torch test-clients check format docs vectors bench goldens clean
+.PHONY: help run test quick test-torch test-clients test-vllm check format docs vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -34,6 +35,9 @@ test-torch: $(VENV)/.torch ## compare with transformers live, on fresh random we
 
 test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others against a running server (1.3 GB in build/)
 	cd tests/clients && ../../$(CLIENTS)/bin/python -m pytest --rootdir . --confcutdir . -c pytest.ini .
+
+test-vllm: $(VENV)/.dev $(VLLM)/.done ## models on the vLLM runtime, on the CPU (3.2 GB in build/)
+	$(BIN)/python -m pytest -m vllm --timeout=600 tests/vllm $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import layering
 	$(BIN)/ruff format --check .
@@ -97,6 +101,15 @@ $(CLIENTS)/.done: tests/clients/requirements.lock
 	@$(PYTHON) -m venv $(CLIENTS)
 	@$(CLIENTS)/bin/python $(INSTALL) uv
 	@$(CLIENTS)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/clients/requirements.lock
+	@touch $@
+
+$(VLLM)/.done: tests/vllm/requirements.in tests/vllm/overrides.txt
+	@echo "Installing vLLM for a CPU into $(VLLM) (about 3.2 GB, once; a minute or a few) ..."
+	@$(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python $(INSTALL) uv
+	@$(VLLM)/bin/python $(INSTALL) $(TORCH)
+	@$(VLLM)/bin/uv pip install --quiet --python $(VLLM)/bin/python --override tests/vllm/overrides.txt -r tests/vllm/requirements.in
+	@$(VLLM)/bin/python $(INSTALL) --no-deps --editable .
 	@touch $@
 
 $(GOLDENS)/.done: pyproject.toml

@@ -70,6 +70,9 @@ class AnsweringRuntime:
         self.outputs.append(Output())
         return LlmRequestHandle(self.outputs[-1], prepared, self._info.eos_token_ids, self._info.block_size)
 
+    def needs_replay(self, request: GenerateRequest) -> bool:
+        return request.sampling.grammar is not None
+
     def worst_case_blocks(self, request: GenerateRequest) -> int:
         num_prompt, block_size = len(request.prompt_token_ids), self._info.block_size
         return blocks_to_completion(num_prompt, request.sampling.max_tokens, 1, block_size)

@@ -97,14 +97,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_path: str | None = None
     """Folder of the tokenizer, for a runtime that needs one (guided decoding). Default: `model_path`."""
     engine_python: str | None = None
-    """Python interpreter of a TensorRT-LLM engine's process. Its environment needs this package, numpy, msgspec, pyzmq
-    and packaging. Default: the gateway's interpreter."""
+    """Python interpreter of the process of a TensorRT-LLM or vLLM engine. Its environment needs this package, numpy,
+    msgspec, pyzmq and packaging. Default: the gateway's interpreter."""
     launcher: list[str] = []
     """Command that starts the engine's process, such as `mpirun -n 8 trtllm-llmapi-launch`. Default: none."""
     runtime_settings: dict[str, str] = {}
-    """TensorRT-LLM settings without a field of their own, by the names in its `configuration.catalogue`."""
+    """Settings of the runtime without a field of their own, by the names in its `RuntimeSpec.settings`."""
     llm_arguments: dict[str, Any] = {}
-    """Arguments of TensorRT-LLM's LLM class; they override everything else."""
+    """Arguments of TensorRT-LLM's LLM class, or vLLM's engine arguments; they override everything else."""
 
     def __post_init__(self) -> None:
         """Check the limits. Raises SluiceError INVALID if decode alone might not fit into a step."""

@@ -29,8 +29,10 @@ class Fitness(IntEnum):
     FALLBACK = 1
     """It serves where no other is better; the reasons of those that decline say why."""
     FASTER = 2
-    NEEDED = 3
-    """No other runtime can do what the configuration asks for."""
+    MISSING = 3
+    """It could do what the configuration asks for and others cannot, but is not installed: the error says how."""
+    NEEDED = 4
+    """It is installed, and can do what the configuration asks for and others cannot."""
 
 
 class Appraisal(NamedTuple):

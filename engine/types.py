@@ -162,7 +162,7 @@ class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class IterationStats(msgspec.Struct, frozen=True, array_like=True):
-    """TensorRT-LLM's statistics of its last iteration, under our names; None for those it does not report."""
+    """A delegated runtime's statistics of its last iteration, under our names; None for those it does not report."""
 
     iteration: int
     latency_ms: float
@@ -229,7 +229,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     wait_error_seconds_total: float = 0.0
     """Requests admitted, the sum of their waits, and the sum of the absolute errors of the predictions at submit."""
     iteration: IterationStats | None = None
-    """TensorRT-LLM's own statistics; None for other runtimes, and before it reports any."""
+    """A delegated runtime's own statistics; None for our executor, and before there are any."""
     num_foreground_waiting: int = 0
     """Requests of priorities before `BACKGROUND_PRIORITY` for which the last step had no room."""
 

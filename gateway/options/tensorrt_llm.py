@@ -1,13 +1,17 @@
-"""Options that only TensorRT-LLM obeys."""
+"""Options that only TensorRT-LLM and vLLM obey."""
 
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from engine.runtime_settings import SettingsTable, nearest_names
+from engine.runtimes import RUNTIMES
 from gateway.options.option import OptionError, integer, option, printable_text
 from sluice.errors import SluiceError
+
+_TABLES = [spec.settings for spec in RUNTIMES.values() if spec.settings]
+"""The settings of the runtimes that have any."""
 
 
 def _pair_parser(what: str) -> Any:
@@ -45,7 +49,7 @@ def _read_llm_arguments(path: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TensorRtLlmOptions:
-    """TensorRT-LLM: NVIDIA's runtime, on machines with its GPUs"""
+    """TensorRT-LLM and vLLM: runtimes that have an environment of their own, on machines with GPUs"""
 
     tensor_parallel_size: int = option(
         "--tensor-parallel-size",
@@ -69,8 +73,9 @@ class TensorRtLlmOptions:
         (),
         _pair_parser("KEY=VALUE, such as moe_expert_parallel_size=8"),
         "KEY=VALUE",
-        "a setting that has no option of its own, by one of the names in docs/tensorrt-llm.md; those of trtllm-serve "
-        "and tensorrtllm_backend are among them. May be given several times",
+        "a setting of the runtime that has no option of its own: by one of the names in docs/tensorrt-llm.md, those of "
+        "trtllm-serve and tensorrtllm_backend among them; for vLLM by the name of its engine argument. May be given "
+        "several times",
         is_many=True,
         separator=";",
     )
@@ -79,8 +84,8 @@ class TensorRtLlmOptions:
         None,
         _read_llm_arguments,
         "FILE",
-        "YAML file of arguments of TensorRT-LLM's LLM class, as trtllm-serve takes it. It goes over all other options, "
-        "of every model",
+        "YAML file of arguments of TensorRT-LLM's LLM class, as trtllm-serve takes it, or of vLLM's engine arguments. "
+        "It goes over all other options, of every model",
         ("--extra_llm_api_options", "--config"),
     )
     lora_modules: tuple[tuple[str, str], ...] = option(
@@ -96,8 +101,8 @@ class TensorRtLlmOptions:
         None,
         printable_text("the path of a Python"),
         "PYTHON",
-        "Python that TensorRT-LLM is installed for, where it has an environment of its own: it pins other releases of "
-        "libraries than the gateway needs. Install this package there too, without its dependencies, and msgspec, "
+        "Python that TensorRT-LLM or vLLM is installed for, where it has an environment of its own: it pins other "
+        "releases of libraries than the gateway needs. Install this package there too, without its dependencies, and msgspec, "
         "pyzmq and packaging. Default: the gateway's",
     )
     launcher: list[str] | None = option(
@@ -124,7 +129,7 @@ class TensorRtLlmOptions:
 
     def sets(self, field: str) -> bool:
         """Whether a runtime setting stands for that field of EngineConfig."""
-        return any(SETTINGS[name] is SETTINGS[field] for name, _ in self.runtime_settings)
+        return any(_is_same(table, name, field) for name, _ in self.runtime_settings for table in _TABLES)
 
     def engine_fields(self) -> dict[str, Any]:
         """Return the fields of EngineConfig that these options set."""
@@ -139,8 +144,26 @@ class TensorRtLlmOptions:
         }
 
 
+def _is_same(table: SettingsTable, name: str, other: str) -> bool:
+    return name in table and other in table and table[name] is table[other]
+
+
 def _check_settings(settings: dict[str, str]) -> None:
-    try:
-        SETTINGS.check(settings)
-    except SluiceError as error:
-        raise OptionError(f"--runtime-setting: {error.message}") from None
+    """Raise OptionError unless one runtime takes them all. Which one runs the model is chosen later."""
+    unknown = next((name for name in settings if not any(name in table for table in _TABLES)), None)
+    if unknown is not None:
+        known = {name for table in _TABLES for name in table}
+        raise OptionError(
+            f"--runtime-setting: no runtime has a setting {unknown!r}{nearest_names(unknown, known)}; "
+            "docs/tensorrt-llm.md and docs/vllm.md have the names"
+        )
+    errors = []
+    for table in _TABLES:
+        try:
+            table.check(settings)
+        except SluiceError as error:
+            errors.append((error.param in table, error.message))
+        else:
+            return
+    # The error of a runtime that has the setting says more than that of one that has it not.
+    raise OptionError(f"--runtime-setting: {max(errors)[1]}")

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,12 @@ def folder_with(path: Path, config: Any, *files: str) -> Path:
     return path
 
 
-def choose(path: Path, *, gpus: int = 0, installed: bool = False, **config: Any) -> RuntimeChoice:
+def choose(path: Path, *, gpus: int = 0, installed: Collection[Runtime] = (), **config: Any) -> RuntimeChoice:
+    """`installed`: the runtimes that are."""
     return choose_runtime(
         EngineConfig(model_path=str(path), **config),
         count_gpus=lambda: gpus,
-        is_installed=lambda spec, python: installed or not spec.library,
+        is_installed=lambda spec, python: not spec.library or spec.runtime in installed,
     )
 
 
@@ -74,14 +76,20 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpus", "installed", "expected", "reason"),
     [
-        (0, False, Runtime.OPENVINO, "there is no NVIDIA GPU"),
-        (0, True, Runtime.OPENVINO, "there is no NVIDIA GPU"),
-        (2, False, Runtime.OPENVINO, "there are 2 GPUs, but TensorRT-LLM is not installed"),
-        (2, True, Runtime.TENSORRT_LLM, "TensorRT-LLM is installed and there are 2 GPUs"),
+        (0, (), Runtime.OPENVINO, "there is no NVIDIA GPU"),
+        (0, Runtime, Runtime.OPENVINO, "there is no NVIDIA GPU"),
+        (
+            2,
+            (),
+            Runtime.OPENVINO,
+            "there are 2 GPUs, but TensorRT-LLM is not installed; there are 2 GPUs, but vLLM is not installed",
+        ),
+        (2, {Runtime.VLLM}, Runtime.VLLM, "vLLM is installed and there are 2 GPUs"),
+        (2, Runtime, Runtime.TENSORRT_LLM, "TensorRT-LLM is installed and there are 2 GPUs"),
     ],
 )
 def test_a_checkpoint_runs_where_it_can(
-    tmp_path: Path, gpus: int, installed: bool, expected: Runtime, reason: str
+    tmp_path: Path, gpus: int, installed: Collection[Runtime], expected: Runtime, reason: str
 ) -> None:
     choice = choose(folder_with(tmp_path / "model", HUGGINGFACE), gpus=gpus, installed=installed)
     assert choice == RuntimeChoice(expected, reason)
@@ -90,9 +98,10 @@ def test_a_checkpoint_runs_where_it_can(
 @pytest.mark.parametrize(
     "config", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"lora_modules": {"a": "/a"}}]
 )
-def test_what_only_gpus_do_asks_for_tensorrt_llm(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_what_only_gpus_do_asks_for_their_runtimes(tmp_path: Path, config: dict[str, Any]) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE)
-    assert choose(path, installed=True, **config).runtime is Runtime.TENSORRT_LLM
+    assert choose(path, installed=Runtime, **config).runtime is Runtime.TENSORRT_LLM
+    assert choose(path, gpus=2, installed={Runtime.VLLM}, **config).runtime is Runtime.VLLM
     with pytest.raises(SluiceError, match="it is not installed") as refused:
         choose(path, **config)
     assert refused.value.code is ErrorCode.UNAVAILABLE
@@ -101,7 +110,7 @@ def test_what_only_gpus_do_asks_for_tensorrt_llm(tmp_path: Path, config: dict[st
 @pytest.mark.parametrize(("config", "file"), [(CONVERTED, "rank0.safetensors"), (COMPILED, "rank0.engine")])
 def test_its_own_formats_need_tensorrt_llm(tmp_path: Path, config: dict[str, Any], file: str) -> None:
     path = folder_with(tmp_path / "model", config, file)
-    assert choose(path, installed=True).runtime is Runtime.TENSORRT_LLM
+    assert choose(path, installed=Runtime).runtime is Runtime.TENSORRT_LLM
     with pytest.raises(SluiceError, match=r"sluice doctor") as missing:
         choose(path)
     assert missing.value.code is ErrorCode.UNAVAILABLE
@@ -112,16 +121,16 @@ def test_its_own_formats_need_tensorrt_llm(tmp_path: Path, config: dict[str, Any
 
 def test_an_ir_stays_with_openvino(tmp_path: Path) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE, "openvino_model.xml")
-    choice = choose(path, gpus=1, installed=True)
+    choice = choose(path, gpus=1, installed=Runtime)
     assert choice == RuntimeChoice(Runtime.OPENVINO, "the folder holds an OpenVINO IR")
     with pytest.raises(SluiceError, match="is an OpenVINO IR, which TensorRT-LLM cannot run"):
-        choose(path, installed=True, runtime=Runtime.TENSORRT_LLM)
+        choose(path, installed=Runtime, runtime=Runtime.TENSORRT_LLM)
 
 
 def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE)
-    assert choose(path, gpus=1, installed=True, runtime=Runtime.OPENVINO).runtime is Runtime.OPENVINO
-    assert choose(path, installed=True, runtime=Runtime.TENSORRT_LLM).runtime is Runtime.TENSORRT_LLM
+    assert choose(path, gpus=1, installed=Runtime, runtime=Runtime.OPENVINO).runtime is Runtime.OPENVINO
+    assert choose(path, installed=Runtime, runtime=Runtime.TENSORRT_LLM).runtime is Runtime.TENSORRT_LLM
     with pytest.raises(SluiceError, match="it was asked for"):
         choose(path, gpus=1, runtime=Runtime.TENSORRT_LLM)
 

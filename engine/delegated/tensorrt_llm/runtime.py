@@ -13,10 +13,11 @@ from sluice.errors import SluiceError
 
 
 def _appraise(config: EngineConfig, num_gpus: int, is_installed: Callable[[], bool]) -> Appraisal:
+    fitness = Fitness.NEEDED if is_installed() else Fitness.MISSING
     if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
-        return Appraisal(Fitness.NEEDED, "the model is to be spread over several GPUs")
+        return Appraisal(fitness, "the model is to be spread over several GPUs")
     if config.lora_modules:
-        return Appraisal(Fitness.NEEDED, "LoRA adapters are given")
+        return Appraisal(fitness, "LoRA adapters are given")
     if not num_gpus:
         return Appraisal(Fitness.DECLINED, "there is no NVIDIA GPU")
     if not is_installed():

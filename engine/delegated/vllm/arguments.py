@@ -18,7 +18,8 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _TOKENIZER_FILE = "tokenizer.json"
 _CPU_CACHE_BYTES = 1 << 30
 """KV cache on a CPU where nothing is said; vLLM would take nearly all memory."""
-_CACHE_SIZES = frozenset({"kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization"})
+_CACHE_SIZES = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
+"""A number of blocks is none of them: with it alone vLLM still asks for nearly all memory."""
 _NGRAM_SIZE = 3
 _OWN_SPECULATION = ("speculative_config", "spec_method")
 

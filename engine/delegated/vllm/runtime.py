@@ -12,17 +12,17 @@ _ON_CPU = StepSizes(64, 2048)
 """A step of a CPU takes as long as it has tokens."""
 
 
-def _appraise(config: EngineConfig, count: int, is_installed: Callable[[], bool]) -> Appraisal:
+def _appraise(config: EngineConfig, num_found: int, is_installed: Callable[[], bool]) -> Appraisal:
     """It is chosen by itself only on GPUs: on a CPU it starts in a minute, and OpenVINO in a second."""
-    if not count:
+    if not num_found:
         return Appraisal(Fitness.DECLINED, "there is no NVIDIA GPU")
     if not is_installed():
-        return Appraisal(Fitness.DECLINED, f"there are {count} GPUs, but vLLM is not installed")
+        return Appraisal(Fitness.DECLINED, f"there are {num_found} GPUs, but vLLM is not installed")
     if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         return Appraisal(Fitness.NEEDED, "the model is to be spread over several GPUs, and vLLM is installed")
     if config.lora_modules:
         return Appraisal(Fitness.NEEDED, "LoRA adapters are given, and vLLM is installed")
-    return Appraisal(Fitness.FASTER, f"vLLM is installed and there are {count} GPUs")
+    return Appraisal(Fitness.FASTER, f"vLLM is installed and there are {num_found} GPUs")
 
 
 VLLM = RuntimeSpec(

@@ -90,6 +90,9 @@ class FakeRuntime:
     def submit(self, prepared: GenerateRequest) -> RequestHandle:
         return self._make_handle(prepared)
 
+    def needs_replay(self, request: GenerateRequest) -> bool:
+        return request.sampling.grammar is not None
+
     def worst_case_blocks(self, request: GenerateRequest) -> int:
         return blocks_for(len(request.prompt_token_ids) + request.sampling.max_tokens, INFO.block_size)
 

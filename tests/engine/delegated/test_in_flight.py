@@ -7,7 +7,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.delegated.executor import DelegatedExecutor
-from engine.delegated.in_flight import Replay, is_replayed
+from engine.delegated.in_flight import Replay
 from engine.delegated.interface import ResponseDelta
 from engine.frames import Shutdown, StepFrame, Submit
 from engine.types import EventDetail, FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams, TokenLogprob
@@ -38,13 +38,6 @@ def test_another_turn_is_an_error() -> None:
     with pytest.raises(SluiceError, match="another turn") as caught:
         Replay([5, 6, 7]).trim(delta(5, 9))
     assert caught.value.code is ErrorCode.INTERNAL
-
-
-def test_only_an_answer_under_a_grammar_is_generated_again() -> None:
-    request = make_request(1)
-    resumed = msgspec.structs.replace(request, resume_token_ids=[5, 6])
-    guided = msgspec.structs.replace(resumed, sampling=SamplingParams(grammar=GRAMMAR))
-    assert [is_replayed(each) for each in (request, resumed, guided)] == [False, False, True]
 
 
 class AnsweringHandle(FakeHandle):

@@ -69,11 +69,11 @@ def test_trtllm_serves_spelling() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--runtime", "cuda"), "--runtime must be one of auto, openvino, tensorrt_llm, got 'cuda'"),
+        (("--runtime", "cuda"), "--runtime must be one of auto, openvino, tensorrt_llm, vllm, got 'cuda'"),
         (("-tp", "0"), "--tensor-parallel-size must be a whole number from 1 to 1024, got '0'"),
         (("--runtime-setting", "ep_size"), "--runtime-setting must be KEY=VALUE"),
         (("--runtime-setting", "ep_size=two"), "--runtime-setting: ep_size must be a whole number of 1 or more, got"),
-        (("--runtime-setting", "max_beam_widht=2"), "no setting 'max_beam_widht' (did you mean max_beam_width"),
+        (("--runtime-setting", "max_beam_widht=2"), "setting 'max_beam_widht' (did you mean max_beam_width"),
         (
             ("--runtime-setting", "max_beam_width=2", "--runtime-setting", "max_beam_width=4"),
             "--runtime-setting names 'max_beam_width' more than once",

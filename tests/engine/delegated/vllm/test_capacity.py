@@ -1,0 +1,51 @@
+"""The most blocks that a request of vLLM can hold."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.delegated.vllm.capacity import CacheCapacity, CacheGroup, read_capacity
+
+
+def capacity(*groups: CacheGroup, most: int = 1000, in_flight: int = 64, lookahead: int = 0) -> CacheCapacity:
+    return CacheCapacity(groups, 100, most, in_flight, lookahead)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "blocks"), [(1, 1, 1), (16, 1, 1), (16, 2, 2), (10, 23, 2), (10, 24, 3), (990, 100, 63)]
+)
+def test_full_attention(prompt: int, max_tokens: int, blocks: int) -> None:
+    assert capacity(CacheGroup(16)).worst_case_blocks(prompt, max_tokens) == blocks
+
+
+def test_a_window_keeps_what_it_sees() -> None:
+    windowed = capacity(CacheGroup(16, window=128))
+    assert windowed.worst_case_blocks(20, 10) == 2
+    assert windowed.worst_case_blocks(500, 400) == (127 + 64 + 15) // 16 + 1
+    assert capacity(CacheGroup(16), CacheGroup(16, 128)).worst_case_blocks(500, 400) == 57 + 13
+
+
+def test_drafts_need_room() -> None:
+    assert capacity(CacheGroup(16), lookahead=4).worst_case_blocks(10, 4) == 2
+
+
+def vllm_config(**more: Any) -> SimpleNamespace:
+    return SimpleNamespace(
+        cache_config=SimpleNamespace(num_gpu_blocks=51, block_size=16),
+        model_config=SimpleNamespace(max_model_len=512),
+        scheduler_config=SimpleNamespace(max_num_batched_tokens=256),
+        **more,
+    )
+
+
+def test_it_is_read_from_vllm() -> None:
+    groups = [
+        {"kind": "full_attention", "block_size": 32, "sliding_window": None},
+        {"kind": "sliding_window", "block_size": 16, "sliding_window": 64},
+        {"kind": "mamba", "block_size": 8, "sliding_window": None},
+    ]
+    drafts = SimpleNamespace(num_speculative_tokens=3)
+    read = read_capacity(vllm_config(max_in_flight_tokens=128, speculative_config=drafts), groups)
+    assert read == CacheCapacity((CacheGroup(32), CacheGroup(16, 64), CacheGroup(8)), 50, 512, 128, 3)
+    assert read_capacity(vllm_config(), []) == CacheCapacity((CacheGroup(16),), 50, 512, 256, 0)

@@ -1,0 +1,99 @@
+"""A server whose engine is vLLM, on the CPU, and what vLLM generates by itself."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.delegated.vllm.library import ENVIRONMENT
+from tests.paths import MODELS, ROOT
+from tests.server_process import ServerProcess, running_command
+from tests.vllm.adapters import make_adapter
+
+RILL = MODELS / "rill" / "1"
+PYTHON = ROOT / "build" / "vllm-venv" / "bin" / "python"
+ADAPTERS = ("loud", "quiet")
+NUM_BLOCKS = 24
+"""Blocks of a cache that is too small for all at once."""
+BLOCK_SIZE = 32
+PROMPTS = [[1, *range(5 + number, 25 + 2 * number)] for number in range(32)]
+MAX_TOKENS = 48
+LONG = 150
+"""Tokens of each answer under overload."""
+PATIENCE_S = 300.0
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> str:
+    if not PYTHON.is_file():
+        pytest.skip("vLLM is not installed: `make test-vllm` installs it into build/vllm-venv")
+    return str(PYTHON)
+
+
+@pytest.fixture(scope="session")
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("adapters")
+    return {name: make_adapter(RILL, folder / name, seed) for seed, name in enumerate(ADAPTERS, 1)}
+
+
+def arguments(python: str) -> list[str]:
+    eager = "--runtime-setting=enforce_eager=true"  # compiling would take a minute
+    return [str(RILL), "--runtime=vllm", f"--engine-python={python}", "--dtype=f32", eager]
+
+
+@pytest.fixture(scope="session")
+def server(
+    vllm_python: str, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
+    """rill on vLLM, with two LoRA adapters."""
+    modules = [f"--lora-modules={name}={folder}" for name, folder in adapters.items()]
+    log = tmp_path_factory.mktemp("log") / "server"
+    with running_command(log, *arguments(vllm_python), *modules) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def small_server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The same with a cache of NUM_BLOCKS blocks."""
+    small = ("--max-model-len=256", f"--num-blocks={NUM_BLOCKS}", f"--runtime-setting=block_size={BLOCK_SIZE}")
+    log = tmp_path_factory.mktemp("log") / "small"
+    with running_command(log, *arguments(vllm_python), *small) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def plain(vllm_python: str) -> dict[str, Any]:
+    """What vLLM generates by itself: `alone`, `together`, and `overload` with the small cache."""
+    common = {"model": str(RILL), "dtype": "float32", "enforce_eager": True, "max_model_len": 1024}
+    large = {**common, "kv_cache_memory_bytes": 256 << 20}
+    small = {**large, "num_gpu_blocks_override": NUM_BLOCKS + 1, "block_size": BLOCK_SIZE, "max_model_len": 256}
+    jobs = {
+        "alone": {"arguments": large, "prompts": PROMPTS[:4], "max_tokens": MAX_TOKENS, "one_by_one": True},
+        "together": {"arguments": large, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "one_by_one": False},
+        "overload": {"arguments": small, "prompts": PROMPTS, "max_tokens": LONG, "one_by_one": False},
+    }
+    switches = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
+    command = ["env", *switches, vllm_python, str(Path(__file__).with_name("plain.py"))]
+    done = subprocess.run(command, input=json.dumps([*jobs.values()]), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return dict(zip(jobs, json.loads(done.stdout.splitlines()[-1]), strict=True))
+
+
+def complete(server: ServerProcess, prompt: list[int] | str, model: str = "rill", **fields: Any) -> dict[str, Any]:
+    """The answer to a completion: greedy, and to the last token, unless `fields` say otherwise."""
+    body = {"model": model, "prompt": prompt, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **fields}
+    response = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=PATIENCE_S)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    text = httpx.get(server.metrics_url, timeout=PATIENCE_S).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name}{{"))
