@@ -21,6 +21,7 @@ from tests import paths
 from tests.stand_ins.model_folders import BUILT, make_compiled_engine
 
 TENSORRT_LLM, OPENVINO = RUNTIMES[Runtime.TENSORRT_LLM], RUNTIMES[Runtime.OPENVINO]
+ALL = frozenset(Runtime)
 HUGGINGFACE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 CONVERTED = {"architecture": "LlamaForCausalLM", "dtype": "float16"}
 COMPILED = {"pretrained_config": CONVERTED, "build_config": {}}
@@ -77,7 +78,7 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
     ("gpus", "installed", "expected", "reason"),
     [
         (0, (), Runtime.OPENVINO, "there is no NVIDIA GPU"),
-        (0, Runtime, Runtime.OPENVINO, "there is no NVIDIA GPU"),
+        (0, ALL, Runtime.OPENVINO, "there is no NVIDIA GPU"),
         (
             2,
             (),
@@ -85,7 +86,7 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
             "there are 2 GPUs, but TensorRT-LLM is not installed; there are 2 GPUs, but vLLM is not installed",
         ),
         (2, {Runtime.VLLM}, Runtime.VLLM, "vLLM is installed and there are 2 GPUs"),
-        (2, Runtime, Runtime.TENSORRT_LLM, "TensorRT-LLM is installed and there are 2 GPUs"),
+        (2, ALL, Runtime.TENSORRT_LLM, "TensorRT-LLM is installed and there are 2 GPUs"),
     ],
 )
 def test_a_checkpoint_runs_where_it_can(
@@ -100,7 +101,7 @@ def test_a_checkpoint_runs_where_it_can(
 )
 def test_what_only_gpus_do_asks_for_their_runtimes(tmp_path: Path, config: dict[str, Any]) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE)
-    assert choose(path, installed=Runtime, **config).runtime is Runtime.TENSORRT_LLM
+    assert choose(path, installed=ALL, **config).runtime is Runtime.TENSORRT_LLM
     assert choose(path, gpus=2, installed={Runtime.VLLM}, **config).runtime is Runtime.VLLM
     with pytest.raises(SluiceError, match="it is not installed") as refused:
         choose(path, **config)
@@ -110,7 +111,7 @@ def test_what_only_gpus_do_asks_for_their_runtimes(tmp_path: Path, config: dict[
 @pytest.mark.parametrize(("config", "file"), [(CONVERTED, "rank0.safetensors"), (COMPILED, "rank0.engine")])
 def test_its_own_formats_need_tensorrt_llm(tmp_path: Path, config: dict[str, Any], file: str) -> None:
     path = folder_with(tmp_path / "model", config, file)
-    assert choose(path, installed=Runtime).runtime is Runtime.TENSORRT_LLM
+    assert choose(path, installed=ALL).runtime is Runtime.TENSORRT_LLM
     with pytest.raises(SluiceError, match=r"sluice doctor") as missing:
         choose(path)
     assert missing.value.code is ErrorCode.UNAVAILABLE
@@ -121,16 +122,16 @@ def test_its_own_formats_need_tensorrt_llm(tmp_path: Path, config: dict[str, Any
 
 def test_an_ir_stays_with_openvino(tmp_path: Path) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE, "openvino_model.xml")
-    choice = choose(path, gpus=1, installed=Runtime)
+    choice = choose(path, gpus=1, installed=ALL)
     assert choice == RuntimeChoice(Runtime.OPENVINO, "the folder holds an OpenVINO IR")
     with pytest.raises(SluiceError, match="is an OpenVINO IR, which TensorRT-LLM cannot run"):
-        choose(path, installed=Runtime, runtime=Runtime.TENSORRT_LLM)
+        choose(path, installed=ALL, runtime=Runtime.TENSORRT_LLM)
 
 
 def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE)
-    assert choose(path, gpus=1, installed=Runtime, runtime=Runtime.OPENVINO).runtime is Runtime.OPENVINO
-    assert choose(path, installed=Runtime, runtime=Runtime.TENSORRT_LLM).runtime is Runtime.TENSORRT_LLM
+    assert choose(path, gpus=1, installed=ALL, runtime=Runtime.OPENVINO).runtime is Runtime.OPENVINO
+    assert choose(path, installed=ALL, runtime=Runtime.TENSORRT_LLM).runtime is Runtime.TENSORRT_LLM
     with pytest.raises(SluiceError, match="it was asked for"):
         choose(path, gpus=1, runtime=Runtime.TENSORRT_LLM)
 
