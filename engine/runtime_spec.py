@@ -49,6 +49,21 @@ class StepSizes(NamedTuple):
     max_num_batched_tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeInstall:
+    """How `sluice runtime install` makes an environment of a runtime's own."""
+
+    on_gpu: tuple[str, ...] = ()
+    on_cpu: tuple[str, ...] = ()
+    """Distributions with their versions, in the order in which they are installed; none where it does not run there."""
+    overrides_on_cpu: tuple[str, ...] = ()
+    """Requirements that stand in place of those that the distributions have, for uv."""
+    size_gb: float = 0.0
+    """Size of the environment on a CPU, about."""
+    by_hand: str = ""
+    """What to do instead, for a runtime that the command does not install."""
+
+
 Appraise = Callable[[EngineConfig, int, Callable[[], bool]], Appraisal]
 """Judges a model whose format the runtime takes. Its arguments are the configuration, the number of GPUs, and a
 function that says whether the runtime is installed, which may take a second."""
@@ -87,6 +102,7 @@ class RuntimeSpec:
     a runtime that comes with the gateway."""
     remedy: str = ""
     """Advice for a machine where the library is not installed."""
+    install: RuntimeInstall = field(default_factory=RuntimeInstall)
     settings: SettingsTable = field(default_factory=lambda: SettingsTable("", {}))
     """The settings that it takes by name, in `--runtime-setting` and config.pbtxt."""
     built_in_step_sizes: Callable[[EngineConfig], StepSizes | None] = lambda config: None
@@ -104,13 +120,15 @@ class RuntimeSpec:
         return self.built_in_step_sizes(config) or self.default_step_sizes
 
     def is_installed(self, python: str | None = None) -> bool:
-        """Return whether its library is installed, for `python` where that is another one. The library is not imported:
-        that takes many seconds. Raises UNAVAILABLE where there is no such Python."""
+        """Return whether its library is installed: for `python` if that is given, else for this Python or in the
+        environment that `sluice runtime install` makes. The library is not imported: that takes many seconds. Raises
+        UNAVAILABLE where there is no such Python."""
         if not self.library:
             return True
-        if python is None:
-            return find_spec(self.library) is not None
-        return _missing_modules(python, (self.library,)) == ()
+        if python is None and find_spec(self.library) is not None:
+            return True
+        elsewhere = python or self.own_python()
+        return elsewhere is not None and _missing_modules(elsewhere, (self.library,)) == ()
 
     def check_process(self, python: str | None) -> None:
         """Raise UNAVAILABLE where `python`, which has the library, lacks what else the engine's process needs."""
@@ -125,7 +143,22 @@ class RuntimeSpec:
 
     def python(self, config: EngineConfig) -> str:
         """Return the Python that runs the engine's process."""
-        return config.engine_python if self.library and config.engine_python is not None else sys.executable
+        if not self.library:
+            return sys.executable
+        if config.engine_python is not None:
+            return config.engine_python
+        own = None if find_spec(self.library) is not None else self.own_python()
+        return own or sys.executable
+
+    def own_python(self) -> str | None:
+        """Return the Python of the environment that `sluice runtime install` has made; None where there is none."""
+        python = own_environment(self.runtime) / "bin" / "python"
+        return str(python) if python.is_file() else None
+
+
+def own_environment(runtime: Runtime) -> Path:
+    """Return the folder where `sluice runtime install` makes an environment, unless it is told another."""
+    return Path.home() / ".local" / "share" / "sluice" / "runtimes" / runtime.value
 
 
 @cache

@@ -34,6 +34,9 @@ class MachineFacts:
     libraries: InstalledLibraries
     busy_ports: tuple[int, ...] = ()
     """Ports to serve at that another process already listens on."""
+    environments: Mapping[Runtime, tuple[str, str]] = field(default_factory=dict)
+    """The Python of each environment that `sluice runtime install` made, and the version of the runtime's library in
+    it, "" where that is missing."""
 
 
 @dataclass(frozen=True, slots=True)

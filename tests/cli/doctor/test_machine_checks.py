@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,3 +61,19 @@ def test_what_is_wrong_is_said_of_its_subject(changed: dict[str, Any], subject: 
 def test_a_cpu_without_bf16_is_worst_levels() -> None:
     texts = [finding.text for finding in check_machine(machine(NO_GPU, dtypes=("FP32",)), Runtime.AUTO)]
     assert any("no bf16" in text for text in texts)
+
+
+def test_environments_are_checked() -> None:
+    def findings(*environment: str, runtime: Runtime = Runtime.AUTO) -> list[tuple[Severity, str, str]]:
+        found = {Runtime.VLLM: (environment[0], environment[1])} if environment else {}
+        facts = replace(machine(NO_GPU, versions={}, torch_cuda=None), environments=found)
+        checked = check_machine(facts, runtime)
+        return [(each.level, each.text, each.remedy) for each in checked if each.subject == "vLLM"]
+
+    assert findings() == []
+    assert findings("/v/python", "0.32.0") == [(Severity.OK, "0.32.0, in the environment of /v/python", "")]
+    [(level, _, remedy)] = findings("/v/python", "")
+    assert (level, remedy) == (Severity.FAIL, "sluice runtime install vllm --force")
+    [(level, text, remedy)] = findings(runtime=Runtime.VLLM)
+    assert (level, text) == (Severity.FAIL, "it is asked for and not installed")
+    assert "sluice runtime install vllm" in remedy

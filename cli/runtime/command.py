@@ -1,0 +1,125 @@
+"""`sluice runtime`: its command line."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from cli.runtime.environment import LOG, OVERRIDES, plan_steps, run_step, write_overrides
+from engine.config import Runtime
+from engine.runtime_spec import RuntimeSpec, own_environment
+from engine.runtimes import BUNDLED, RUNTIMES
+from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
+from sluice.errors import SluiceError
+from sluice.machine import num_gpus
+
+_OVERVIEW = """\
+Show the runtimes that models can run on, and install those that need an environment of their own: they pin other
+releases of libraries than the gateway needs.
+"""
+_EPILOG = """\
+examples:
+  sluice runtime list                                   which runtimes there are, and where they are installed
+  sluice runtime install vllm                           vLLM for this machine's GPUs, without one for its CPU
+  sluice runtime install vllm --folder /opt/vllm        the same elsewhere; serve with --engine-python
+  sluice runtime install tensorrt_llm                   what TensorRT-LLM needs, and the commands
+
+`sluice serve` finds what is installed into the default folder by itself. An interrupted install is repeated with
+--force, and removing the folder uninstalls it.
+"""
+
+
+def command(argv: list[str]) -> int:
+    """Show the runtimes that models can run on, and install them."""
+    arguments = parse_arguments(argv)
+    console = Console()
+    if arguments.action == "list":
+        _print_list(console)
+        return 0
+    spec = RUNTIMES[arguments.runtime]
+    if spec.install.by_hand:
+        sys.stdout.write(spec.install.by_hand)
+        return 0
+    if spec is BUNDLED:
+        sys.stdout.write(f"{spec.title} comes with Sluice; there is nothing to install\n")
+        return 0
+    folder = Path(arguments.folder or own_environment(spec.runtime)).expanduser().absolute()
+    is_on_gpu = {"auto": num_gpus() > 0, "gpu": True, "cpu": False}[arguments.device]
+    return _install(spec, folder, console, is_on_gpu=is_on_gpu, is_forced=arguments.force)
+
+
+def _install(spec: RuntimeSpec, folder: Path, console: Console, *, is_on_gpu: bool, is_forced: bool) -> int:
+    if folder.exists() and any(folder.iterdir()) and not is_forced:
+        sys.stderr.write(f"sluice runtime: error: {folder} is not empty; --force makes it anew\n")
+        return USAGE_ERROR
+    if folder.exists() and not _is_environment(folder):
+        sys.stderr.write(f"sluice runtime: error: {folder} holds something else than an environment; name another\n")
+        return USAGE_ERROR
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_overrides(spec, folder)
+    device = "GPUs" if is_on_gpu else f"the CPU (about {spec.install.size_gb:g} GB)"
+    console.print(f"Installing {spec.title} for {device} into {folder}", highlight=False, soft_wrap=True)
+    try:
+        steps = list(plan_steps(spec, folder, is_on_gpu=is_on_gpu))
+        for number, step in enumerate(steps, 1):
+            line = f"[{number}/{len(steps)}] {step.what}"
+            with console.status(line):  # a spinner on a terminal, and nothing elsewhere
+                if not console.is_terminal:
+                    console.print(line, highlight=False, markup=False, soft_wrap=True)
+                run_step(step, folder / LOG)
+            if console.is_terminal:
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
+    except SluiceError as error:
+        sys.stderr.write(f"sluice runtime: error: {error.message}\n")
+        return FAILED
+    is_default = folder == own_environment(spec.runtime)
+    option = "" if is_default else f" --engine-python {folder / 'bin' / 'python'}"
+    console.print(f"Done: sluice serve MODEL --runtime {spec.runtime}{option}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _is_environment(folder: Path) -> bool:
+    """Whether it is empty, or was made by this command."""
+    return not any(folder.iterdir()) or (folder / OVERRIDES).is_file()
+
+
+def _print_list(console: Console) -> None:
+    table = Table("runtime", "runs on", "installed", box=None, pad_edge=False)
+    for spec in RUNTIMES.values():
+        table.add_row(spec.runtime.value, spec.devices, _place(spec))
+    console.print(table)
+
+
+def _place(spec: RuntimeSpec) -> str:
+    if spec is BUNDLED:
+        return "with Sluice"
+    if not spec.is_installed():
+        return f"no: sluice runtime install {spec.runtime}"
+    own = spec.own_python()
+    return "for this Python" if own is None else own
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    """Parse the command line. Exits the process for bad arguments and after --help."""
+    parser = OneLineParser(
+        prog="sluice runtime", usage="sluice runtime list | install RUNTIME [OPTIONS]", description=_OVERVIEW,
+        epilog=_EPILOG,
+    )  # fmt: skip
+    parser.add_argument("action", choices=("list", "install"), metavar="list|install")
+    parser.add_argument(
+        "runtime", nargs="?", type=Runtime, choices=list(RUNTIMES), metavar="RUNTIME",
+        help=f"one of {', '.join(RUNTIMES)}",
+    )  # fmt: skip
+    parser.add_argument("--folder", metavar="FOLDER", help="default: ~/.local/share/sluice/runtimes/RUNTIME")
+    parser.add_argument(
+        "--device", choices=("auto", "gpu", "cpu"), default="auto", help="default: auto, a GPU where there is one"
+    )
+    parser.add_argument("--force", action="store_true", help="make an environment anew that is there")
+    arguments = parser.parse_args(argv)
+    if arguments.action == "install" and arguments.runtime is None:
+        parser.error(f"install needs a RUNTIME: {', '.join(RUNTIMES)}")
+    return arguments
