@@ -55,6 +55,7 @@ class AnsweringRuntime:
     """TensorRT-LLM's part as a delegated runtime, over outputs that are answered by hand."""
 
     title = "TensorRT-LLM"
+    reserves_blocks = True
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info

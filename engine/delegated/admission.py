@@ -22,10 +22,14 @@ class RuntimeCapacity:
     max_num_seqs: int
     num_blocks: int
     policy: Policy
+    reserves: bool = True
+    """Whether it starts a request only where the blocks of the policy are free (`DelegatedRuntime.reserves_blocks`)."""
 
     @property
     def look_ahead(self) -> int:
-        return max(1, int(self.max_num_seqs * LOOK_AHEAD_SHARE))
+        """Return how many more requests it may have than those that can run. One that does not reserve has none: it
+        would start them, and evict others for them."""
+        return max(1, int(self.max_num_seqs * LOOK_AHEAD_SHARE)) if self.reserves else 0
 
 
 def num_started(in_flight: Iterable[BlockHolder], capacity: RuntimeCapacity) -> int:

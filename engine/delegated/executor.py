@@ -60,7 +60,9 @@ class DelegatedExecutor:
         self._runtime = runtime
         self._emit = emit
         self._clock = clock
-        self._capacity = RuntimeCapacity(info.max_num_seqs, info.num_blocks, find_policy(info.scheduler_policy))
+        self._capacity = RuntimeCapacity(
+            info.max_num_seqs, info.num_blocks, find_policy(info.scheduler_policy), runtime.reserves_blocks
+        )
         self._admission: AdmissionController[DelegatedSequence] = AdmissionController(info, config, clock)
         self._recorder = StatisticsRecorder(info, self._admission.forecast, iteration, clock())
         self._in_flight = InFlightTable(runtime, self, clock)

@@ -92,6 +92,12 @@ class DelegatedRuntime(Protocol):
         """Its name in messages: "TensorRT-LLM"."""
         ...
 
+    @property
+    def reserves_blocks(self) -> bool:
+        """Whether it starts a request only where `worst_case_blocks` are free. One that goes by the prompt alone, and
+        evicts where answers outgrow the cache, is given no request before there is room for all of it."""
+        ...
+
     async def start(self) -> tuple[EngineInfo, IterationStats | None]:
         """Generate a token (`engine.delegated.watchdog.warm_up`), and return what the engine is. `load_seconds` is left
         to the caller. `EngineInfo.num_blocks` are those that requests can use. The statistics are those of the first

@@ -58,6 +58,7 @@ class TensorRtLlm:
     """Implements `DelegatedRuntime`. `submit` needs a running event loop; the responses are read on it too."""
 
     title = TENSORRT_LLM.title
+    reserves_blocks = True
 
     def __init__(
         self, llm: Any, plan: LlmPlan, library: TensorRtLlmLibrary, folder: LlmFolder, config: EngineConfig

@@ -47,6 +47,7 @@ class Vllm:
     """Implements `DelegatedRuntime`."""
 
     title = VLLM.title
+    reserves_blocks = False
 
     def __init__(self, plan: VllmPlan, library: VllmLibrary, config: EngineConfig) -> None:
         self._plan = plan
@@ -148,6 +149,7 @@ class Vllm:
             load_seconds=0.0,
             kv_cache_dtype=str(cache.cache_dtype),
             quantization=str(model.quantization or "none"),
+            scheduler_policy=self._config.scheduler_policy,
             adapters=tuple(sorted(self._plan.adapters)),
             grammar_kinds=tuple(GrammarKind) if self._plan.has_tokenizer else (),
             num_gpus=0 if self._library.is_on_cpu else int(parallel.world_size),

@@ -76,6 +76,7 @@ class FakeRuntime:
     """Implements `DelegatedRuntime`. `make_handle` answers each request; it has no statistics."""
 
     title = "the fake"
+    reserves_blocks = True
 
     def __init__(self, make_handle: Callable[[GenerateRequest], RequestHandle] = lambda request: FakeHandle()) -> None:
         self._make_handle = make_handle

@@ -47,3 +47,13 @@ def test_a_static_batch_begins_when_the_last_one_has_ended() -> None:
 def test_max_utilization_counts_what_is_held() -> None:
     greedy = capacity(16, 10, SchedulerPolicy.MAX_UTILIZATION)
     assert len(choose_admitted([Holder(10) for _ in range(9)], [], greedy)) == 5 + 1
+
+
+def test_a_runtime_that_does_not_reserve_gets_only_what_fits() -> None:
+    waiting = [Holder(2) for _ in range(40)]
+    for places, blocks, admitted in ((16, 1000, 16), (64, 20, 10), (64, 21, 10)):
+        strict = RuntimeCapacity(places, blocks, find_policy(SchedulerPolicy.GUARANTEED_NO_EVICT), reserves=False)
+        chosen = choose_admitted(waiting, [], strict)
+        assert len(chosen) == admitted
+        assert choose_admitted(waiting, chosen, strict) == []
+        assert len(choose_admitted(waiting, chosen[1:], strict)) == 1
