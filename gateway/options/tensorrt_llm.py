@@ -102,8 +102,8 @@ class TensorRtLlmOptions:
         printable_text("the path of a Python"),
         "PYTHON",
         "Python that TensorRT-LLM or vLLM is installed for, where it has an environment of its own: it pins other "
-        "releases of libraries than the gateway needs. Install this package there too, without its dependencies, and msgspec, "
-        "pyzmq and packaging. Default: the gateway's",
+        "releases of libraries than the gateway needs. Install this package there too, without its dependencies, and "
+        "msgspec, pyzmq and packaging. Default: what `sluice runtime install` has made, else the gateway's",
     )
     launcher: list[str] | None = option(
         "--engine-launcher",

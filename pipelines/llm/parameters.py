@@ -16,6 +16,7 @@ from engine.runtimes import RUNTIMES
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
 from pipelines.llm.parameter_effects import SHARED_RULES, Effect, Rule, parse_bool, setting_rule
 from pipelines.llm.tensorrt_llm_parameters import tensorrt_llm_rules
+from pipelines.llm.vllm_parameters import vllm_rules
 from sluice.errors import invalid
 
 _TEMPLATE = re.compile(r"\$\{\w*\}")
@@ -34,7 +35,11 @@ _PRECEDENCE = {
 RuleFinder = Callable[[str], Rule | None]
 """Finds the rule of a parameter; None for one that the runtime does not have."""
 _RULE_FINDERS: Mapping[Runtime, Callable[[EngineConfig, Mapping[str, str]], RuleFinder]] = MappingProxyType(
-    {Runtime.OPENVINO: lambda engine, texts: OPENVINO_RULES.get, Runtime.TENSORRT_LLM: tensorrt_llm_rules}
+    {
+        Runtime.OPENVINO: lambda engine, texts: OPENVINO_RULES.get,
+        Runtime.TENSORRT_LLM: tensorrt_llm_rules,
+        Runtime.VLLM: vllm_rules,
+    }
 )
 
 
