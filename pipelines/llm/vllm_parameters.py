@@ -21,7 +21,7 @@ from pipelines.llm.parameter_effects import (
 
 _OWN_MEANING = frozenset({"gpu_memory_utilization", "seed"})
 """Arguments of vLLM that mean something else on every other runtime."""
-_CHOOSE_CODE = [
+_CHOOSE_CODE = (
     "io_processor_plugin",
     "kv_transfer_config",
     "logging_config",
@@ -31,7 +31,7 @@ _CHOOSE_CODE = [
     "trust_remote_code",
     "worker_cls",
     "worker_extension_cls",
-]
+)
 _FROM_COMMAND_LINE = ignored_unless(
     ("false", "", "auto"), "what chooses code to run is taken from the command line alone, by --runtime-setting"
 )

@@ -177,7 +177,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("dtype", "fp4", "must be one of auto, bf16"),
     ("kv_cache_dtype", "int2", "must be one of auto, bf16, f32, u8"),
     ("speculation", "draft_model", "must be one of off, ngram"),
-    ("runtime", "cuda", "must be one of auto, openvino, tensorrt_llm, got 'cuda'"),
+    ("runtime", "cuda", "must be one of auto, openvino, tensorrt_llm, vllm, got 'cuda'"),
     ("speculative_config", "ngram", "must be a JSON object"),
     ("speculative_config", '{"method": "ngram", "num_speculative_tokens": 99}', "from 1 to 32"),
 ]
