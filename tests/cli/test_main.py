@@ -34,7 +34,8 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sevre"]) == 2
     assert (
         capsys.readouterr().err
-        == "sluice: error: unknown command 'sevre'; commands: build, doctor, load, rag, repository, run-batch, serve\n"
+        == "sluice: error: unknown command 'sevre'; commands: build, doctor, load, rag, repository, run-batch, "
+        "runtime, serve\n"
     )
 
 

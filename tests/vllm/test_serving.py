@@ -1,6 +1,7 @@
 """Answers of the vLLM runtime: equal to vLLM's own, and to ours where both must be."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -187,7 +188,7 @@ def test_overload_preempts_vllm_and_not_us(small_server: ServerProcess, plain: d
 def test_streams_go_on_when_the_engine_is_killed(server: ServerProcess) -> None:
     def request(number: int) -> dict[str, Any]:
         odd = {"temperature": 1.0, "seed": number, "presence_penalty": 0.5}
-        return {"max_tokens": 120, **(odd if number % 2 else {})}
+        return {"max_tokens": 200, **(odd if number % 2 else {})}
 
     def answer(number: int) -> str:
         return str(complete(server, f"Story {number}:", **request(number))["choices"][0]["text"])
@@ -208,8 +209,9 @@ def test_streams_go_on_when_the_engine_is_killed(server: ServerProcess) -> None:
     with ThreadPoolExecutor(32) as pool:
         undisturbed = [*pool.map(answer, range(32))]
         streams = [pool.submit(stream, number) for number in range(32)]
-        while len({*seen}) < 32:
-            assert not any(each.done() for each in streams)
+        while len({*seen}) < 16:
+            assert not all(each.done() for each in streams)
+            time.sleep(0.01)
         server.engine().kill()
         texts = [each.result() for each in streams]
     assert texts == undisturbed
