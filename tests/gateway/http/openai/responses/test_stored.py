@@ -180,6 +180,7 @@ def test_the_stream_of_a_cancelled_response_ends_as_cancelled(live: LiveServer, 
     try:
         stream = client.responses.create(**{**SENT, "max_output_tokens": 400}, background=True, stream=True)
         first = next(stream)
+        assert first.type == "response.created"
         live.runner.wait_held()
         cancelled = client.responses.cancel(first.response.id)
     finally:
@@ -187,7 +188,8 @@ def test_the_stream_of_a_cancelled_response_ends_as_cancelled(live: LiveServer, 
     *_, last = stream
     with client.responses.stream(response_id=first.response.id) as later:
         *_, last_of_helper = later
-    for event in (last, last_of_helper):
+    events: list[Any] = [last, last_of_helper]
+    for event in events:
         assert (event.type, event.response.status, event.response.error) == ("response.failed", "cancelled", None)
     assert cancelled.status == "cancelled"
 
