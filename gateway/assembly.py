@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +27,11 @@ from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.trace import TraceSetting, TraceSettings
 from pipelines.llm.backend import LlmBackend, load_checkpoint
+from pipelines.llm.model import LlmModel
 from pipelines.llm.services import LlmServices
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.retriever import RetrieverBackend
 from pipelines.rag.stores.opening import open_store
 from pipelines.remote.backend import OpenAIBackend
@@ -108,7 +110,16 @@ def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> Docu
     """
     with _as_config_error():
         store = open_store(options.store_place())
-    return DocumentLibrary(store, lambda name: TextEncoder(models(), name), options.library_settings())
+    return DocumentLibrary(store, lambda name: _find_encoder(models(), name), options.library_settings())
+
+
+def _find_encoder(models: ModelLookup, name: str) -> TextEncoder | LlmEncoder:
+    """Return the encoder of a collection. One that does not serve says so when it is asked for vectors."""
+    with suppress(SluiceError):
+        model = models.find(name)
+        if isinstance(model, LlmModel) and model.text.info.embedding_size:
+            return LlmEncoder(model.text)
+    return TextEncoder(models, name)
 
 
 def make_rate_limiter(options: InstanceOptions) -> RateLimiter | None:

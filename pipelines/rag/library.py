@@ -16,6 +16,7 @@ from pipelines.rag import owner_keys
 from pipelines.rag.chunker import ChunkOptions, chunk_document
 from pipelines.rag.documents.parse import ParseLimits, parse_document
 from pipelines.rag.encoder import TextEncoder
+from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.retrieval.search import Reranker, SearchOptions, SearchQuery, check_question, search
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import (
@@ -93,7 +94,9 @@ class DocumentLibrary:
     access to it, and UNAVAILABLE, which names the store or the encoder, if that is down.
     """
 
-    def __init__(self, store: Store, find_encoder: Callable[[str], TextEncoder], settings: LibrarySettings) -> None:
+    def __init__(
+        self, store: Store, find_encoder: Callable[[str], TextEncoder | LlmEncoder], settings: LibrarySettings
+    ) -> None:
         self.settings = settings
         self._store = store
         self._find_encoder = find_encoder
@@ -243,7 +246,7 @@ class DocumentLibrary:
             yield
 
     async def _parse(
-        self, upload: Upload, encoder: TextEncoder, content_hash: str
+        self, upload: Upload, encoder: TextEncoder | LlmEncoder, content_hash: str
     ) -> tuple[StoredDocument, list[DocumentChunk]]:
         parsed = await parse_document(upload.content, upload.format, self.settings.parsing)
         starts = await encoder.token_starts(parsed.text)
@@ -273,7 +276,7 @@ class DocumentLibrary:
                 del self._encodings[collection]
 
     async def _encode(
-        self, encoder: TextEncoder, texts: list[str], encoding: _Encoding, known: KnownVectors, dim: int
+        self, encoder: TextEncoder | LlmEncoder, texts: list[str], encoding: _Encoding, known: KnownVectors, dim: int
     ) -> Vectors:
         """Return one row for each text."""
         vectors = await _find_known(encoder, texts, known)
@@ -323,7 +326,7 @@ def _suppress_code(code: ErrorCode) -> Iterator[None]:
             raise
 
 
-async def _find_known(encoder: TextEncoder, texts: list[str], known: KnownVectors) -> dict[int, Vector]:
+async def _find_known(encoder: TextEncoder | LlmEncoder, texts: list[str], known: KnownVectors) -> dict[int, Vector]:
     """Return the known vectors by the places of their texts; none if the first is not what the encoder makes of it."""
     if not known:
         return {}

@@ -14,11 +14,12 @@ from pipelines.rag.encoder import (
     TO_THE_MODEL,
     Embeddings,
     cut_vectors,
+    estimate_token_starts,
     replace_surrogates,
     too_long,
 )
 from pipelines.rag.encoder_signature import Inputs, normalize
-from pipelines.rag.types import Vector
+from pipelines.rag.types import Vector, Vectors
 from pipelines.stages.tokenizer_model import check_token_ids, cut_token_ids
 from serving.task_model import gather_all
 from sluice.errors import invalid
@@ -43,6 +44,31 @@ class LlmEncoder:
         """Most tokens of a text."""
         longest = self.text.max_model_len - 1  # the engine's own last token
         return min(longest, self._settings.max_tokens or longest)
+
+    async def dim(self) -> int:
+        """Return the length of the model's vectors."""
+        return self.text.info.embedding_size
+
+    async def encode_documents(self, texts: Sequence[str]) -> Vectors:
+        """Return [len(texts), dim] float32, each row of length 1, of the texts as documents. Raises as `embed`."""
+        if not texts:
+            return np.zeros((0, await self.dim()), np.float32)
+        found = await self.embed(texts, self._label, prefix=DOCUMENT_PREFIX, truncate_to=TO_THE_MODEL)
+        return normalize(found.vectors)
+
+    async def encode_query(self, text: str) -> Vector:
+        """Return [dim] float32 of length 1, of the text as a question. Raises as `embed`."""
+        found = await self.embed([text], self._label, prefix=QUERY_PREFIX, truncate_to=TO_THE_MODEL)
+        vector: Vector = normalize(found.vectors[0])
+        return vector
+
+    async def token_starts(self, text: str) -> Sequence[int]:
+        """Return roughly where tokens begin in `text`, in characters: chunks are far shorter than what a language model
+        takes."""
+        return await asyncio.to_thread(estimate_token_starts, text)
+
+    def _label(self, index: int) -> str:
+        return f"a text for the encoder '{self.name}'"
 
     async def embed(
         self,

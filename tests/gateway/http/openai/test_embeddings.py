@@ -47,7 +47,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(root: Path) -> Iterator[ServerProcess]:
-    with serving_process(root, "--http-max-input-size", "9000000") as running:
+    store = str(root.parent / "rag.sqlite")
+    with serving_process(root, "--http-max-input-size", "9000000", "--rag-store", store) as running:
         yield running
 
 
@@ -55,6 +56,21 @@ def server(root: Path) -> Iterator[ServerProcess]:
 def stock(server: ServerProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
         yield client
+
+
+def test_a_language_model_encodes_a_collection(server: ServerProcess) -> None:
+    path = "/v1/rag/collections"
+    with server.client() as client:
+        made = client.post(path, json={"name": "lm", "encoder": "rill_embedder"})
+        assert made.status_code == 201, made.text
+        texts = ["Rings are round.", "A ling is a fish.", "Lists keep their order."]
+        for number, text in enumerate(texts):
+            put = client.put(f"/v1/rag/lm/documents/{number}", content=text, headers={"content-type": "text/plain"})
+            assert put.status_code == 201, put.text
+        body = {"question": texts[1], "top_k": 3, "mode": "vector"}
+        hits = client.post("/v1/rag/lm/search", json=body).json()["data"]
+    assert {hit["document"] for hit in hits} == {"0", "1", "2"}
+    assert hits[0]["similarity"] == max(hit["similarity"] for hit in hits)
 
 
 def vectors(found: openai.types.CreateEmbeddingResponse) -> np.ndarray[Any, Any]:
