@@ -104,8 +104,8 @@ class ModelOptions:
         _dtype_choice(*_values("dtypes")),
         "TYPE",
         "precision of the computation: auto, bf16 (or bfloat16), f32 (float32, float), or float16 (half) on "
-        "TensorRT-LLM. On the CPU auto takes bf16 where that has it, f32 is exact and about half as fast; on "
-        "TensorRT-LLM auto is the checkpoint's own",
+        "TensorRT-LLM and vLLM. On the CPU auto takes bf16 where that has it, f32 is exact and about half as fast; on "
+        "TensorRT-LLM and vLLM auto is the checkpoint's own",
     )
     quantization: str = option(
         "--quantization",
