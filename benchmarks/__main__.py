@@ -34,6 +34,7 @@ from benchmarks.rag import (
     stores,
     stores_postgres,
 )
+from benchmarks.streaming import beside_vllm, embeddings, flat_memory, parsing, stalls, streams
 from benchmarks.triton import comparison as triton
 from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
 from gateway.checkpoint import find_checkpoint
@@ -74,6 +75,14 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   rag-encoder   the sentence encoder with and without dynamic batching, 1, 16 and 64 clients; needs wrk (5 minutes)
   rag-pipeline  the pipeline as one request, beside a client that calls its steps (2 minutes)
   rag-steps     microseconds that an ensemble adds to each of its steps
+  streams       the gateway on one core, with an engine that computes nothing: tokens/s, CPU and memory of 1, 64, 512
+                and 2,000 streams; needs a C compiler, as do those below but `tools` (3 minutes a repeat)
+  beside-vllm   the same front end, and the bundled model, beside vLLM's server, which it installs under --out (3.2
+                GB), in turns (5 minutes, and 4 a repeat)
+  tools         microseconds that finding tool calls and reasoning adds to a token, for each format (a minute)
+  embeddings    /v1/embeddings beside Sentence Transformers, which it installs under --out (1.5 GB), on one encoder
+  flat-memory   memory of gateway and engine over --requests requests (20,000: 2 minutes; 1,000,000: an hour)
+  stalls        the longest gap of streams beside a prompt of 60,000 tokens and a body of 20 MB (2 minutes)
   peer          the serving workloads against the server at --peer-url
 """
 
@@ -133,6 +142,12 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "rag-encoder": lambda: encoder.measure(repeats, arguments.out, report),
         "rag-pipeline": lambda: pipeline.measure(repeats, arguments.out, report),
         "rag-steps": lambda: orchestration.measure(repeats),
+        "streams": lambda: streams.measure(repeats, arguments.out, arguments.only, report),
+        "beside-vllm": lambda: beside_vllm.measure(repeats, arguments.out, report),
+        "tools": lambda: parsing.measure(repeats, report),
+        "embeddings": lambda: embeddings.measure(repeats, arguments.out, report),
+        "flat-memory": lambda: flat_memory.measure(arguments.requests, arguments.out, report),
+        "stalls": lambda: stalls.measure(repeats, arguments.out, arguments.only, report),
         "peer": lambda: _measure_peer(arguments),
     }
 
@@ -150,7 +165,16 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats", type=int, default=3, metavar="N", help="number of repeats (%(default)s); medians are reported"
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="checkpoint to serve instead of the bundled one")
-    parser.add_argument("--only", default="", metavar="TEXT", help="rows of `isolation` whose names have TEXT in them")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="rows of `isolation`, `streams` and `stalls` with TEXT"
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=flat_memory.NUM_REQUESTS,
+        metavar="N",
+        help="requests of `flat-memory` (%(default)s)",
+    )
     parser.add_argument(
         "--out",
         type=Path,

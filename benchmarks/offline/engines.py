@@ -44,21 +44,25 @@ def _sluice(checkpoint: Path, model: Model, folder: Path, report: ReportProgress
 
 
 def _vllm(checkpoint: Path, model: Model, folder: Path, report: ReportProgress) -> Launch:
-    """Launch vLLM's CPU build. Its compiled graphs are kept under `folder`, so that a second launch is quicker."""
-    num_threads = _num_threads()
-    variables = (
-        f"VLLM_CPU_KVCACHE_SPACE={model.kv_cache_gib}",
-        f"VLLM_CPU_OMP_THREADS_BIND={','.join(map(str, sorted(os.sched_getaffinity(0))[:num_threads]))}",
-        f"VLLM_CACHE_ROOT={(folder / 'vllm-cache').resolve()}",
-        "VLLM_NO_USAGE_STATS=1",
-        "HF_HUB_OFFLINE=1",
-    )
+    """Launch vLLM's CPU build."""
     return Launch(
         "vLLM",
         interpreter(VLLM, folder / "envs", report),
         "benchmarks.offline.vllm_worker",
         _options(checkpoint, model),
-        variables,
+        vllm_variables(model.kv_cache_gib, folder),
+    )
+
+
+def vllm_variables(kv_cache_gib: int, folder: Path) -> tuple[str, ...]:
+    """Return the environment of vLLM's CPU build on all cores, as NAME=VALUE. Its compiled graphs are kept under
+    `folder`, so that a second launch is quicker."""
+    return (
+        f"VLLM_CPU_KVCACHE_SPACE={kv_cache_gib}",
+        f"VLLM_CPU_OMP_THREADS_BIND={','.join(map(str, sorted(os.sched_getaffinity(0))))}",
+        f"VLLM_CACHE_ROOT={(folder / 'vllm-cache').resolve()}",
+        "VLLM_NO_USAGE_STATS=1",
+        "HF_HUB_OFFLINE=1",
     )
 
 
