@@ -14,7 +14,6 @@ from time import perf_counter
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from engine.client.base import EngineClient
 from engine.config import EngineConfig
@@ -36,8 +35,9 @@ LOAD_TIMEOUT_FACTOR = 5.0
 EXIT_WAIT_S = 5.0
 LAST_REPORT_S = 1.0
 """How long a message of a process that has ended may take to arrive."""
-DRAIN_MS = 20
+DRAIN_S = 0.02
 """How long the socket of a process that has ended must be silent until all its messages are read."""
+_POLLIN = int(zmq.POLLIN)  # pyzmq's enumeration takes microseconds to compare
 
 
 class ProcessEngineClient(EngineClient):
@@ -56,7 +56,7 @@ class ProcessEngineClient(EngineClient):
         super().__init__(config)
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._module = module
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._engine = EngineProcess(self._context)
         self._load_timeout_s: float | None = None
         self._ready_at = 0.0
@@ -207,13 +207,14 @@ class EngineProcess:
     """One engine process from its start to its end, and the socket to it, a file that only this user can access. It is
     `load`ed once and `close`d once."""
 
-    def __init__(self, context: zmq.asyncio.Context) -> None:
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Report)
         self.folder = Path(tempfile.mkdtemp(prefix="sluice-"))
         self._socket = context.socket(zmq.DEALER)
         self._socket.set_hwm(0)
         self._socket.linger = 0
+        self._arrival: asyncio.Future[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._exit: asyncio.Future[int] | None = None
         self._is_loaded = False
@@ -247,8 +248,10 @@ class EngineProcess:
             message = f"the engine process cannot be started by {command[0]}: {error.strerror}"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
         self._exit = asyncio.ensure_future(self._process.wait())
+        # pyzmq's own asyncio sockets take several times as long for a message.
+        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._on_change)
         self._socket.connect(endpoint)
-        await self._socket.send(b"")
+        self._socket.send(b"", zmq.NOBLOCK)
         match await self._first_report():
             case Ready(info):
                 self._is_loaded = True
@@ -275,12 +278,25 @@ class EngineProcess:
             report.cancel()
 
     async def receive(self) -> Report:
-        report: Report = self._decoder.decode(await self._socket.recv())
-        return report
+        """Return the engine's next report. One task at a time may wait for it."""
+        while True:
+            try:
+                report: Report = self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
+            except zmq.Again:
+                self._arrival = asyncio.get_running_loop().create_future()
+                await self._arrival
+            else:
+                return report
 
     def send(self, command: Command) -> None:
-        # Without a limit (high-water mark 0) a send never waits, so its future is done at once.
-        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)
+        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)  # no high-water mark: it never waits
+        self._on_change()
+
+    def _on_change(self) -> None:
+        """Wake `receive` where something has come. ZeroMQ signals each change once, and sending takes the signal."""
+        has_message = int(self._socket.get(zmq.EVENTS)) & _POLLIN
+        if has_message and self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
 
     def kill(self) -> None:
         """End the process and all of its session now. `close` must follow, unless this process is about to exit."""
@@ -293,8 +309,10 @@ class EngineProcess:
         """Wait for the end of a killed process, and return the reports that are still unread."""
         await self._wait_exit()
         reports = []
-        while await self._socket.poll(DRAIN_MS):
-            reports.append(await self.receive())
+        with suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(DRAIN_S):
+                    reports.append(await self.receive())
         return reports
 
     async def close(self) -> None:
@@ -306,7 +324,9 @@ class EngineProcess:
                 self.kill()
             await self._wait_exit()
         self.kill()
-        self._socket.close()
+        if not self._socket.closed:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+            self._socket.close()
 
     async def _wait_exit(self) -> None:
         """Wait for the process to end, and kill it after a while. Then kill the rest of its session."""

@@ -48,7 +48,7 @@ class GenerationStream:
 
     async def __anext__(self) -> TokenEvent:
         """Return the next event. Raises SluiceError if the engine rejected or failed the request."""
-        while not (self._has_tokens or self._finish_reason or self._error):
+        while not (self._num_fetched < len(self.output_token_ids) or self._finish_reason or self._error):
             if self._is_over:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
@@ -58,24 +58,19 @@ class GenerationStream:
                 self._waiter = None
         return self._take()
 
-    @property
-    def _has_tokens(self) -> bool:
-        return self._num_fetched < len(self.output_token_ids)
-
     def _take(self) -> TokenEvent:
-        if not self._has_tokens and self._error is not None:
+        token_ids = self.output_token_ids[self._num_fetched :]
+        if not token_ids and self._error is not None:
             error, self._error, self._is_over = self._error, None, True
             raise error
-        token_ids = self.output_token_ids[self._num_fetched :]
         self._num_fetched += len(token_ids)
-        event = TokenEvent(self.stream_id, token_ids, self._finish_reason, self._take_detail())
+        detail = self._take_detail() if self._has_detail else None
+        event = TokenEvent(self.stream_id, token_ids, self._finish_reason, detail)
         if self._finish_reason is not None:
             self._finish_reason, self._is_over = None, True
         return event
 
-    def _take_detail(self) -> EventDetail | None:
-        if not self._has_detail:
-            return None
+    def _take_detail(self) -> EventDetail:
         detail = EventDetail(
             self._num_cached_tokens,
             self._logprobs,

@@ -11,10 +11,11 @@ from typing import Any, cast
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.http.errors import broken_request_body
 from gateway.http.request import choose_request_id
+from gateway.http.sse import PIECE_WRITER
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_piece_shared = self._has_ended_in_piece
         self._names: list[bytes] = []
-        self.scope["extensions"] = {NAMES_AS_SENT: {"names": self._names}}
+        self._extensions: dict[str, Any] = {NAMES_AS_SENT: {"names": self._names}}
+        self.scope["extensions"] = self._extensions
         self._begin_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -154,6 +156,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._num_chunks = 0
         super().on_headers_complete()
+        self._extensions[PIECE_WRITER] = PieceWriter(self.cycle).write
 
     def on_message_complete(self) -> None:
         self._has_ended_in_piece = True
@@ -221,6 +224,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self.loop.call_later(LINGER_S, close)
+
+
+class PieceWriter:
+    """Writes pieces of a response of unknown length that has begun, as `RequestResponseCycle.send` does."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    async def write(self, piece: bytes) -> None:
+        """Write a piece as a chunk; nothing where it is empty, which would be the last chunk."""
+        cycle = self._cycle
+        if cycle.flow.write_paused and not cycle.disconnected:
+            await cycle.flow.drain()
+        if piece and not cycle.disconnected:
+            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
 class CorkedTransport:

@@ -1,7 +1,7 @@
 """Server-sent events: their bytes, and the response that streams them until the client disconnects."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +20,11 @@ DONE = b"data: [DONE]\n\n"
 PLACEHOLDER = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Placeholder for the text in a payload."""
 
+PIECE_WRITER = "sluice.piece_writer"
+"""Key of the ASGI scope's extension with a `WritePiece` for the response once its first piece is sent: every layer of
+the application that a piece passes on its way to the server costs as much as making it, and looks only at the first."""
+
+WritePiece = Callable[[bytes], Awaitable[None]]
 EncodeError = Callable[[SluiceError], bytes]
 """Makes a protocol's final frame for a stream that failed."""
 
@@ -68,8 +73,9 @@ class EventStreamResponse(Response):
         silence = SilenceBreaker(send, self.keep_alive_frame, self._keep_alive_s)
         try:
             await send({"type": "http.response.body", "body": first, "more_body": True})
+            write = _piece_writer(scope, send)
             async for frame in self._frames:
-                await send({"type": "http.response.body", "body": frame, "more_body": True})
+                await write(frame)
                 silence.num_sent += 1
             last = b""
         except Exception as error:
@@ -77,6 +83,16 @@ class EventStreamResponse(Response):
         finally:
             silence.end()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _piece_writer(scope: Scope, send: Send) -> WritePiece:
+    """Return the server's own writer of pieces, where it has one for this response."""
+
+    async def write(piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+    direct: WritePiece | None = scope.get("extensions", {}).get(PIECE_WRITER)
+    return write if direct is None or scope["method"] == "HEAD" else direct
 
 
 class SilenceBreaker:

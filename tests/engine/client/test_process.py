@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-import zmq.asyncio
+import zmq
 
 from engine.client import process as module
 from engine.client.process import EngineProcess
@@ -15,7 +15,7 @@ async def test_what_has_ended_is_not_killed_again(tmp_path: Path, monkeypatch: p
     """Its process id may be another's by then."""
     killed: list[int] = []
     monkeypatch.setattr(module, "kill_session", killed.append)
-    context = zmq.asyncio.Context()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     child = EngineProcess(context)
     with pytest.raises(SluiceError):
         await child.load("engine.process", EngineConfig(model_path=str(tmp_path / "nothing")))

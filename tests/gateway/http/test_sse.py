@@ -43,6 +43,7 @@ def app(frames: Frames, keep_alive_s: float = 0.0) -> Starlette:
 
 async def two_frames() -> AsyncGenerator[bytes, None]:
     yield b"data: 1\n\n"
+    yield b""  # an event without text: it must not become the empty chunk that ends a response
     yield b"data: 2\n\n"
 
 
@@ -74,6 +75,14 @@ def test_a_clean_stream() -> None:
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
     assert (response.headers["x-extra"], response.headers["x-request-id"]) == ("1", "mine")
+
+
+def test_only_the_head_of_a_stream_is_sent_where_no_more_was_asked_for() -> None:
+    with serving(app(two_frames)) as url, connect(url, b"HEAD") as client:
+        client.sendall(b"GET /nothing HTTP/1.1\r\nconnection: close\r\n\r\n")
+        answer = b"".join(iter(lambda: client.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"data:" not in answer
 
 
 def test_a_stream_without_events_is_empty() -> None:
@@ -124,11 +133,11 @@ class Watched:
             self.closed.set()
 
 
-def connect(url: str) -> socket.socket:
+def connect(url: str, method: bytes = b"GET") -> socket.socket:
     """A client that has sent a request and reads nothing."""
     address = urlsplit(url)
     client = socket.create_connection((address.hostname, address.port), PATIENCE_S)
-    client.sendall(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
+    client.sendall(b"%b / HTTP/1.1\r\nhost: test\r\n\r\n" % method)
     return client
 
 
