@@ -163,6 +163,8 @@ class GatewayServer:
         try:
             await asyncio.to_thread(_import_heavy_modules)
             service = await self._open()
+            gc.freeze()  # what is imported stays
+            gc.enable()
             await self._load_all(service, engine_start)
         finally:
             await _cancel(engine_start)

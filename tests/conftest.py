@@ -18,6 +18,9 @@ from tests.server_process import ServerProcess, StartServer, running_server
 
 # Before anything imports gRPC: its fork handlers kill one child in many of those that do not call exec at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - as in serving/__init__.py
+# Until the tests are collected: imports make objects that stay, and no garbage.
+gc.disable()
+
 # Other workers take the processor for longer than Hypothesis allows an example.
 settings.register_profile("several workers", deadline=None)
 settings.load_profile("several workers")
@@ -49,6 +52,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare the garbage collector the thousands of tests and the libraries: a collection takes a tenth of the time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     if session.config.getoption("--quick"):
         refuse_processes()
 
