@@ -189,7 +189,7 @@ def test_garbage_on_any_port_harms_nobody(server: ServerProcess, garbage: bytes)
 def test_sigterm_lets_streams_finish_and_nothing_else_delays_it(start_server: StartServer) -> None:
     server = start_server()
     engine = server.engine()
-    with server.client() as client, open_stream(client, 3000) as events, connect(server) as idle:
+    with server.client() as client, open_stream(client, 1000) as events, connect(server) as idle:
         idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert idle.recv(1)
         server.process.send_signal(signal.SIGTERM)

@@ -113,8 +113,8 @@ def parse() -> TuningOptions:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, default=WORK, help="folder with shards/; the checkpoint goes there")
     parser.add_argument("--model", type=Path, default=TARGET, help="exported folder to start from")
-    parser.add_argument("--steps", type=int, default=1400, help="steps of the whole run")
-    parser.add_argument("--rate", type=float, default=0.2, help="largest learning rate, as a share of that of `train`")
+    parser.add_argument("--steps", type=int, default=3000, help="steps of the whole run")
+    parser.add_argument("--rate", type=float, default=0.14, help="largest learning rate, as a share of that of `train`")
     parser.add_argument("--save-every-s", type=float, default=180.0, help="seconds between checkpoints")
     return TuningOptions(**vars(parser.parse_args()))
 

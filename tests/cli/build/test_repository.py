@@ -258,7 +258,7 @@ def test_too_little_space_is_seen_before(
         (["--runtime", "openvino", "--compile"], "--compile makes TensorRT engines"),
         (["--runtime", "openvino", "--tensor-parallel-size", "2"], "--tensor-parallel-size and"),
         (["--runtime", "openvino", "--max-beam-width", "2"], "--max-beam-width must be 1 for openvino"),
-        (["--runtime", "vllm"], "--runtime: must be one of auto, openvino, tensorrt_llm, got 'vllm'"),
+        (["--runtime", "vllm"], "--runtime must be auto, openvino or tensorrt_llm for a build, got vllm"),
         (["--max-num-seqs", "0"], "--max-num-seqs: must be a whole number from 1 to 4096, got '0'"),
         (["--name", "../up"], "--name must be letters"),
         (["--name", "ensemble"], "--name ensemble is a stage's name too"),
