@@ -9,6 +9,7 @@ GOLDENS := build/goldens-venv
 CLIENTS := build/clients-venv
 VLLM := build/vllm-venv
 TORCH := torch==2.13.0
+PEFT := peft==0.21.2
 # tests/conftest.py chooses the number of workers (another: ARGS="-n 8") and the order of the files.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
@@ -93,6 +94,7 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/.dev
 
 $(VENV)/.torch: $(VENV)/.dev
 	@$(BIN)/python $(INSTALL) $(TORCH)
+	@$(BIN)/python $(INSTALL) $(PEFT)
 	@touch $@
 
 # uv finds versions that fit each other in seconds; pip looks for them for ten minutes.

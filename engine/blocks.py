@@ -5,7 +5,7 @@ from hashlib import blake2b
 from typing import NewType
 
 BlockHash = NewType("BlockHash", bytes)
-"""Hash of a block's tokens, all tokens before them, and the request's cache salt."""
+"""Hash of a block's tokens, all tokens before them, the request's cache salt and its LoRA adapter."""
 
 _DIGEST_BYTES = 16
 """128 bits of a cryptographic hash, so that no tenant can construct a prefix that collides with another's."""
@@ -26,9 +26,12 @@ class HashChain:
 
     __slots__ = ("_block_size", "_hashes", "_root")
 
-    def __init__(self, salt: str, block_size: int) -> None:
+    def __init__(self, salt: str, block_size: int, adapter: int = 0) -> None:
+        """`adapter` is the number of the LoRA adapter that computes the blocks; 0 for none."""
         self._block_size = block_size
         self._root = _digest(b"", salt.encode())
+        if adapter:  # of an odd length, which the tokens of a block never have
+            self._root = _digest(self._root, b"adapter" + adapter.to_bytes(8, "little"))
         self._hashes: list[BlockHash] = []
 
     def hashes(self, token_ids: list[int], num_blocks: int) -> list[BlockHash]:

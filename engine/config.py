@@ -94,6 +94,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Number of GPU groups among which the layers are divided."""
     lora_modules: dict[str, str] = {}
     """Folders of LoRA adapters, by the name that requests use."""
+    enable_lora: bool = False
+    """Whether adapters can be loaded at run time, where `lora_modules` names none. It makes each step a bit longer."""
     tokenizer_path: str | None = None
     """Folder of the tokenizer, for a runtime that needs one (guided decoding). Default: `model_path`."""
     engine_python: str | None = None

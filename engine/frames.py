@@ -26,7 +26,36 @@ class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """End the engine now; running sequences end as cancelled."""
 
 
-Command = Submit | Cancel | Shutdown
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
+    """Load the LoRA adapter in the folder `path`, in place of an adapter of the same name. A frame with its
+    `AdapterOutcome` answers. Requests in flight with the adapter that it replaces end with that one."""
+
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload_adapter"):
+    """Remove a LoRA adapter, answered by an `AdapterOutcome`. Requests in flight with it end as usual."""
+
+    name: str
+
+
+Command = Submit | Cancel | Shutdown | LoadAdapter | UnloadAdapter
+
+
+class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a command about the LoRA adapter `name`: the code and message of its error, or the names that
+    requests may use from now on."""
+
+    name: str
+    code: ErrorCode | None = None
+    message: str = ""
+    adapters: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.code is not None:
+            raise SluiceError(self.code, self.message, param="lora_name")
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -48,6 +77,7 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     events: list[TokenEvent]
     failures: list[RequestFailed]
     stats: EngineStats
+    adapters: list[AdapterOutcome] = []
 
 
 Report = Ready | LoadFailed | StepFrame

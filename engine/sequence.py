@@ -19,6 +19,7 @@ class Sequence:
     __slots__ = (
         "_block_size",
         "_chain",
+        "adapter",
         "can_stop",
         "context_logits",
         "deadline",
@@ -59,8 +60,10 @@ class Sequence:
         "worst_case_blocks",
     )
 
-    def __init__(self, stream_id: int, request: GenerateRequest, info: EngineInfo, now: float) -> None:
-        """`now` is the engine's clock in seconds at the submit."""
+    def __init__(
+        self, stream_id: int, request: GenerateRequest, info: EngineInfo, now: float, adapter: int = 0
+    ) -> None:
+        """`now` is the engine's clock in seconds at the submit, `adapter` the runner's number of the adapter."""
         params = request.sampling
         self.stream_id = stream_id
         self.request = request
@@ -73,7 +76,8 @@ class Sequence:
         self.token_ids = request.prompt_token_ids + request.resume_token_ids
         """The context, [num_tokens]; it only grows. Appending to a list is ten times faster than to an array."""
         self._block_size = info.block_size
-        self._chain = HashChain(request.cache_salt, info.block_size)
+        self._chain = HashChain(request.cache_salt, info.block_size, adapter)
+        self.adapter = adapter
         self.num_prompt = len(request.prompt_token_ids)
         self.num_output = len(request.resume_token_ids)
         self.num_charged = self.num_output

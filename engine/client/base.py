@@ -6,7 +6,7 @@ import itertools
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import perf_counter
 
 import msgspec
@@ -14,11 +14,11 @@ import msgspec
 from engine.client.stream import GenerationStream
 from engine.client.supervision import MAX_SHARED_CRASHES, RecoveryQueue, build_resumed_request
 from engine.config import EngineConfig
-from engine.frames import Cancel, Command, StepFrame, Submit
+from engine.frames import AdapterOutcome, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
 from engine.scheduling.admission import check_reported_queue
 from engine.types import EngineInfo, EngineStats, GenerateRequest
 from engine.validation import check_request
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,12 @@ class EngineClient(ABC):
         """Requests that were sent to a new engine, to continue where the lost one had stopped."""
         self.num_poisoned = 0
         """Requests that failed because the engine crashed on them repeatedly."""
+        self.adapters = dict(config.lora_modules)
+        """Folders of the LoRA adapters that were given or loaded, by name. A new engine gets the same ones."""
+        self._adapter_lock = asyncio.Lock()
+        self._adapter_answer: asyncio.Future[AdapterOutcome] | None = None
+        self._adapter_name = ""
+        """The answer to the command under way, and the adapter's name in it."""
         self._info: EngineInfo | None = None
         self._streams: dict[int, GenerationStream] = {}
         self._queue = RecoveryQueue()
@@ -98,6 +104,68 @@ class EngineClient(ABC):
         self._queue.add(stream.stream_id)
         self._send_due()
         return stream
+
+    async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
+        """Load the LoRA adapter in the folder `path`. Raises INVALID for a name that is taken, unless it `replaces`
+        that adapter, and the engine's error for one that it does not take; nothing has changed then."""
+        async with self._adapter_lock:
+            if name in self.info.adapters and not replaces:
+                raise invalid("lora_name", f"LoRA adapter {name!r} has already been loaded; load_inplace replaces it")
+            await self._change_adapters(LoadAdapter(name, path))
+            self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove a LoRA adapter. Requests in flight with it end as usual. Raises NOT_FOUND for an unknown name."""
+        async with self._adapter_lock:
+            if name not in self.info.adapters:
+                known = ", ".join(self.info.adapters) or "none"
+                message = f"there is no LoRA adapter {name!r}; loaded: {known}"
+                raise SluiceError(ErrorCode.NOT_FOUND, message, param="lora_name")
+            await self._change_adapters(UnloadAdapter(name))
+            self.adapters.pop(name, None)
+
+    async def _change_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Wait for the engine's answer, which comes, or the loss of the engine does."""
+        if self.failure is not None or self.is_restarting:
+            raise SluiceError(ErrorCode.UNAVAILABLE, self.failure or "the engine is restarting")
+        self._adapter_answer, self._adapter_name = asyncio.get_running_loop().create_future(), command.name
+        try:
+            self._send(command)
+            (await self._adapter_answer).check()
+        finally:
+            self._adapter_answer = None
+
+    def _reload_adapters(self) -> None:
+        """Load into a new engine what was loaded into the lost one. It was started with those of `_config_now`."""
+        started = self._config_now().lora_modules
+        for name in self.adapters.keys() - started.keys():
+            self._send(LoadAdapter(name, self.adapters[name]))
+        self._set_adapters((*self.info.adapters, *(self.adapters.keys() - started.keys())))
+
+    def _config_now(self) -> EngineConfig:
+        """Return the configuration for another engine: without the adapters that were unloaded or replaced since."""
+        modules = self.config.lora_modules
+        kept = {name: path for name, path in modules.items() if self.adapters.get(name) == path}
+        has_room = self.config.enable_lora or bool(modules)
+        return msgspec.structs.replace(self.config, lora_modules=kept, enable_lora=has_room)
+
+    def _set_adapters(self, names: Iterable[str]) -> None:
+        self._info = msgspec.structs.replace(self.info, adapters=tuple(sorted(set(names))))
+
+    def _on_adapter_outcome(self, outcome: AdapterOutcome) -> None:
+        is_answer = self._adapter_answer is not None and self._adapter_name == outcome.name
+        if outcome.code is None:  # those of the last engine are still to come
+            self._set_adapters((*outcome.adapters, *(() if is_answer else self.adapters)))
+        elif not is_answer:
+            log.error("LoRA adapter %s is lost with the last engine: %s", outcome.name, outcome.message)
+            self.adapters.pop(outcome.name, None)
+            self._set_adapters(name for name in self.info.adapters if name != outcome.name)
+        if is_answer and self._adapter_answer is not None and not self._adapter_answer.done():
+            self._adapter_answer.set_result(outcome)
+
+    def _fail_adapter_command(self, reason: str) -> None:
+        if self._adapter_answer is not None and not self._adapter_answer.done():
+            self._adapter_answer.set_exception(SluiceError(ErrorCode.UNAVAILABLE, reason))
 
     def refuse_if_full(self) -> None:
         """Raise OVERLOADED if a request would find a full queue. For callers with work to do before they submit."""
@@ -169,6 +237,8 @@ class EngineClient(ABC):
     def _on_frame(self, frame: StepFrame) -> None:
         self.stats = frame.stats if self.num_restarts == 0 else add_counters(self._stats_before, frame.stats)
         self._last_report = perf_counter()
+        for outcome in frame.adapters:
+            self._on_adapter_outcome(outcome)
         unproven = self._queue.unproven
         for event in frame.events:
             # A stream that was cancelled here may still have events on the way.
@@ -204,6 +274,7 @@ class EngineClient(ABC):
     def _begin_recovery(self) -> None:
         """Stop sending to the lost engine. Frames it has sent may still arrive."""
         self.is_restarting = True
+        self._fail_adapter_command("the engine was lost while it changed its LoRA adapters")
         self._queue.close()
         for stream in self._streams.values():
             stream.was_delayed = True
@@ -227,6 +298,7 @@ class EngineClient(ABC):
         """Send the queued streams to the new engine, which was ready `recovery_s` after the loss was detected."""
         self._last_report = perf_counter()
         self.is_restarting = False
+        self._reload_adapters()
         self.num_restarts += 1
         self.last_recovery_s = recovery_s
         self.recovery_seconds_total += recovery_s
@@ -239,6 +311,7 @@ class EngineClient(ABC):
             return
         self.failure = reason
         self.is_restarting = False
+        self._fail_adapter_command(reason)
         for stream_id, stream in list(self._streams.items()):
             self._forget(stream_id)
             stream.fail(SluiceError(ErrorCode.UNAVAILABLE, reason))

@@ -12,10 +12,20 @@ import msgspec
 from engine.config import EngineConfig
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
 from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay
-from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
+from engine.delegated.interface import AdapterRuntime, DelegatedRuntime, EngineLost, Iteration, ResponseDelta
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
-from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, request_failed
+from engine.frames import (
+    AdapterOutcome,
+    Cancel,
+    Command,
+    LoadAdapter,
+    Shutdown,
+    StepFrame,
+    Submit,
+    UnloadAdapter,
+    request_failed,
+)
 from engine.scheduling.admission import AdmissionController, deadline_error
 from engine.scheduling.policies import find_policy
 from engine.scheduling.queue import DeadlineHeap
@@ -73,6 +83,9 @@ class DelegatedExecutor:
         self._inbox: deque[Command] = deque()
         self._events: list[TokenEvent] = []
         self._failures: list[RequestFailed] = []
+        self._adapter_outcomes: list[AdapterOutcome] = []
+        self._adapter_tasks: set[asyncio.Task[None]] = set()
+        self._adapter_lock = asyncio.Lock()
         self._has_freed_places = False
         """Whether places came free since the last frame."""
         self._turn: asyncio.Handle | None = None
@@ -153,11 +166,46 @@ class DelegatedExecutor:
                 self._submit(command)
             case Cancel():
                 self._cancel(command.stream_id)
+            case LoadAdapter() | UnloadAdapter():
+                task = asyncio.create_task(self._change_adapters(command))
+                self._adapter_tasks.add(task)
+                task.add_done_callback(self._adapter_tasks.discard)
             case Shutdown():
                 for sequence in [*self._in_flight.sequences, *self._admission.queue]:
                     self._cancel(sequence.stream_id)
                 if not self._end.done():
                     self._end.set_result(None)
+
+    async def _change_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
+        """Load or unload, one command after the other, and answer."""
+        name, title = command.name, self._runtime.title
+        try:
+            async with self._adapter_lock:
+                names = await self._obey_adapter(command)
+            outcome = AdapterOutcome(name, adapters=names)
+        except SluiceError as error:
+            outcome = AdapterOutcome(name, error.code, error.message)
+        except Exception as error:
+            log.exception("%s cannot change LoRA adapter %s", title, name)
+            outcome = AdapterOutcome(name, ErrorCode.INTERNAL, f"{title} cannot change LoRA adapter {name}: {error}")
+        self._adapter_outcomes.append(outcome)
+        self._flush()
+
+    async def _obey_adapter(self, command: LoadAdapter | UnloadAdapter) -> tuple[str, ...]:
+        """Return the names of the adapters afterwards. Raises UNIMPLEMENTED for a runtime without such commands."""
+        if not isinstance(self._runtime, AdapterRuntime):
+            message = f"{self._runtime.title} has its LoRA adapters from its start on; give them with --lora-modules"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_name")
+        names = {*self.info.adapters}
+        match command:
+            case LoadAdapter(name, path):
+                await self._runtime.load_adapter(name, path)
+                names.add(name)
+            case UnloadAdapter(name):
+                await self._runtime.unload_adapter(name)
+                names.discard(name)
+        self.info = msgspec.structs.replace(self.info, adapters=tuple(sorted(names)))
+        return self.info.adapters
 
     def _submit(self, command: Submit) -> None:
         try:
@@ -266,8 +314,9 @@ class DelegatedExecutor:
         if now - self._last_prediction >= HEARTBEAT_S:
             self._last_prediction = now
             self._predicted_wait_s = self._admission.predict_wait(self._in_flight.sequences, self._free_blocks, now)
-        frame = StepFrame(self._events, self._failures, self.stats())
-        self._events, self._failures, self._has_freed_places = [], [], False
+        frame = StepFrame(self._events, self._failures, self.stats(), self._adapter_outcomes)
+        self._events, self._failures, self._adapter_outcomes = [], [], []
+        self._has_freed_places = False
         self._last_emit = now
         self._emit(frame)
 

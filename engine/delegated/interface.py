@@ -12,7 +12,7 @@ All methods are called on the event loop of the engine's process, except `shutdo
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest, IterationStats
 from sluice.errors import ErrorCode, SluiceError
@@ -141,6 +141,21 @@ class DelegatedRuntime(Protocol):
 
     def shutdown(self) -> None:
         """End the runtime and its processes. Blocks; called on a thread of its own."""
+        ...
+
+
+@runtime_checkable
+class AdapterRuntime(DelegatedRuntime, Protocol):
+    """A runtime whose LoRA adapters come and go at run time. The executor changes one at a time."""
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """Load the adapter in the folder `path`, in place of one of that name, whose requests in flight end with it and
+        whose KV blocks no other request gets. Raises SluiceError for one that cannot be used; nothing has changed
+        then."""
+        ...
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter. Requests in flight with it end as usual."""
         ...
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import Iteration
 from engine.forecast.wait import WaitForecast
-from engine.loop.executor import Counters
+from engine.loop.step import Counters
 from engine.types import EngineInfo, IterationStats
 
 SILENCE_S = 5.0

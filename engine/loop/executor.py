@@ -4,17 +4,29 @@ block tables and the free list. Other threads send commands."""
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from time import perf_counter
 from typing import Protocol
 
+import msgspec
+
 from engine.blocks import blocks_for
 from engine.config import EngineConfig
-from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit, request_failed
+from engine.frames import (
+    AdapterOutcome,
+    Cancel,
+    Command,
+    LoadAdapter,
+    Shutdown,
+    StepFrame,
+    Submit,
+    UnloadAdapter,
+    request_failed,
+)
 from engine.kv_cache import KvCacheManager
+from engine.loop.adapters import AdapterTable
 from engine.loop.intake import Intake
 from engine.loop.load import engine_info, make_drafter
-from engine.loop.step import BuiltBatch, build_batch, commit_tokens, record_prompt, take_event
+from engine.loop.step import BuiltBatch, Counters, build_batch, commit_tokens, record_prompt, take_event
 from engine.runners.base import FloatArray, Runner
 from engine.scheduling.admission import deadline_error
 from engine.scheduling.planner import StepPlan, plan_step
@@ -39,30 +51,6 @@ POLL_S = 0.002
 """Wait for commands of a loop that has nothing to run because a grammar is being compiled."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """Totals since the engine's start; `EngineStats` explains them."""
-
-    steps: int = 0
-    runner_seconds: float = 0.0
-    overhead_seconds: float = 0.0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    timeouts: int = 0
-
-    def totals(self) -> dict[str, float]:
-        """Return the `*_total` fields of `EngineStats`."""
-        return {total: getattr(self, name) for name, total in _TOTALS}
-
-
-_TOTALS = tuple((field.name, f"{field.name}_total") for field in fields(Counters))
-
-
 class CommandSource(Protocol):
     """Receives commands from clients."""
 
@@ -83,7 +71,11 @@ class InflightExecutor:
         clock: Callable[[], float] = perf_counter,
         draft_runner: Runner | None = None,
     ) -> None:
-        self.info = engine_info(runner, config)
+        """Raises SluiceError for an adapter of `config` that the runner does not take."""
+        self._adapters = AdapterTable(runner)
+        for name, path in config.lora_modules.items():
+            self._adapters.load(name, path)
+        self.info = msgspec.structs.replace(engine_info(runner, config), adapters=self._adapters.names)
         self._runner = runner
         self._config = config
         self._commands = commands
@@ -98,6 +90,7 @@ class InflightExecutor:
         self._inbox: deque[Command] = deque()
         self._events: list[TokenEvent] = []
         self._failures: list[RequestFailed] = []
+        self._adapter_outcomes: list[AdapterOutcome] = []
         self._counters = Counters()
         self._is_shut_down = False
         self._is_stalled = False
@@ -124,6 +117,8 @@ class InflightExecutor:
         if not plan.is_empty:
             self._run_plan(plan)
         self._is_stalled = plan.is_empty
+        if self._adapters.removed:
+            self._adapters.free_unused((*self._running.values(), *self._intake))
         self._emit_frame()
         if not plan.is_empty:
             runner_seconds = self._counters.runner_seconds - runner_before
@@ -178,6 +173,10 @@ class InflightExecutor:
                     self._submit(command)
                 case Cancel():
                     self._cancel(command.stream_id)
+                case LoadAdapter() | UnloadAdapter():
+                    self._adapter_outcomes.append(self._adapters.obey(command))
+                    self.info = msgspec.structs.replace(self.info, adapters=self._adapters.names)
+                    self._intake.use(self.info)
                 case Shutdown():
                     self._is_shut_down = True
                     for sequence in [*self._running.values(), *self._intake]:
@@ -185,8 +184,9 @@ class InflightExecutor:
 
     def _submit(self, command: Submit) -> None:
         free_blocks = self.info.num_blocks - self._num_reserved_blocks()
+        adapter = self._adapters.number(command.request.adapter) if command.request.adapter else 0
         try:
-            self._intake.submit(command, self._running.values(), free_blocks, self._clock())
+            self._intake.submit(command, self._running.values(), free_blocks, self._clock(), adapter)
         except SluiceError as error:
             self._failures.append(request_failed(command.stream_id, error))
 
@@ -380,13 +380,13 @@ class InflightExecutor:
     def _emit_frame(self) -> None:
         """Emit the events and failures of this step; without any, a heartbeat when one is due."""
         now = self._clock()
-        has_content = bool(self._events or self._failures)
+        has_content = bool(self._events or self._failures or self._adapter_outcomes)
         if has_content or now - self._last_emit >= HEARTBEAT_S:
             if not has_content and not self._running:
                 self.check_invariants()
             self._predict_wait(now)
-            self._emit(StepFrame(self._events, self._failures, self.stats()))
-            self._events, self._failures = [], []
+            self._emit(StepFrame(self._events, self._failures, self.stats(), self._adapter_outcomes))
+            self._events, self._failures, self._adapter_outcomes = [], [], []
             self._last_emit = now
 
     def _predict_wait(self, now: float) -> None:

@@ -41,13 +41,20 @@ class Intake(AdmissionController[Sequence]):
         """Return the sequence if it waits."""
         return self.queue.get(stream_id) or self._grammars.get(stream_id)
 
-    def submit(self, command: Submit, running: Collection[Sequence], free_blocks: int, now: float) -> None:
-        """Queue a request; `free_blocks` is how many blocks no running sequence reserves. Raises INVALID for a request
-        that can never be served, OVERLOADED if the queue is full, DEADLINE if the wait would be too long. A request
-        that a lost engine had accepted is not rejected for the queue."""
+    def use(self, info: EngineInfo) -> None:
+        """Check further requests against `info`, whose adapters have changed."""
+        self._info = info
+
+    def submit(
+        self, command: Submit, running: Collection[Sequence], free_blocks: int, now: float, adapter: int = 0
+    ) -> None:
+        """Queue a request; `free_blocks` is how many blocks no running sequence reserves, `adapter` the runner's number
+        of the request's adapter. Raises INVALID for a request that can never be served, OVERLOADED if the queue is
+        full, DEADLINE if the wait would be too long. A request that a lost engine had accepted is not rejected for the
+        queue."""
         request = command.request
         check_request(request, self._info)
-        sequence = Sequence(command.stream_id, request, self._info, now)
+        sequence = Sequence(command.stream_id, request, self._info, now, adapter)
         self.admit_to_queue(sequence, running, free_blocks, now, was_accepted=command.was_accepted)
         if request.sampling.grammar is not None:
             self._grammars.add(sequence, request.sampling.grammar)

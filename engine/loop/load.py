@@ -30,7 +30,12 @@ def load_draft_runner(config: EngineConfig, info: RunnerInfo) -> Runner | None:
         raise invalid("draft_model_path", "speculation with a draft model needs draft_model_path, the model's folder")
     runner = load_runner(
         msgspec.structs.replace(
-            config, model_path=config.draft_model_path, num_blocks=info.num_blocks, max_model_len=None
+            config,
+            model_path=config.draft_model_path,
+            num_blocks=info.num_blocks,
+            max_model_len=None,
+            lora_modules={},
+            enable_lora=False,
         )
     )
     try:
@@ -70,13 +75,13 @@ def make_drafter(config: EngineConfig, kv: KvCacheManager, draft_runner: Runner 
             return DraftModel(draft_runner, kv, config.num_speculative_tokens, config.max_num_batched_tokens)
 
 
-def engine_info(runner: Runner, config: EngineConfig, load_seconds: float = 0.0) -> EngineInfo:
+def engine_info(runner: Runner, config: EngineConfig) -> EngineInfo:
     """Describe, for clients, the engine that serves `runner`."""
     return EngineInfo(
         **asdict(runner.info),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         scheduler_policy=config.scheduler_policy,
-        load_seconds=load_seconds,
+        load_seconds=0.0,
         gives_logits=True,
     )

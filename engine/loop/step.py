@@ -1,6 +1,6 @@
 """One step's input and output: a plan becomes the runner's flat arrays, and logits become tokens and events."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 
 import numpy as np
@@ -47,6 +47,30 @@ class BuiltBatch:
     prompt_rows: list[PromptRows]
 
 
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine's start; `EngineStats` explains them."""
+
+    steps: int = 0
+    runner_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    timeouts: int = 0
+
+    def totals(self) -> dict[str, float]:
+        """Return the `*_total` fields of `EngineStats`."""
+        return {total: getattr(self, name) for name, total in _TOTALS}
+
+
+_TOTALS = tuple((field.name, f"{field.name}_total") for field in fields(Counters))
+
+
 # -- input
 
 
@@ -62,6 +86,7 @@ def build_batch(plan: StepPlan[Sequence], tables: BlockTables) -> BuiltBatch:
     np.cumsum(lengths, out=begins[1:])
     past_lens = np.array(past + [sequence.num_computed for sequence in prefill], np.int32)
     num_rows = _num_logit_rows(plan, len(decode))
+    numbers = np.array([sequence.adapter for sequence in (*decode, *prefill)], np.int32)
     block_indices, block_indices_begins = tables.gather([sequence.table_row for sequence in (*decode, *prefill)])
     step = StepBatch(
         token_ids=_token_ids(plan),
@@ -72,6 +97,7 @@ def build_batch(plan: StepPlan[Sequence], tables: BlockTables) -> BuiltBatch:
         block_indices_begins=block_indices_begins,
         sampled_rows=_last_rows(begins[1:], num_rows),
         max_context_len=int((past_lens + lengths).max()),
+        adapters=np.repeat(numbers, lengths) if numbers.any() else None,
     )
     return _assign_rows(step, plan, num_rows, len(decode))
 

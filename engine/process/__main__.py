@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.frames import LoadFailed, Ready
 from engine.loop.executor import InflightExecutor
-from engine.loop.load import engine_info, load_draft_runner, load_runner
+from engine.loop.load import load_draft_runner, load_runner
 from engine.process.bootstrap import bootstrap
 from engine.process.transport import Transport
 from engine.runners.base import Runner
@@ -25,6 +27,7 @@ def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConf
     try:
         runner = load(config)
         draft_runner = load_draft_runner(config, runner.info)
+        executor = InflightExecutor(runner, config, transport, transport.emit, draft_runner=draft_runner)
     except SluiceError as error:
         transport.send_all(LoadFailed(error.code, error.message))
         return 1
@@ -32,10 +35,8 @@ def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConf
         log.exception("loading %s failed", config.model_path)
         transport.send_all(LoadFailed(ErrorCode.INTERNAL, f"loading {config.model_path} failed: {error}"))
         return 1
-    load_seconds = time.perf_counter() - started
     try:
-        executor = InflightExecutor(runner, config, transport, transport.emit, draft_runner=draft_runner)
-        transport.send_all(Ready(engine_info(runner, config, load_seconds)))
+        transport.send_all(Ready(msgspec.structs.replace(executor.info, load_seconds=time.perf_counter() - started)))
         executor.run()
     finally:
         runner.close()

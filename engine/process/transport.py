@@ -63,7 +63,7 @@ class Transport:
         for failure in frame.failures:
             failures[self._client(failure.stream_id, True)].append(failure)
         for client in self._clients:
-            self.send(client, StepFrame(events[client], failures[client], frame.stats))
+            self.send(client, StepFrame(events[client], failures[client], frame.stats, frame.adapters))
 
     def _client(self, stream_id: int, is_last: bool) -> bytes:
         return self._client_of.pop(stream_id) if is_last else self._client_of[stream_id]

@@ -1,7 +1,8 @@
 """The executor's interface to a runtime: run one ragged batch, return the logits of the sampled rows."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,8 @@ class StepBatch:
     """[num_sampled], indices into token_ids of the tokens whose logits are needed. May be empty."""
     max_context_len: int
     """Largest number of past and new tokens of a sequence in the batch."""
+    adapters: IntArray | None = None
+    """[num_tokens], the number of the LoRA adapter that computes each token, 0 for none. None where all are 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +75,18 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Free the device memory. `run` must not be called afterwards."""
+        ...
+
+
+@runtime_checkable
+class AdapterRunner(Runner, Protocol):
+    """A runner that applies LoRA adapters, known by numbers of 1 or more that the executor never gives out twice."""
+
+    def load_adapter(self, number: int, name: str, folder: Path) -> None:
+        """Load PEFT's adapter in `folder`. `name` is for messages. Raises SluiceError for one that does not fit the
+        model; nothing has changed then."""
+        ...
+
+    def unload_adapter(self, number: int) -> None:
+        """Free an adapter that no further step uses."""
         ...

@@ -1,6 +1,7 @@
 """Effects of an LLM's config.pbtxt parameters on OpenVINO: TensorRT-LLM's, vLLM's and this engine's own."""
 
 from engine.config import Speculation, Task
+from pipelines.llm.model_folder import parse_lora_modules
 from pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
     MAX_THREADS,
@@ -28,7 +29,7 @@ _NO_BEAMS = "must be for one beam: beam search is not offered, as it cannot stre
 _ON_CPU = ignored("there is no GPU to set up")
 _ONE_DEVICE = ignored_unless(("1",), "the model runs on one device")
 _NO_DRAFTS = ignored("belongs to a way to draft tokens that is not here; answers are the same")
-_NO_LORA = ignored("there are no LoRA adapters here; requests that name one are refused")
+_LORA_CACHE = ignored("all LoRA adapters are in memory, and `lora_modules` has them")
 _NO_WINDOW = ignored("attention reaches over the whole context, but for the model's own windows")
 _NO_HOST_CACHE = ignored("the KV cache has no second home in host memory")
 
@@ -128,13 +129,13 @@ OPENVINO_RULES: dict[str, Rule] = {
     "FORCE_CPU_ONLY_INPUT_TENSORS": _ON_CPU,
     "iter_stats_max_iterations": NO_PERIOD,
     "request_stats_max_iterations": NO_PERIOD,
-    "lora_cache_optimal_adapter_size": _NO_LORA,
-    "lora_cache_max_adapter_size": _NO_LORA,
-    "lora_cache_gpu_memory_fraction": _NO_LORA,
-    "lora_cache_host_memory_bytes": _NO_LORA,
-    "lora_prefetch_dir": _NO_LORA,
-    "lora_dir": _NO_LORA,
-    "lora_modules": _NO_LORA,
+    "lora_cache_optimal_adapter_size": _LORA_CACHE,
+    "lora_cache_max_adapter_size": _LORA_CACHE,
+    "lora_cache_gpu_memory_fraction": _LORA_CACHE,
+    "lora_cache_host_memory_bytes": _LORA_CACHE,
+    "lora_prefetch_dir": _LORA_CACHE,
+    "lora_dir": _LORA_CACHE,
+    "lora_modules": lambda text: Effect({"lora_modules": parse_lora_modules(text)}),
     # vLLM's engine arguments
     "enable_chunked_prefill": _chunked,
     "tensor_parallel_size": _ONE_DEVICE,
@@ -146,7 +147,7 @@ OPENVINO_RULES: dict[str, Rule] = {
     "cpu_offload_gb": _ON_CPU,
     "block_size": ignored_unless((str(TOKENS_PER_BLOCK),), f"blocks have {TOKENS_PER_BLOCK} tokens"),
     "trust_remote_code": ignored_unless(("false",), "no code of a checkpoint is ever run"),
-    "enable_lora": ignored_unless(("false",), "there are no LoRA adapters here"),
+    "enable_lora": lambda text: Effect({"enable_lora": parse_bool(text)}),
     "speculative_config": _speculation,
     # this engine's own parameters
     "dtype": _dtype,

@@ -11,13 +11,13 @@ from openvino import opset13 as ops
 
 from engine.model_folder import read_json
 from engine.runners.openvino.config.config_file import ConfigFile, PositiveInt, read_eos_token_ids
+from engine.runners.openvino.graph.adapters import named_parameter
 from engine.runners.openvino.graph.model import (
     MAX_CONTEXT_LEN,
     STEP_INPUTS,
     Decoder,
     choose_max_model_len,
     is_cache,
-    named_parameter,
 )
 from engine.runners.openvino.graph.paged_attention import TESTED_VERSION
 from sluice.errors import ErrorCode, SluiceError, invalid

@@ -2,6 +2,8 @@
 
 import logging
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,11 +11,13 @@ import openvino as ov
 
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
+from engine.runners.openvino.adapters import AdapterStacks
 from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limits, choose_num_blocks
+from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder
 from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.source import open_decoder
-from sluice.errors import invalid
+from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import available_bytes
 
 logger = logging.getLogger(__name__)
@@ -55,6 +59,18 @@ class OpenVinoRunner:
             logits[sampled] = self._session.run(pad_batch(part, self._scratch_block))
         return logits
 
+    def load_adapter(self, number: int, name: str, folder: Path) -> None:
+        """See `AdapterRunner.load_adapter`."""
+        if self._session.adapters is None:
+            message = f"LoRA adapter {name} cannot be loaded: this model was started without room for adapters"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_modules")
+        self._session.adapters.load(number, name, folder)
+
+    def unload_adapter(self, number: int) -> None:
+        """See `AdapterRunner.unload_adapter`."""
+        assert self._session.adapters is not None
+        self._session.adapters.remove(number)
+
     def close(self) -> None:
         """Free the model and the cache, and with them the logits that `run` returned last."""
         del self._session, self._decoder
@@ -70,8 +86,8 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     cache_dtype = choose_cache_dtype(config.kv_cache_dtype, dtype)
     properties = compile_properties(config, dtype, cache_dtype)
     check_cache_limits(config)
-    decoder = open_decoder(config, core)
-    session = InferenceSession(core.compile_model(decoder.model, DEVICE, properties))
+    decoder = open_decoder(config, core, _COMPUTE_TYPES[dtype])
+    session = InferenceSession(core.compile_model(decoder.model, DEVICE, properties), decoder.adapters)
     session.warm_up()
     decoder.weights.release_pages()
     num_blocks = choose_num_blocks(config, session.layout.block_bytes, decoder.max_model_len, available_bytes())
@@ -104,29 +120,40 @@ def _summary(info: RunnerInfo, size_bytes: int) -> str:
 
 
 class InferenceSession:
-    """A compiled decoder, for one thread. It starts with a cache of one block, enough for `warm_up`."""
+    """A compiled decoder, for one thread. It starts with a cache of one block, enough for `warm_up`. A graph with
+    inputs for adapters has a second request over the same tensors: steps without adapters take the first one, whose
+    stacks have none."""
 
-    def __init__(self, compiled: ov.CompiledModel) -> None:
+    def __init__(self, compiled: ov.CompiledModel, inputs: AdapterInputs | None = None) -> None:
         self.layout = CacheLayout.of(compiled)
-        self._request = compiled.create_infer_request()
-        self._inputs = {name: _InputVector(self._request, name) for name in STEP_INPUTS}
+        self._requests = [compiled.create_infer_request() for _ in range(1 if inputs is None else 2)]
+        self._empty: AdapterStacks | None = None
+        self.adapters: AdapterStacks | None = None
+        if inputs is not None:
+            self._empty, self.adapters = (AdapterStacks(each, inputs.shapes, inputs.kind) for each in self._requests)
+        self._inputs = {name: _InputVector(self._requests, name) for name in STEP_INPUTS}
         self._max_context_len = np.zeros((), np.int32)
-        self._request.set_tensor(MAX_CONTEXT_LEN, ov.Tensor(self._max_context_len, shared_memory=True))
+        for request in self._requests:
+            request.set_tensor(MAX_CONTEXT_LEN, ov.Tensor(self._max_context_len, shared_memory=True))
         self.set_num_blocks(1)
 
     def set_num_blocks(self, num_blocks: int) -> None:
         """Allocate a cache of that size. The content of the last one is lost."""
         self._cache = KvCache(self.layout, num_blocks)
-        for name, tensor in self._cache.tensors.items():
-            self._request.set_tensor(name, tensor)
+        for request in self._requests:
+            for name, tensor in self._cache.tensors.items():
+                request.set_tensor(name, tensor)
 
     def run(self, batch: StepBatch) -> FloatArray:
         """Return logits [num_sampled, row_size], a view of OpenVINO's output buffer."""
         self._max_context_len[...] = batch.max_context_len
         for name, vector in self._inputs.items():
             vector.write(getattr(batch, name))
-        self._request.infer(share_outputs=True)
-        logits: FloatArray = self._request.get_output_tensor(0).data
+        request = self._requests[0 if batch.adapters is None else 1]
+        if (stacks := self._empty if batch.adapters is None else self.adapters) is not None:
+            stacks.set_mask(batch.adapters, len(batch.token_ids))
+        request.infer(share_outputs=True)
+        logits: FloatArray = request.get_output_tensor(0).data
         return logits
 
     def warm_up(self) -> None:
@@ -150,9 +177,10 @@ class InferenceSession:
 class _InputVector:
     """An input of varying length. Resizing its tensor is several times cheaper than setting a new one."""
 
-    def __init__(self, request: ov.InferRequest, name: str) -> None:
+    def __init__(self, requests: Sequence[ov.InferRequest], name: str) -> None:
         self._tensor = ov.Tensor(ov.Type.i32, ov.Shape([_INITIAL_CAPACITY]))
-        request.set_tensor(name, self._tensor)
+        for request in requests:
+            request.set_tensor(name, self._tensor)
 
     def write(self, values: IntArray) -> None:
         self._tensor.shape = [len(values)]
@@ -181,6 +209,7 @@ def pad_batch(batch: StepBatch, scratch_block: int) -> StepBatch:
         block_indices_begins=np.concatenate((batch.block_indices_begins, len(batch.block_indices) + more)),
         sampled_rows=batch.sampled_rows,
         max_context_len=batch.max_context_len,
+        adapters=None if batch.adapters is None else np.concatenate((batch.adapters, none)),
     )
 
 
@@ -224,6 +253,7 @@ def _part(batch: StepBatch, sequences: IntArray) -> tuple[StepBatch, IntArray]:
         block_indices_begins=block_begins,
         sampled_rows=np.searchsorted(tokens, batch.sampled_rows[sampled]).astype(np.int32),
         max_context_len=int((past_lens + np.diff(begins)).max()),
+        adapters=None if batch.adapters is None else batch.adapters[tokens],
     )
     return part, sampled
 

@@ -44,7 +44,6 @@ OPENVINO = RuntimeSpec(
         {
             "tensor_parallel_size",
             "pipeline_parallel_size",
-            "lora_modules",
             "engine_python",
             "launcher",
             "runtime_settings",

@@ -12,6 +12,7 @@ from engine.runners.openvino.architectures import ARCHITECTURES, read_decoder_co
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import LongRope
 from engine.runners.openvino.convert import can_convert, convert
+from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.model import Decoder, build_model, choose_max_model_len
 from engine.runners.openvino.graph.paged_attention import check_cache_dtype
 from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
@@ -31,16 +32,17 @@ class FolderKind(Enum):
     """A checkpoint that our graphs do not support, but optimum-intel can convert."""
 
 
-def open_decoder(config: EngineConfig, core: ov.Core) -> Decoder:
-    """Open the graph of `config.model_path`, weights quantized as configured. Raises NOT_FOUND for missing files,
+def open_decoder(config: EngineConfig, core: ov.Core, kind: ov.Type = ov.Type.f32) -> Decoder:
+    """Open the graph of `config.model_path`, weights quantized as configured. `kind` is the type of the computation,
+    which LoRA adapters have too. Raises NOT_FOUND for missing files,
     INVALID for a damaged checkpoint or unfit limits, UNIMPLEMENTED for a model that cannot be built."""
     check_quantization(config.quantization)
     directory = Path(config.model_path)
-    kind, reason = identify_folder(directory)
+    folder_kind, reason = identify_folder(directory)
     logger.info("runtime openvino, on the CPU: %s %s", directory, reason)
-    match kind:
+    match folder_kind:
         case FolderKind.CHECKPOINT:
-            return _build(config, directory)
+            return _build(config, directory, kind)
         case FolderKind.IR:
             return _open_ir(config, directory, core)
         case FolderKind.CONVERTIBLE:
@@ -80,10 +82,13 @@ def check_folder(directory: Path) -> FolderKind:
     return kind
 
 
-def _build(config: EngineConfig, directory: Path) -> Decoder:
+def _build(config: EngineConfig, directory: Path, kind: ov.Type) -> Decoder:
     is_embedder = gives_embeddings(config)
     if is_embedder:
         _check_causal(directory)
+        _refuse_adapters(config, "a model of embeddings")
+    has_adapters = not is_embedder and (config.enable_lora or bool(config.lora_modules))
+    adapters = AdapterInputs(kind) if has_adapters else None
     model_config = read_decoder_config(directory)
     check_cache_dtype(model_config, config.kv_cache_dtype)
     max_model_len = choose_max_model_len(
@@ -92,7 +97,7 @@ def _build(config: EngineConfig, directory: Path) -> Decoder:
     _log_longrope(model_config, max_model_len)
     weights = open_weights(directory, config.quantization, cache_folder(config))
     return Decoder(
-        model=build_model(model_config, weights, max_model_len, has_head=not is_embedder),
+        model=build_model(model_config, weights, max_model_len, has_head=not is_embedder, adapters=adapters),
         weights=weights,
         model_type=model_config.model_type,
         vocab_size=model_config.vocab_size,
@@ -100,8 +105,15 @@ def _build(config: EngineConfig, directory: Path) -> Decoder:
         max_model_len=max_model_len,
         quantization=weights.quantization,
         embedding_size=model_config.hidden_size if is_embedder else 0,
+        adapters=adapters,
         pads_sequences=model_config.attention_softcap is not None,
     )
+
+
+def _refuse_adapters(config: EngineConfig, what: str) -> None:
+    if config.lora_modules:
+        message = f"LoRA adapters take a HuggingFace checkpoint of {', '.join(ARCHITECTURES)}; this is {what}"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_modules")
 
 
 def _check_causal(directory: Path) -> None:
@@ -128,6 +140,7 @@ def _open_ir(config: EngineConfig, directory: Path, core: ov.Core) -> Decoder:
     if gives_embeddings(config):
         message = f"embeddings come from HuggingFace checkpoints of {', '.join(ARCHITECTURES)}, not from OpenVINO IRs"
         raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
+    _refuse_adapters(config, "an OpenVINO IR, whose graph is fixed")
     decoder = open_ir(directory, core, config.max_model_len)
     if config.quantization not in (NONE, decoder.quantization):
         raise invalid(

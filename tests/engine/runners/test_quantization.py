@@ -114,7 +114,7 @@ def test_the_runtime_keeps_matrices_compressed(cache: Path, quantization: str, k
 
 def _matrix_types(runner: OpenVinoRunner) -> Counter[str]:
     """Return the types of the weights of the compiled graph's matrix products."""
-    graph: ov.Model = runner._session._request.get_compiled_model().get_runtime_model()
+    graph: ov.Model = runner._session._requests[0].get_compiled_model().get_runtime_model()
     products = [node for node in graph.get_ops() if _said(node, "layerType") == "FullyConnected"]
     assert products
     return Counter(_said(node.input_value(1).get_node(), "outputPrecisions") for node in products)

@@ -23,6 +23,7 @@ from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.llm.text import LlmText
+from sluice.errors import invalid
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import empty_repository, llm_model
@@ -53,6 +54,13 @@ class SteppedRunner(EchoRunner):
         """The tokens of each sequence of the last step."""
         self._is_held = False
         self._changed = threading.Condition()
+
+    def load_adapter(self, number: int, name: str, folder: Path) -> None:
+        if folder.name == "broken":
+            raise invalid("lora_modules", f"LoRA adapter {name}: {folder} is broken")
+
+    def unload_adapter(self, number: int) -> None:
+        """Free nothing."""
 
     def hold_after(self, num_runs: int) -> None:
         """Run `num_runs` more steps and then wait."""

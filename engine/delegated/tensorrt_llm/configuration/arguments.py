@@ -212,6 +212,7 @@ FIELDS = (
     EngineField("tensor_parallel_size", "tensor_parallel_size"),
     EngineField("pipeline_parallel_size", "pipeline_parallel_size"),
     EngineField("lora_modules", "lora_config", "with lora_dir", is_direct=False),
+    EngineField("enable_lora", "", "adapters at run time are another runtime's; here `lora_modules` has them"),
     EngineField("tokenizer_path", "tokenizer", "only with guided decoding; else skip_tokenizer_init"),
     EngineField("engine_python", "", "Python that runs the engine's process"),
     EngineField("launcher", "", "command that the engine's process is started by"),

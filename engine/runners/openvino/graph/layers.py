@@ -12,6 +12,7 @@ from openvino.op import Constant
 
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import Rope, inverse_frequencies
+from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.nodes import ACTIVATIONS, floating, ints32, ints64, num_features, part, scaled
 from engine.runners.openvino.graph.paged_attention import PagedInputs
 from engine.runners.openvino.weights.text_model import TextModelTensors
@@ -40,6 +41,7 @@ class Context:
     rotations: Mapping[Rope, Rotation]
     caches: tuple[tuple[ov.Node, ov.Node], ...]
     """Key and value cache of each layer."""
+    adapters: AdapterInputs | None = None
 
 
 Norm = Callable[[Context, ov.Node, str], ov.Node]
@@ -51,6 +53,8 @@ Mlp = Callable[[Context, ov.Node, int], ov.Node]
 def linear(context: Context, x: ov.Node, name: str, num_out: int, *, bias: bool = False) -> ov.Node:
     """Return x @ weight.T (+ bias), with `num_out` features."""
     product = ops.matmul(x, context.weights.constant(f"{name}.weight", (num_out, num_features(x))), False, True)
+    if context.adapters is not None:
+        product = context.adapters.add_to(product, x, name)
     if not bias:
         return product
     return ops.add(product, context.weights.constant(f"{name}.bias", (num_out,)))

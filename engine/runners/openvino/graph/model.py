@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import openvino as ov
@@ -10,6 +10,7 @@ from openvino import opset13 as ops
 
 from engine.runners.openvino.architectures import find_architecture
 from engine.runners.openvino.config.decoder_config import DecoderConfig
+from engine.runners.openvino.graph.adapters import AdapterInputs, named_parameter
 from engine.runners.openvino.graph.layers import Context, rotation
 from engine.runners.openvino.graph.nodes import scaled, softcapped
 from engine.runners.openvino.graph.paged_attention import PagedInputs
@@ -56,14 +57,22 @@ class Decoder:
     """Compression of the weights in memory: none, int8, int4."""
     embedding_size: int = 0
     """Elements of the hidden states that the graph gives in the place of logits; 0 where it gives logits."""
+    adapters: AdapterInputs | None = None
+    """The graph's inputs for LoRA adapters; None in one without."""
     pads_sequences: bool = False
     """Whether attention takes memory for as many tokens and blocks of each sequence of a step as the longest has."""
 
 
 def build_model(
-    config: DecoderConfig, weights: CheckpointWeights, max_model_len: int | None = None, *, has_head: bool = True
+    config: DecoderConfig,
+    weights: CheckpointWeights,
+    max_model_len: int | None = None,
+    *,
+    has_head: bool = True,
+    adapters: AdapterInputs | None = None,
 ) -> ov.Model:
-    """Build the graph. One that `has_head` False returns hidden states [num_sampled, hidden_size] for logits.
+    """Build the graph. One that `has_head` False returns hidden states [num_sampled, hidden_size] for logits. With
+    `adapters`, its projections have inputs for LoRA adapters, which are added there.
 
     Inputs: STEP_INPUTS [-1] i32, MAX_CONTEXT_LEN [] i32, `key_cache.N` and `value_cache.N`, whose type and shape the
     compiler chooses. Output: logits [num_sampled, vocab_size] f32. `max_model_len` is the length of the longest
@@ -87,7 +96,7 @@ def build_model(
     rotations = {rope: rotation(rope, config.head_dim, longest, step["position_ids"]) for rope in ropes}
     tensors = TextModelTensors(weights)
     tensors.check_num_layers(config)
-    context = Context(config, tensors, paged, step["position_ids"], rotations, caches)
+    context = Context(config, tensors, paged, step["position_ids"], rotations, caches, adapters)
     embedding = tensors.constant(EMBEDDING, (config.vocab_size, config.hidden_size))
     zero = ops.constant(np.int32(0))
     embedded = scaled(ops.gather(embedding, step["token_ids"], zero), config.embedding_scale)
@@ -96,6 +105,7 @@ def build_model(
     head = _head(config, tensors, embedding) if has_head else None
     tensors.check_leftovers(config)
     parameters = [*step.values(), max_context_len, *(cache for pair in caches for cache in pair)]
+    parameters += adapters.parameters if adapters is not None else []
     if head is None:
         return ov.Model([ops.result(ops.convert(sampled, "f32"))], parameters, config.model_type)
     logits = ops.matmul(sampled, head, False, True)
@@ -130,10 +140,3 @@ def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) 
 
 def _cache(name: str) -> ov.Node:
     return named_parameter(name, [-1, -1, -1, -1], ov.Type.dynamic)
-
-
-def named_parameter(name: str, shape: list[int], kind: ov.Type) -> Any:
-    """Return an input of a graph, whose tensor has its name too."""
-    parameter = ops.parameter(ov.PartialShape(shape), kind, name=name)
-    parameter.output(0).get_tensor().set_names({name})
-    return parameter

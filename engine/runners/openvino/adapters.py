@@ -1,0 +1,78 @@
+"""The LoRA adapters of a compiled graph: their matrices stacked in its inputs, and the mask of each step."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from engine.runners.base import FloatArray, IntArray
+from engine.runners.openvino.graph.adapters import MASK, stack_names
+from engine.runners.openvino.weights.adapter import Matrices, read_adapter
+
+_NOBODY = -1
+
+
+class AdapterStacks:
+    """The adapters that were loaded into `request`, by their numbers. `shapes` has features out and in of the graph's
+    projections."""
+
+    def __init__(self, request: ov.InferRequest, shapes: Mapping[str, tuple[int, int]], kind: ov.Type) -> None:
+        self._request = request
+        self._shapes = shapes
+        self._kind = kind
+        self._adapters: dict[int, dict[str, Matrices]] = {}
+        self._owners: IntArray = np.zeros(0, np.int32)
+        """The number of the adapter that each rank belongs to."""
+        self._stack()
+
+    def load(self, number: int, name: str, folder: Path) -> None:
+        """Read an adapter and add it. Raises SluiceError, as `read_adapter`; nothing has changed then."""
+        self._adapters[number] = read_adapter(name, folder, self._shapes)
+        self._stack()
+
+    def remove(self, number: int) -> None:
+        del self._adapters[number]
+        self._stack()
+
+    def set_mask(self, adapters: IntArray | None, num_tokens: int) -> None:
+        """Set which ranks each token of the step has; `adapters` are the tokens' numbers."""
+        if adapters is None:
+            adapters = np.zeros(num_tokens, np.int32)
+        self._request.set_tensor(MASK, ov.Tensor(np.ascontiguousarray(adapters[:, None] == self._owners)))
+
+    def _stack(self) -> None:
+        """Write all adapters into the inputs of the graph."""
+        ranks = {number: max(len(a) for a, _ in each.values()) for number, each in self._adapters.items()}
+        # A product over no ranks is left unwritten by the plugin: there is always one, of nobody.
+        self._owners = np.repeat(np.array([_NOBODY, *ranks], np.int32), [1, *ranks.values()])
+        memory: dict[str, NDArray[np.generic]] = {}
+        for module, shape in self._shapes.items():
+            for input_name, values in zip(stack_names(module), self._stacks(module, shape, ranks), strict=True):
+                # numpy has no bf16, and a tensor of that type does not keep its memory alive
+                stored = values if self._kind == ov.Type.f32 else to_bf16(values).view(np.float16)
+                tensor = ov.Tensor(stored.reshape(-1), ov.Shape(list(values.shape)), self._kind)
+                self._request.set_tensor(input_name, tensor)
+                memory[input_name] = stored
+        self._memory = memory
+
+    def _stacks(self, module: str, shape: tuple[int, int], ranks: Mapping[int, int]) -> Iterator[FloatArray]:
+        """Yield A and B of a projection. An adapter that leaves it alone, or has a lower rank there, has zeros."""
+        num_out, num_in = shape
+        a, b = np.zeros((len(self._owners), num_in), np.float32), np.zeros((num_out, len(self._owners)), np.float32)
+        begin = 1
+        for number, rank in ranks.items():
+            if module in self._adapters[number]:
+                own_a, own_b = self._adapters[number][module]
+                a[begin : begin + len(own_a)] = own_a
+                b[:, begin : begin + len(own_a)] = own_b
+            begin += rank
+        yield a
+        yield b
+
+
+def to_bf16(values: FloatArray) -> NDArray[np.uint16]:
+    """Return the bits of finite values in bf16, rounded to the nearest, ties to even."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
