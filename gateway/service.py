@@ -13,7 +13,7 @@ from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import choose_text_model, list_text_models, split_name
+from pipelines.llm.text_models import choose_text_model, find_owner, list_text_models, split_name
 from pipelines.rag.classifier import TextClassifier, is_classifier
 from pipelines.rag.encoder import TextEncoder, is_encoder
 from pipelines.rag.library import DocumentLibrary
@@ -101,7 +101,8 @@ class InferenceService:
         return self.repository.route(model.name, LATEST, str(request.correlation_id))
 
     def llm(self, name: str, key: str = "") -> TextModel:
-        """Return the language model `name`, or the pipeline with one at its end; `base:adapter` has a LoRA adapter.
+        """Return the language model `name`, or the pipeline with one at its end; `base:adapter` has a LoRA adapter,
+        and so has `adapter` where one model has it.
 
         Where versions have weights, `key` chooses one. Raises NOT_FOUND in OpenAI's words, and UNAVAILABLE while the
         model cannot serve.
@@ -132,6 +133,9 @@ class InferenceService:
         if self.has_embeddings(name):
             raise invalid("model", f"model {name!r} gives embeddings and no text; POST /v1/embeddings")
         models = self.repository.models()
+        owner = find_owner(models, name)
+        if owner is not None:
+            return choose_text_model(self.repository.route(owner, LATEST, key), name)
         base, adapter = split_name(name, [model.name for model in models if text_model_of(model) is not None])
         return choose_text_model(self.repository.route(base, LATEST, key), adapter)
 
@@ -141,6 +145,13 @@ class InferenceService:
         Language models come first, then pipelines, both by name; adapters follow their model.
         """
         return list(list_text_models(sorted(self.repository.models(), key=_is_pipeline)))
+
+    def language_model(self, name: str) -> LlmModel:
+        """Return the latest version of the language model `name`. Raises NOT_FOUND."""
+        model = self.find(name)
+        if not isinstance(model, LlmModel):
+            raise SluiceError(ErrorCode.NOT_FOUND, f"model {name!r} is no language model", param="model")
+        return model
 
     def encoders(self) -> list[TextEncoder | LlmEncoder]:
         """Return every model that has embeddings and no text, by name."""

@@ -19,6 +19,7 @@ _BY_PATH = {
     ),
     "/v1/chat/completions": ApiCategory.INFERENCE,
     "/v1/completions": ApiCategory.INFERENCE,
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ApiCategory.MODEL_REPOSITORY),
 }
 _BY_SECTION = {
     "health": ApiCategory.HEALTH,

@@ -178,6 +178,7 @@ class ServeConfig:
             runtime=runtime or model.runtime,
             task=model.task,
             tokenizer_path=model.tokenizer_path,
+            enable_lora=self.requests.allows_lora_updates,
             **{name: value for name, value in fields.items() if value is not None},
             **self.tensorrt_llm.engine_fields(),
         )

@@ -150,6 +150,16 @@ class RequestOptions:
         "in a process of its own, within 1 s of processor time",
     )
 
+    allows_lora_updates: bool = option(
+        "--allow-runtime-lora-updating",
+        False,
+        truth,
+        None,
+        "let clients load and unload LoRA adapters, from any folder that the server can read, by POST "
+        "/v1/load_lora_adapter and /v1/unload_lora_adapter. Steps take a bit longer for the room that this needs. "
+        "--http-restricted-api model-repository:... keeps the routes to those who have its key",
+    )
+
     timeout_s: float | None = option(
         "--request-timeout-secs",
         None,

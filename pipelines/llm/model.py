@@ -1,6 +1,7 @@
 """An LLM as a model of the v2 protocol, with text or token ids as tensors."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -59,7 +60,6 @@ class LlmModel(Model):
             queue=read_queue_defaults(config),
             limits=limits,
             vocab_size=text.info.vocab_size,
-            adapters=text.info.adapters,
             temperature_samples=config.backend != TENSORRT_LLM_BACKEND,
         )
         self._tasks = RequestTasks(self.spec)
@@ -134,7 +134,7 @@ class LlmModel(Model):
     def _parse_row(self, values: Values, request: InferRequest) -> RowRequest:
         if values.keys().isdisjoint(PROMPTS):
             raise self._missing_prompt(request)
-        return parse_row_request(values, request, self._defaults)
+        return parse_row_request(values, request, replace(self._defaults, adapters=self.text.info.adapters))
 
     def _missing_prompt(self, request: InferRequest) -> SluiceError:
         missing = next(name for name in PROMPTS if name in self.spec.inputs)

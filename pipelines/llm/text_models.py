@@ -29,6 +29,12 @@ def split_name(name: str, models: Collection[str]) -> tuple[str, str]:
     return base, name[len(base) + 1 :]
 
 
+def find_owner(models: Iterable[Model], adapter: str) -> str | None:
+    """Return the name of the only model with that LoRA adapter, None where there are none or several."""
+    names = {model.name for model in models if (text := llm_text_of(model)) and adapter in text.info.adapters}
+    return names.pop() if len(names) == 1 else None
+
+
 def choose_text_model(model: Model, adapter: str) -> TextModel:
     """Return the text model of `model`, which must have one, or that of its adapter where `adapter` is not empty.
     Raises NOT_FOUND for an adapter that the model does not have."""
@@ -64,7 +70,7 @@ class AdapterText:
         self._adapter = adapter
         self.name = f"{base.name}{SEPARATOR}{adapter}"
         self.parent = base.name
-        self.root = base.engine.config.lora_modules.get(adapter, adapter)
+        self.root = base.engine.adapters.get(adapter, adapter)
         """The adapter's folder; its name where the engine found the adapter itself."""
         self.version = base.version
         self.created = base.created

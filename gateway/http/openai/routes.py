@@ -13,7 +13,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.http.bodies import json_response
 from gateway.http.errors import client_names
-from gateway.http.openai import classify, embeddings, rerank, tokens
+from gateway.http.openai import adapters, classify, embeddings, rerank, tokens
 from gateway.http.openai.chat import ChatReply, parse_chat_request
 from gateway.http.openai.completions import CompletionReply, parse_completion_request
 from gateway.http.openai.parts import PartsReply
@@ -65,7 +65,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api.get("/models/{model:path}")(routes.model)
     whole = APIRouter()
     whole.include_router(api)
-    for part in (embeddings, rerank, classify, tokens, responses):
+    for part in (adapters, embeddings, rerank, classify, tokens, responses):
         whole.include_router(part.router(service, config))
     return whole
 

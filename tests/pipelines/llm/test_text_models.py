@@ -40,7 +40,7 @@ def pipeline(name: str) -> Model:
 
 
 def llm(name: str, version: int, *adapters: str) -> Model:
-    engine = SimpleNamespace(config=SimpleNamespace(lora_modules={}))
+    engine = SimpleNamespace(adapters={})
     info = SimpleNamespace(adapters=adapters, embedding_size=0)
     facts = {"created": 0, "max_model_len": 64, "max_beam_width": 1}
     text: Any = SimpleNamespace(name=name, version=str(version), info=info, engine=engine, **facts)

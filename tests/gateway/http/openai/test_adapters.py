@@ -10,6 +10,8 @@ import pytest
 from prometheus_client import generate_latest
 
 from engine.config import EngineConfig
+from gateway.options.config import ServeConfig
+from gateway.options.http import RequestOptions
 from tests.engine.capable import CapableEngine
 from tests.gateway.http.live import LiveServer, live_server
 
@@ -104,3 +106,64 @@ def test_openais_client_takes_them(capable: LiveServer) -> None:
 
 def test_folders_of_the_server_are_only_shown_for_adapters(capable: LiveServer) -> None:
     assert str(Path(FOLDER)) not in capable.get("/v1/models/rill").text
+
+
+@pytest.fixture(scope="module")
+def changing() -> Iterator[LiveServer]:
+    options = ServeConfig(requests=RequestOptions(allows_lora_updates=True))
+    with live_server(config=options, engine_config=EngineConfig(model_path="none")) as running:
+        yield running
+
+
+def change(live: LiveServer, action: str, name: str, path: str = "", **fields: Any) -> httpx.Response:
+    return live.post(
+        f"/v1/{action}_lora_adapter", {"lora_name": name, **({"lora_path": path} if path else {}), **fields}
+    )
+
+
+def listed(live: LiveServer) -> dict[str, Any]:
+    return {model["id"]: model.get("root") for model in live.get("/v1/models").json()["data"]}
+
+
+def test_they_come_and_go_at_run_time(changing: LiveServer) -> None:
+    assert listed(changing) == {"rill": None}
+    answer = change(changing, "load", "sql", "/adapters/sql")
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'rill:sql' added successfully.")
+    assert listed(changing) == {"rill": None, "rill:sql": "/adapters/sql"}
+    for name in ("rill:sql", "sql"):
+        assert ask(changing, model=name).json()["model"] == "rill:sql"
+    taken = change(changing, "load", "rill:sql", "/adapters/other")
+    assert taken.status_code == 400
+    assert "has already been loaded" in taken.json()["error"]["message"]
+    assert change(changing, "load", "rill:sql", "/adapters/other", load_inplace=True).status_code == 200
+    assert listed(changing)["rill:sql"] == "/adapters/other"
+    answer = change(changing, "unload", "rill:sql")
+    assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'rill:sql' removed successfully.")
+    assert listed(changing) == {"rill": None}
+    assert ask(changing, model="rill:sql").status_code == 404
+    assert change(changing, "unload", "sql").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "param"),
+    [
+        ("a", "/adapters/broken", "lora_name"),
+        ("a", "/adapters/\x00", "lora_path"),
+        ("", "/a", "lora_name"),
+        ("a", "/" + "a" * 5000, "lora_path"),
+        ("rill:a b", "/a", "lora_name"),
+        ("rill", "/a", "lora_name"),
+        (7, "/a", "lora_name"),
+    ],
+)
+def test_what_cannot_be_loaded_changes_nothing(changing: LiveServer, name: Any, path: str, param: str) -> None:
+    answer = change(changing, "load", name, path)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert listed(changing) == {"rill": None}
+    assert ask(changing).status_code == 200
+
+
+def test_adapters_are_fixed_unless_the_operator_allows_more(capable: LiveServer) -> None:
+    for answer in (change(capable, "load", "sql", "/adapters/sql"), change(capable, "unload", "polite")):
+        assert answer.status_code == 403
+        assert "--allow-runtime-lora-updating" in answer.json()["error"]["message"]
