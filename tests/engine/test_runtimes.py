@@ -96,9 +96,7 @@ def test_a_checkpoint_runs_where_it_can(
     assert choice == RuntimeChoice(expected, reason)
 
 
-@pytest.mark.parametrize(
-    "config", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}, {"lora_modules": {"a": "/a"}}]
-)
+@pytest.mark.parametrize("config", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_what_only_gpus_do_asks_for_their_runtimes(tmp_path: Path, config: dict[str, Any]) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE)
     assert choose(path, installed=ALL, **config).runtime is Runtime.TENSORRT_LLM

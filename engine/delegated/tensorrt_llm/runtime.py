@@ -16,8 +16,6 @@ def _appraise(config: EngineConfig, num_gpus: int, is_installed: Callable[[], bo
     fitness = Fitness.NEEDED if is_installed() else Fitness.MISSING
     if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         return Appraisal(fitness, "the model is to be spread over several GPUs")
-    if config.lora_modules:
-        return Appraisal(fitness, "LoRA adapters are given")
     if not num_gpus:
         return Appraisal(Fitness.DECLINED, "there is no NVIDIA GPU")
     if not is_installed():

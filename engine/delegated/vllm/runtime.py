@@ -26,8 +26,6 @@ def _appraise(config: EngineConfig, num_found: int, is_installed: Callable[[], b
         return Appraisal(Fitness.DECLINED, f"there are {num_found} GPUs, but vLLM is not installed")
     if config.tensor_parallel_size * config.pipeline_parallel_size > 1:
         return Appraisal(Fitness.NEEDED, "the model is to be spread over several GPUs, and vLLM is installed")
-    if config.lora_modules:
-        return Appraisal(Fitness.NEEDED, "LoRA adapters are given, and vLLM is installed")
     return Appraisal(Fitness.FASTER, f"vLLM is installed and there are {num_found} GPUs")
 
 

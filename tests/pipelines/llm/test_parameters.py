@@ -63,6 +63,8 @@ OBEYED: list[tuple[str, str, dict[str, Any]]] = [
     ("block_size", "32", {}),
     ("trust_remote_code", "false", {}),
     ("enable_lora", "false", {}),
+    ("enable_lora", "true", {"enable_lora": True}),
+    ("lora_modules", "sql=/lora", {"lora_modules": {"sql": "/lora"}}),
     ("guided_decoding_backend", "llguidance", {}),
     *[(key, "/models/llama", {}) for key in ("gpt_model_path", "engine_dir", "tokenizer_dir", "model", "tokenizer")],
     ("dtype", "bfloat16", {"dtype": "bf16"}),
