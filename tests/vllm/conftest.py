@@ -51,6 +51,7 @@ def server(
 ) -> Iterator[ServerProcess]:
     """rill on vLLM, with two LoRA adapters."""
     modules = [f"--lora-modules={name}={folder}" for name, folder in adapters.items()]
+    modules.append("--allow-runtime-lora-updating")
     log = tmp_path_factory.mktemp("log") / "server"
     with running_command(log, *arguments(vllm_python), *modules) as server:
         server.wait_ready()

@@ -159,6 +159,22 @@ def test_adapters_answer_as_merged_weights_do(server: ServerProcess, adapters: d
         assert answers[name] == expected
 
 
+def test_adapters_come_and_go(server: ServerProcess, adapters: dict[str, Path]) -> None:
+    def change(action: str, **body: Any) -> int:
+        response = httpx.post(f"{server.base_url}/v1/{action}_lora_adapter", json=body, timeout=60)
+        return response.status_code
+
+    loud, quiet = (ids(complete(server, PROMPTS[0], f"rill:{name}", max_tokens=16)) for name in ADAPTERS)
+    assert change("load", lora_name="third", lora_path=str(adapters["loud"])) == 200
+    assert ids(complete(server, PROMPTS[0], "rill:third", max_tokens=16)) == loud
+    assert change("load", lora_name="third", lora_path=str(adapters["quiet"]), load_inplace=True) == 200
+    assert ids(complete(server, PROMPTS[0], "rill:third", max_tokens=16)) == quiet
+    assert change("load", lora_name="fourth", lora_path="/nowhere") == 404
+    assert change("unload", lora_name="third") == 200
+    body = {"model": "rill:third", "prompt": "x"}
+    assert httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60).status_code == 404
+
+
 def test_v2_generates(server: ServerProcess) -> None:
     body = {"text_input": "The tar command", "max_tokens": 8, "temperature": 0.0}
     answer = httpx.post(f"{server.base_url}/v2/models/rill/generate", json=body, timeout=60).json()

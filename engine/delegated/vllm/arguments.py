@@ -15,6 +15,8 @@ _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 """vLLM's names of types, where they are not ours."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of `max_lora_rank`."""
+_RUN_TIME_RANK, _RUN_TIME_ADAPTERS = 64, 4
+"""The largest rank, and how many adapters in one step, where adapters are loaded at run time; settings say otherwise."""
 _TOKENIZER_FILE = "tokenizer.json"
 _CPU_CACHE_BYTES = 1 << 30
 """KV cache on a CPU where nothing is said; vLLM would take nearly all memory."""
@@ -103,8 +105,8 @@ def _from_fields(config: EngineConfig) -> dict[str, Any]:
         arguments["kv_cache_memory_bytes"] = config.kv_cache_memory_bytes
     if config.quantization != "none":
         arguments["quantization"] = config.quantization
-    if config.lora_modules:
-        arguments |= _for_adapters(config.lora_modules)
+    if config.lora_modules or config.enable_lora:
+        arguments |= _for_adapters(config)
     if config.speculation is not Speculation.OFF and not any(name in config.llm_arguments for name in _OWN_SPECULATION):
         arguments["speculative_config"] = _speculation(config)
     return arguments
@@ -119,13 +121,28 @@ def _speculation(config: EngineConfig) -> dict[str, Any]:
     return {"model": config.draft_model_path, "method": "draft_model", **count}
 
 
-def _for_adapters(modules: dict[str, str]) -> dict[str, Any]:
-    """Return room for the adapters: the least rank that vLLM has which is enough for all."""
-    rank = max(map(_read_rank, modules, modules.values()))
+def _for_adapters(config: EngineConfig) -> dict[str, Any]:
+    """Return room for the adapters: the least rank that vLLM has which is enough for all, and for further ones."""
+    modules = config.lora_modules
+    rank = max(map(_read_rank, modules, modules.values()), default=1)
+    number = len(modules)
+    if config.enable_lora:
+        rank, number = max(rank, _RUN_TIME_RANK), max(number, _RUN_TIME_ADAPTERS)
     enough = next((each for each in _RANKS if each >= rank), None)
     if enough is None:
         raise invalid("lora_modules", f"LoRA adapters of vLLM have a rank of at most {_RANKS[-1]}, got {rank}")
-    return {"enable_lora": True, "max_loras": len(modules), "max_lora_rank": enough}
+    return {"enable_lora": True, "max_loras": number, "max_lora_rank": enough}
+
+
+def check_adapter(name: str, folder: str, lora_config: Any) -> None:
+    """Raise SluiceError for an adapter that vLLM was started without room for. `lora_config` is vLLM's."""
+    if lora_config is None:
+        message = "vLLM was started without LoRA; start it with --lora-modules or --allow-runtime-lora-updating"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_name")
+    rank, most = _read_rank(name, folder), lora_config.max_lora_rank
+    if rank > most:
+        message = f"LoRA adapter {name}: r must be at most {most}, got {rank}; the setting max_lora_rank raises it"
+        raise invalid("lora_path", message)
 
 
 def _read_rank(name: str, folder: str) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.delegated.interface import RuntimeFailure, StatisticsListener
-from engine.delegated.vllm.arguments import VllmPlan, plan_vllm
+from engine.delegated.vllm.arguments import VllmPlan, check_adapter, plan_vllm
 from engine.delegated.vllm.capacity import CacheCapacity, read_capacity
 from engine.delegated.vllm.library import VllmLibrary, load_library
 from engine.delegated.vllm.responses import VllmRequestHandle, classify
@@ -55,7 +55,9 @@ class Vllm:
         self._config = config
         self._statistics = StatisticsReader()
         self._numbers = count(1)
-        self._adapters = {name: number for number, name in enumerate(sorted(plan.adapters), 1)}
+        self._adapter_numbers = count(1)
+        self._adapters = {name: self._lora_request(name, path) for name, path in sorted(plan.adapters.items())}
+        """vLLM's LoRARequest of each adapter."""
         self._llm: Any = None
         self._capacity: CacheCapacity | None = None
 
@@ -69,9 +71,7 @@ class Vllm:
         prompt = inputs(ids, cache_salt=request.cache_salt) if request.cache_salt else inputs(ids)
         keywords: dict[str, Any] = {"prompt": prompt, "sampling_params": params}
         if request.adapter:
-            lora = self._library.find("vllm.lora.request:LoRARequest")
-            number, path = self._adapters[request.adapter], self._plan.adapters[request.adapter]
-            keywords["lora_request"] = lora(lora_name=request.adapter, lora_int_id=number, lora_path=path)
+            keywords["lora_request"] = self._adapters[request.adapter]
         return PreparedCall(request, keywords)
 
     def submit(self, prepared: PreparedCall) -> VllmRequestHandle:
@@ -89,6 +89,29 @@ class Vllm:
 
     def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
         return classify(error)
+
+    # -- adapters at run time
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        check_adapter(name, path, self._llm.vllm_config.lora_config)
+        made = self._lora_request(name, path)
+        try:
+            await self._llm.add_lora(made)
+        except Exception as error:
+            message = f"vLLM does not take LoRA adapter {name} in {path}: {error}"
+            raise SluiceError(ErrorCode.INVALID, message, param="lora_path") from error
+        self._adapters[name] = made
+
+    async def unload_adapter(self, name: str) -> None:
+        """Requests in flight bring the adapter with them: vLLM reads it again where they still need it."""
+        await self._llm.remove_lora(self._adapters.pop(name).lora_int_id)
+
+    def _lora_request(self, name: str, path: str) -> Any:
+        """Return a request for an adapter under a name and number of its own: vLLM keeps KV blocks apart by the name,
+        and another adapter may come under the same one."""
+        number = next(self._adapter_numbers)
+        made = self._library.find("vllm.lora.request:LoRARequest")
+        return made(lora_name=f"{name}-{number}", lora_int_id=number, lora_path=path)
 
     # -- health, statistics and the end
 
@@ -150,7 +173,7 @@ class Vllm:
             kv_cache_dtype=str(cache.cache_dtype),
             quantization=str(model.quantization or "none"),
             scheduler_policy=self._config.scheduler_policy,
-            adapters=tuple(sorted(self._plan.adapters)),
+            adapters=tuple(self._adapters),
             grammar_kinds=tuple(GrammarKind) if self._plan.has_tokenizer else (),
             num_gpus=0 if self._library.is_on_cpu else int(parallel.world_size),
         )

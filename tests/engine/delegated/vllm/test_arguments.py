@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from engine.config import EngineConfig, Speculation
-from engine.delegated.vllm.arguments import plan_vllm
+from engine.delegated.vllm.arguments import check_adapter, plan_vllm
 from engine.delegated.vllm.settings import SETTINGS
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.vllm.fake_library import FakeLibrary
@@ -127,6 +128,12 @@ def test_adapters_get_room(checkpoint: Path, tmp_path: Path) -> None:
         modules[name] = str(tmp_path / name)
     given = arguments(checkpoint, lora_modules=modules)
     assert (given["enable_lora"], given["max_loras"], given["max_lora_rank"]) == (True, 2, 32)
+    given = arguments(checkpoint, lora_modules=modules, enable_lora=True)
+    assert (given["max_loras"], given["max_lora_rank"]) == (4, 64)
+    check_adapter("b", modules["b"], SimpleNamespace(max_lora_rank=20))
+    for room, words in ((SimpleNamespace(max_lora_rank=16), "at most 16, got 20"), (None, "without LoRA")):
+        with pytest.raises(SluiceError, match=words):
+            check_adapter("b", modules["b"], room)
     (tmp_path / "b" / "adapter_config.json").write_text('{"r": 1000}')
     with pytest.raises(SluiceError, match="rank of at most 512, got 1000"):
         arguments(checkpoint, lora_modules=modules)
