@@ -16,7 +16,7 @@ _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values of `max_lora_rank`."""
 _RUN_TIME_RANK, _RUN_TIME_ADAPTERS = 64, 4
-"""The largest rank, and how many adapters in one step, where adapters are loaded at run time; settings say otherwise."""
+"""The largest rank and the adapters in one step where adapters come at run time, unless settings say otherwise."""
 _TOKENIZER_FILE = "tokenizer.json"
 _CPU_CACHE_BYTES = 1 << 30
 """KV cache on a CPU where nothing is said; vLLM would take nearly all memory."""
