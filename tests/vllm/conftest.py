@@ -28,7 +28,9 @@ PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="session")
-def vllm_python() -> str:
+def vllm_python(request: pytest.FixtureRequest) -> str:
+    if "vllm" not in request.config.getoption("markexpr"):
+        pytest.skip("vLLM takes half a minute to start: `make test-vllm` runs its tests")
     if not PYTHON.is_file():
         pytest.skip("vLLM is not installed: `make test-vllm` installs it into build/vllm-venv")
     return str(PYTHON)
