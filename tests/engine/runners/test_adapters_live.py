@@ -21,9 +21,15 @@ from tests.goldens.checkpoints import write_checkpoint
 from tests.goldens.families import RECIPES, Recipe
 from tests.goldens.models import Continuation, generate_greedily, load_checkpoint
 
-pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    # Not every family has a projection for every pattern.
+    pytest.mark.filterwarnings("ignore:The following .* keys did not match any targeted module:RuntimeWarning"),
+]
 
-FAMILIES = {name: recipe for name, recipe in RECIPES.items() if recipe.max_model_len is None}
+# The rope of phi3_long is another one for a short answer of transformers than for a model of its full length.
+FAMILIES = {name: each for name, each in RECIPES.items() if each.max_model_len is None and name != "phi3_long"}
 ADAPTERS: dict[str, dict[str, Any]] = {
     "all": {"r": 4, "lora_alpha": 12, "target_modules": "all-linear"},
     "patterns": {
