@@ -26,12 +26,13 @@ class HashChain:
 
     __slots__ = ("_block_size", "_hashes", "_root")
 
-    def __init__(self, salt: str, block_size: int, adapter: int = 0) -> None:
-        """`adapter` is the number of the LoRA adapter that computes the blocks; 0 for none."""
+    def __init__(self, salt: str, block_size: int, adapter: str = "") -> None:
+        """`adapter` is the digest of the LoRA adapter that computes the blocks (`EngineInfo.adapter_digests`), the same
+        in every engine that has loaded these weights; "" for none."""
         self._block_size = block_size
         self._root = _digest(b"", salt.encode())
         if adapter:  # of an odd length, which the tokens of a block never have
-            self._root = _digest(self._root, b"adapter" + adapter.to_bytes(8, "little"))
+            self._root = _digest(self._root, b"adapter" + blake2b(adapter.encode(), digest_size=16).digest())
         self._hashes: list[BlockHash] = []
 
     def hashes(self, token_ids: list[int], num_blocks: int) -> list[BlockHash]:

@@ -1,5 +1,6 @@
 """The configuration of an engine: one frozen value, read once and passed in."""
 
+import ipaddress
 from enum import StrEnum
 from typing import Any
 
@@ -34,16 +35,63 @@ class Runtime(StrEnum):
 
 
 class Task(StrEnum):
-    """The things that a model may be served for. AUTO is EMBED for the checkpoint of a sentence-transformers model, and
-    else GENERATE."""
+    """The things that a model may be served for. AUTO is EMBED for the checkpoint of a sentence-transformers model,
+    SCORE for one of sequence classification, and else GENERATE."""
 
     AUTO = "auto"
     GENERATE = "generate"
     EMBED = "embed"
+    SCORE = "score"
 
 
 DTYPE_WORDS = {"bfloat16": "bf16", "float32": "f32", "float": "f32", "half": "float16", "f16": "float16"}
 """torch's and vLLM's words for values of `EngineConfig.dtype`."""
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """The TCP endpoints at which an engine takes clients beside its launcher, and which clients those may be."""
+
+    endpoints: list[str]
+    """Each `tcp://HOST:PORT`; HOST is an address or `*`, and port 0 is one that is free."""
+    curve_key: str | None = None
+    """File of the engine's secret certificate. With it connections are encrypted, and clients show a key."""
+    allowed_clients: str | None = None
+    """Folder of the certificates of the clients that may connect; needed with `curve_key`."""
+    is_insecure: bool = False
+    """Whether endpoints that other machines reach may be without keys."""
+
+    def __post_init__(self) -> None:
+        """Raise SluiceError INVALID for an endpoint that is none, or that lacks its keys."""
+        if (self.curve_key is None) != (self.allowed_clients is None):
+            raise invalid(
+                "allowed_clients", "a CURVE key and a folder of allowed clients need each other; one is missing"
+            )
+        if self.is_insecure and self.curve_key is not None:
+            raise invalid("insecure", "an endpoint is insecure or has a CURVE key, not both")
+        for endpoint in self.endpoints:
+            host = _tcp_host(endpoint)
+            if self.curve_key is None and not self.is_insecure and not _is_loopback(host):
+                raise invalid(
+                    "listen",
+                    f"{endpoint} is open to other machines, which needs a CURVE key and allowed clients, or that "
+                    f"insecure is said in so many words",
+                )
+
+
+def _tcp_host(endpoint: str) -> str:
+    """Return the host of a TCP endpoint. Raises INVALID for one that cannot be bound."""
+    scheme, _, place = endpoint.partition("://")
+    host, _, port = place.rpartition(":")
+    if scheme != "tcp" or not host or not port.isdecimal() or int(port) > 65_535:
+        raise invalid("listen", f"an endpoint must be tcp://HOST:PORT, such as tcp://0.0.0.0:5557, got {endpoint!r}")
+    return host.strip("[]")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, or *
+        return host == "localhost"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +108,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """KV cache size if `num_blocks` is not given."""
     kv_cache_memory_fraction: float | None = None
     """KV cache size as a fraction of the memory that is free once the model is loaded, if neither is given."""
+    memory_share: float = 1.0
+    """The share of the free memory that this engine may count on, where several on one machine have it together."""
     kv_cache_dtype: str = "auto"
     """Type of the cached keys and values: auto (as `dtype`), bf16, f32 or u8. u8 halves memory and costs accuracy."""
     quantization: str = "none"
@@ -70,6 +120,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most sequences in one step. Raising it lengthens each step."""
     max_num_batched_tokens: int = 512
     """Most tokens in one step: decode first, then prefill chunks. Raising it speeds up prefill and delays decode."""
+    chooses_chunk: bool = False
+    """Whether the engine chooses by load how many tokens of prompts a step takes, up to `max_num_batched_tokens`."""
     max_queued_requests: int = 512
     """Most requests waiting to be admitted; one more is rejected at once."""
     max_queued_tokens: int | None = None
@@ -77,6 +129,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     enable_prefix_caching: bool = True
     """Whether blocks of finished requests are kept for others that begin with the same tokens."""
+    kv_host_cache_bytes: int = 0
+    """Host memory for blocks that the KV cache gives up. 0 keeps none."""
+    kv_disk_cache: str | None = None
+    """Folder of a file for blocks that host memory gives up. Default: none is kept."""
+    kv_disk_cache_bytes: int = 8 << 30
+    """Most bytes of that file."""
     tenant_weights: dict[str, float] = {}
     """Each tenant's share of the served tokens; 1 for tenants not named."""
     speculation: Speculation = Speculation.OFF
@@ -85,7 +143,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_model_path: str | None = None
     """Checkpoint of the draft model; it must have the same vocabulary."""
     num_threads: int | None = None
-    """Threads of the runtime. Default: one for each core."""
+    """Threads of the runtime, and of choosing tokens. Default: one for each core."""
     runtime: Runtime = Runtime.AUTO
     task: Task = Task.AUTO
     tensor_parallel_size: int = 1
@@ -96,6 +154,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Folders of LoRA adapters, by the name that requests use."""
     enable_lora: bool = False
     """Whether adapters can be loaded at run time, where `lora_modules` names none. It makes each step a bit longer."""
+    enable_sleep_mode: bool = False
+    """Whether the engine can be put to sleep, where its runtime can."""
     tokenizer_path: str | None = None
     """Folder of the tokenizer, for a runtime that needs one (guided decoding). Default: `model_path`."""
     engine_python: str | None = None
@@ -108,6 +168,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     llm_arguments: dict[str, Any] = {}
     """Arguments of TensorRT-LLM's LLM class, or vLLM's engine arguments; they override everything else."""
 
+    kv_events_endpoint: str | None = None
+    """ZeroMQ endpoint at which the prefix cache's events are published in vLLM's format: `tcp://*:5557` is bound, a
+    host's is connected to. Our own executor alone has it. Default: none."""
+    kv_events_replay_endpoint: str | None = None
+    """Endpoint that is bound for subscribers to ask for events that they have missed. Default: none."""
+    kv_events_topic: str = ""
+    """Topic of the events; llm-d wants `kv@HOST:PORT@MODEL`."""
+    listening: Listening | None = None
+    """Where the engine takes clients over TCP. Default: nowhere."""
+
     def __post_init__(self) -> None:
         """Check the limits. Raises SluiceError INVALID if decode alone might not fit into a step."""
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -116,3 +186,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "
                 f"sequence gets its token in each step, got {self.max_num_batched_tokens}",
             )
+        if self.kv_events_replay_endpoint is not None and self.kv_events_endpoint is None:
+            message = "kv_events_replay_endpoint needs kv_events_endpoint; without it there are no events"
+            raise invalid("kv_events_replay_endpoint", message)

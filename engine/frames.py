@@ -1,19 +1,23 @@
 """Messages between an engine and its clients: commands down, reports up. Within one process they are passed as objects;
 between processes they travel as msgpack, one message in each ZeroMQ frame."""
 
+from typing import Literal
+
 import msgspec
 
 from engine.types import EngineInfo, EngineStats, GenerateRequest, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 
-class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit"):
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", gc=False):
     """Queue a request. `stream_id` must be unused in this engine."""
 
     stream_id: int
     request: GenerateRequest
     was_accepted: bool = False
     """Whether an engine that is lost had accepted the request. This one then takes it even if its queue is full."""
+    most_wait_s: float | None = None
+    """Refuse the request at once with the predicted wait, if that is longer: the client can send it elsewhere."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -24,6 +28,18 @@ class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 class Shutdown(msgspec.Struct, frozen=True, array_like=True, tag="shutdown"):
     """End the engine now; running sequences end as cancelled."""
+
+
+class Drain(msgspec.Struct, frozen=True, array_like=True, tag="drain"):
+    """Take no new requests from now on: they end in UNAVAILABLE. Those that the engine has go on. The statistics say
+    that it drains."""
+
+
+class AskProbe(msgspec.Struct, frozen=True, array_like=True, tag="ask_probe"):
+    """Ask for the turn to submit a request that may be the one that has crashed an engine. Turns go round over all
+    clients, one at a time: each until its request has brought a token or ended, so that another crash points at it."""
+
+    stream_id: int
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="load_adapter"):
@@ -40,7 +56,36 @@ class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="unload_ad
     name: str
 
 
-Command = Submit | Cancel | Shutdown | LoadAdapter | UnloadAdapter
+SleepMode = Literal["abort", "wait", "keep"]
+
+
+class Sleep(msgspec.Struct, frozen=True, array_like=True, tag="sleep"):
+    """Generate nothing until a `WakeUp`, and give memory back: level 0 none, 1 that of weights (kept in the host's
+    memory) and KV cache, 2 that of both without a copy. Requests that run end in an error (`abort`), end first
+    (`wait`), or go on after the sleep (`keep`); others wait in the queue. Answered by a `SleepOutcome`."""
+
+    level: int = 1
+    mode: SleepMode = "abort"
+
+
+class WakeUp(msgspec.Struct, frozen=True, array_like=True, tag="wake_up"):
+    """Take memory again, that of `tags` or all of it; with all of it the engine goes on. Answered by a
+    `SleepOutcome`."""
+
+    tags: list[str] | None = None
+
+
+CLIENT_SILENT_S = 5.0
+ChangeCommand = LoadAdapter | UnloadAdapter | Sleep | WakeUp
+Command = Submit | Cancel | AskProbe | Drain | Shutdown | ChangeCommand
+
+
+class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
+    """Greets an engine as a client beside its launcher, which answers with `Ready`, and tells it every second that the
+    client lives. The requests of one that is silent for `CLIENT_SILENT_S` are cancelled. From the first that
+    `wants_prefixes` to one that does not, the client gets `PrefixChanges`; the launcher sends it for them alone."""
+
+    wants_prefixes: bool = False
 
 
 class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
@@ -51,6 +96,8 @@ class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
     code: ErrorCode | None = None
     message: str = ""
     adapters: tuple[str, ...] = ()
+    digests: dict[str, str] = {}
+    """As `EngineInfo.adapter_digests`."""
 
     def check(self) -> None:
         """Raise the error, if there is one."""
@@ -58,10 +105,32 @@ class AdapterOutcome(msgspec.Struct, frozen=True, array_like=True):
             raise SluiceError(self.code, self.message, param="lora_name")
 
 
+class SleepOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """The answer to a command about sleep: the code and message of its error, and whether the engine sleeps now."""
+
+    is_sleeping: bool
+    code: ErrorCode | None = None
+    message: str = ""
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.code is not None:
+            raise SluiceError(self.code, self.message)
+
+
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """The model is loaded."""
+    """The model is loaded. `engine_id` tells this engine from the ones before it at the same place. `endpoints` are
+    those of TCP at which it takes clients, each with its real port."""
 
     info: EngineInfo
+    engine_id: int = 0
+    endpoints: tuple[str, ...] = ()
+
+
+class ProbeTurn(msgspec.Struct, frozen=True, array_like=True, tag="probe_turn"):
+    """The answer to `AskProbe`: the client may submit that request now."""
+
+    stream_id: int
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"):
@@ -78,11 +147,23 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     failures: list[RequestFailed]
     stats: EngineStats
     adapters: list[AdapterOutcome] = []
+    sleep: list[SleepOutcome] = []
 
 
-Report = Ready | LoadFailed | StepFrame
+class PrefixChanges(msgspec.Struct, frozen=True, array_like=True, tag="prefixes"):
+    """The blocks that entered and left the prefix index: their hashes of 16 bytes (`engine.blocks.HashChain`), one
+    after the other. No hash is in both. What `is_first` begins anew: the client forgets all hashes, and gets those that
+    are there in this message and the next ones. `number` counts the messages to this client, so that a gap is seen."""
+
+    number: int
+    stored: bytes
+    removed: bytes
+    is_first: bool = False
+
+
+Report = Ready | LoadFailed | ProbeTurn | StepFrame | PrefixChanges
 
 
 def request_failed(stream_id: int, error: SluiceError) -> RequestFailed:
     """Make the event that ends a stream with `error`."""
-    return RequestFailed(stream_id, error.code, error.message, error.param, error.retry_after_s)
+    return RequestFailed(stream_id, error.code, error.message, error.param, error.retry_after_s, error.predicted_wait_s)

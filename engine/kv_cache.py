@@ -1,6 +1,7 @@
 """KV cache management: the pool of blocks, the block tables of the running sequences, and prefix reuse."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,48 +11,78 @@ from engine.scheduling.policies import AdmissionCandidate
 from engine.sequence import NO_ROW, Sequence
 from engine.types import EngineInfo
 
+MAX_CHANGES = 1 << 16
+"""Most changes of the prefix index that are kept between two frames."""
+H = TypeVar("H", bound=Sequence)
+
+
+class BlockObserver(Protocol):
+    """Hears what enters and leaves the prefix index, with the tokens."""
+
+    def on_stored(self, sequence: Sequence, position: int, hashes: list[BlockHash]) -> None:
+        """The blocks of `sequence` from `position` to the end of `hashes` entered the index."""
+
+    def on_removed(self, block_hash: BlockHash) -> None: ...
+
 
 class KvCacheManager:
     """Hands blocks to sequences and finds cached prefixes. Used by the engine thread alone."""
 
-    def __init__(self, info: EngineInfo, *, is_prefix_caching: bool) -> None:
+    def __init__(self, info: EngineInfo, *, is_prefix_caching: bool, has_tiers: bool = False) -> None:
+        """With `has_tiers`, the pool records the blocks that it reclaims."""
         self._block_size = info.block_size
         self._is_prefix_caching = is_prefix_caching
-        self.pool = BlockPool(info.num_blocks)
+        self.pool = BlockPool(info.num_blocks, records_reclaimed=has_tiers)
+        self._observer: BlockObserver | None = None
         self.tables = BlockTables(info.max_num_seqs, blocks_for(info.max_model_len, info.block_size))
 
-    def candidates(
-        self, waiting: Iterable[Sequence], running: Collection[Sequence]
-    ) -> Iterator[AdmissionCandidate[Sequence]]:
+    def observe(self, observer: BlockObserver) -> None:
+        """Tell `observer` from now on what enters and leaves the index."""
+        self._observer = observer
+        self.pool.on_removed = observer.on_removed
+
+    def candidates(self, waiting: Iterable[H], running: Collection[Sequence]) -> Iterator[AdmissionCandidate[H]]:
         """Yield each of `waiting` with the cached blocks it can share, looked up when it is requested. The caller must
         admit each candidate before it requests the next one, unless the candidate is delayed."""
-        being_computed: set[BlockHash] = set()
-        if self._is_prefix_caching:
-            for sequence in running:
-                if sequence.num_tokens_left > 1:
-                    being_computed.update(self._full_hashes(sequence)[sequence.num_computed // self._block_size :])
+        being_computed: set[BlockHash] | None = None
         for sequence in waiting:
+            if being_computed is None:
+                being_computed = self._hashes_being_computed(running)
             candidate = self._candidate(sequence, being_computed)
             if self._is_prefix_caching and not candidate.is_delayed:
                 being_computed.update(self._full_hashes(sequence)[len(candidate.cached_blocks) :])
             yield candidate
 
-    def _candidate(self, sequence: Sequence, being_computed: set[BlockHash]) -> AdmissionCandidate[Sequence]:
+    def _hashes_being_computed(self, running: Collection[Sequence]) -> set[BlockHash]:
+        if not self._is_prefix_caching:
+            return set()
+        prefilling = [sequence for sequence in running if sequence.num_tokens - sequence.num_computed > 1]
+        return {
+            block_hash
+            for sequence in prefilling
+            for block_hash in self._full_hashes(sequence)[sequence.num_computed // self._block_size :]
+        }
+
+    def _candidate(self, sequence: H, being_computed: set[BlockHash]) -> AdmissionCandidate[H]:
         if not self._is_prefix_caching or sequence.needs_prompt_logits:
             return AdmissionCandidate(sequence, sequence.num_tokens, (), 0, False)
-        # The last token is always computed, because sampling needs its logits.
-        num_shareable = (sequence.num_tokens - 1) // self._block_size
-        hashes = sequence.block_hashes(num_shareable)
+        hashes = self.shareable_hashes(sequence)
         blocks = self.pool.find(hashes)
         num_unreferenced = sum(self.pool.references(block) == 0 for block in blocks)
-        is_delayed = len(blocks) < num_shareable and hashes[len(blocks)] in being_computed
+        is_being_computed = len(blocks) < len(hashes) and hashes[len(blocks)] in being_computed
+        is_delayed = is_being_computed or sequence.is_returning
         num_left = sequence.num_tokens - len(blocks) * self._block_size
         return AdmissionCandidate(sequence, num_left, tuple(blocks), num_unreferenced, is_delayed)
+
+    def shareable_hashes(self, sequence: Sequence) -> list[BlockHash]:
+        """Return the hashes of the blocks that the sequence may share. The last token is always computed, because
+        sampling needs its logits."""
+        return sequence.block_hashes((sequence.num_tokens - 1) // self._block_size)
 
     def _full_hashes(self, sequence: Sequence) -> list[BlockHash]:
         return sequence.block_hashes(sequence.num_tokens // self._block_size)
 
-    def start(self, candidate: AdmissionCandidate[Sequence]) -> None:
+    def start(self, candidate: AdmissionCandidate[H]) -> None:
         """Open a block table for the sequence that begins with its cached prefix. All candidates of a plan must be
         started before any block is allocated, so that none of their prefixes is reclaimed."""
         sequence, blocks = candidate.sequence, list(candidate.cached_blocks)
@@ -83,8 +114,11 @@ class KvCacheManager:
         for sequence in filled:
             num_full = sequence.num_computed // size
             hashes, blocks = sequence.block_hashes(num_full), self.tables.blocks(sequence.table_row)
-            for position in range(sequence.num_indexed_blocks, num_full):
-                self.pool.index(blocks[position], hashes[position])
+            first = sequence.num_indexed_blocks
+            stored = [n for n in range(first, num_full) if self.pool.index(blocks[n], hashes[n])]
+            if self._observer is not None:
+                for begin, end in _runs(stored):
+                    self._observer.on_stored(sequence, begin, hashes[:end])
             sequence.num_indexed_blocks = num_full
 
     def release(self, sequence: Sequence) -> None:
@@ -113,6 +147,15 @@ class KvCacheManager:
         assert counts_match, "references do not add up"
 
 
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield (first, last + 1) of each run of rising numbers without a gap."""
+    begin = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+            yield numbers[begin], numbers[i - 1] + 1
+            begin = i
+
+
 class BlockPool:
     """The free list, the reference counts and the prefix index of `num_blocks` blocks. Used by the engine thread alone.
 
@@ -121,14 +164,20 @@ class BlockPool:
     indexed ones, least recently used first.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, records_reclaimed: bool = False) -> None:
         self.num_blocks = num_blocks
+        self._records_reclaimed = records_reclaimed
+        self._reclaimed: list[tuple[int, BlockHash]] = []
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._cached: dict[int, None] = {}
         """Free blocks in the index, least recently used first."""
         self._references = [0] * num_blocks
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
+        self.on_removed: Callable[[BlockHash], None] | None = None
+        """Called with each hash that leaves the index."""
+        self._changes: dict[BlockHash, bool] | None = None
+        """Hashes that entered (True) or left the index since `take_changes`; None while nobody follows it."""
 
     @property
     def num_free(self) -> int:
@@ -157,8 +206,25 @@ class BlockPool:
     def _reclaim(self) -> int:
         block = next(iter(self._cached))
         del self._cached[block]
-        del self._block_of[self._hash_of.pop(block)]
+        block_hash = self._hash_of.pop(block)
+        del self._block_of[block_hash]
+        if self._changes is not None:
+            self._note(block_hash, False)
+        if self.on_removed is not None:
+            self.on_removed(block_hash)
+        if self._records_reclaimed:
+            self._reclaimed.append((block, block_hash))
         return block
+
+    def take_reclaimed(self) -> list[tuple[int, BlockHash]]:
+        """Return the blocks that were reclaimed since the last call, in that order, with the hashes of what they held.
+        They hold it until the next step writes to them."""
+        reclaimed, self._reclaimed = self._reclaimed, []
+        return reclaimed
+
+    def cached_blocks(self) -> list[tuple[int, BlockHash]]:
+        """Return the free blocks in the index with their hashes, most recently used first."""
+        return [(block, self._hash_of[block]) for block in reversed(self._cached)]
 
     def find(self, hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest indexed beginning of the chain `hashes`."""
@@ -170,11 +236,40 @@ class BlockPool:
             found.append(block)
         return found
 
-    def index(self, block: int, block_hash: BlockHash) -> None:
-        """Add a full block to the prefix index. If two sequences computed the same content, the first block stays."""
-        if block not in self._hash_of and block_hash not in self._block_of:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
+    def index(self, block: int, block_hash: BlockHash) -> bool:
+        """Add a full block to the prefix index. If two sequences computed the same content, the first block stays.
+        Returns whether the block was added."""
+        if block in self._hash_of or block_hash in self._block_of:
+            return False
+        self._block_of[block_hash] = block
+        self._hash_of[block] = block_hash
+        if self._changes is not None:
+            self._note(block_hash, True)
+        return True
+
+    def hashes(self) -> list[BlockHash]:
+        """Return the hashes in the index."""
+        return [*self._block_of]
+
+    def follow(self, is_followed: bool) -> None:
+        """Begin or end to record what enters and leaves the index."""
+        self._changes = {} if is_followed else None
+
+    def take_changes(self) -> tuple[list[BlockHash], list[BlockHash]] | None:
+        """Return what entered and left the index since `follow` or the last call; None where that was too much to
+        keep, so that who follows the index must read it anew."""
+        changes, self._changes = self._changes, {}
+        if changes is None or len(changes) > MAX_CHANGES:
+            return None
+        if all(changes.values()):  # as a rule
+            return [*changes], []
+        stored = [block_hash for block_hash, is_stored in changes.items() if is_stored]
+        return stored, [block_hash for block_hash, is_stored in changes.items() if not is_stored]
+
+    def _note(self, block_hash: BlockHash, is_stored: bool) -> None:
+        assert self._changes is not None
+        if len(self._changes) <= MAX_CHANGES:
+            self._changes[block_hash] = is_stored
 
     def share(self, blocks: Iterable[int]) -> None:
         """Add one reference to each of `blocks`, which must be referenced or in the index."""

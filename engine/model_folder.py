@@ -11,6 +11,8 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 SENTENCE_TRANSFORMERS = "modules.json"
 """The file of sentence-transformers that lists the parts of a model of embeddings."""
+_CLASSIFICATION = "ForSequenceClassification"
+"""The end of the architectures that classify texts, and pairs of them, which a cross-encoder gives one class for."""
 _IR_FILE = "openvino_model.xml"
 _CONFIG_FILE = "config.json"
 _ENGINE_KEYS = frozenset({"pretrained_config", "build_config"})
@@ -43,10 +45,16 @@ _PHRASES = {
 }
 
 
-def gives_embeddings(config: EngineConfig) -> bool:
-    """Whether the model of `config` is served for embeddings, because that was asked for or by the folder's files."""
-    is_sentence_model = (Path(config.model_path) / SENTENCE_TRANSFORMERS).is_file()
-    return config.task is Task.EMBED or (config.task is Task.AUTO and is_sentence_model)
+def served_task(config: EngineConfig) -> Task:
+    """Return what the model of `config` is served for: what was asked for, or what the folder's files show."""
+    folder = Path(config.model_path)
+    if config.task is not Task.AUTO:
+        return config.task
+    if (folder / SENTENCE_TRANSFORMERS).is_file():
+        return Task.EMBED
+    architectures = _try_config(folder).get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    return Task.SCORE if any(str(name).endswith(_CLASSIFICATION) for name in names) else Task.GENERATE
 
 
 def find_checkpoint(folder: Path) -> Path | None:
@@ -65,15 +73,20 @@ def model_format(folder: Path) -> ModelFormat | None:
         return ModelFormat.OPENVINO_IR
     if not (folder / _CONFIG_FILE).is_file():
         return None
-    try:
-        config = read_json(folder / _CONFIG_FILE)
-    except (OSError, SluiceError):
-        config = {}  # loading the model says what is wrong with it
+    config = _try_config(folder)
     if _has(folder, "*.engine") or config.keys() >= _ENGINE_KEYS:
         return ModelFormat.TENSORRT_LLM_ENGINE
     if "architecture" in config and "architectures" not in config and _has(folder, "rank*.safetensors"):
         return ModelFormat.TENSORRT_LLM_CHECKPOINT
     return ModelFormat.HUGGINGFACE
+
+
+def _try_config(folder: Path) -> dict[str, Any]:
+    """Return the fields of config.json; none where it cannot be read: loading the model says what is wrong with it."""
+    try:
+        return read_json(folder / _CONFIG_FILE)
+    except (OSError, SluiceError):
+        return {}
 
 
 def _has(folder: Path, pattern: str) -> bool:

@@ -71,6 +71,14 @@ class SettingsTable(Mapping[str, RuntimeSetting]):
     def __len__(self) -> int:
         return len(self._by_name)
 
+    def find(self, name: str) -> RuntimeSetting:
+        """Raises INVALID for an unknown name, with the names that are near."""
+        setting = self._by_name.get(name)
+        if setting is None:
+            message = f"{self._runtime}'s adapter knows no setting {name!r}{nearest_names(name, self)}"
+            raise invalid(name, f"{message}; {self._docs} lists them")
+        return setting
+
     def target(self, name: str) -> str:
         """Return what the setting `name` sets, or `name` itself where there is no such setting."""
         setting = self._by_name.get(name)
@@ -81,10 +89,7 @@ class SettingsTable(Mapping[str, RuntimeSetting]):
         naming the setting, what came and what was expected; for an unknown name, the names that are near."""
         given = []
         for name, text in texts.items():
-            setting = self._by_name.get(name)
-            if setting is None:
-                message = f"{self._runtime}'s adapter knows no setting {name!r}{nearest_names(name, self)}"
-                raise invalid(name, f"{message}; {self._docs} lists them")
+            setting = self.find(name)
             if not text.strip() or _UNFILLED.fullmatch(text.strip()):
                 continue
             try:

@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.config import EngineConfig, Runtime
+from engine.config import EngineConfig, Runtime, Task
 from engine.model_folder import ModelFormat
 from engine.runtime_settings import SettingsTable
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 ANSWER_S = 20.0
 """How long another Python may take to start."""
@@ -61,7 +61,7 @@ class RuntimeInstall:
     size_gb: float = 0.0
     """Size of the environment on a CPU, about."""
     by_hand: str = ""
-    """What to do instead, for a runtime that the command does not install."""
+    """Text that `sluice runtime install` prints for a runtime that it does not install."""
 
 
 Appraise = Callable[[EngineConfig, int, Callable[[], bool]], Appraisal]
@@ -83,8 +83,12 @@ class RuntimeSpec:
     """The module that is the engine's process."""
     formats: frozenset[ModelFormat]
     """The model folders that it takes."""
+    tasks: frozenset[Task] = frozenset({Task.GENERATE})
+    """The things that it serves models for."""
     appraise: Appraise
     default_step_sizes: StepSizes
+    chooses_chunk: bool = False
+    """Whether it chooses by load how many tokens of prompts a step takes, where no option says it."""
     dtypes: tuple[str, ...]
     """The values of `EngineConfig.dtype` that it takes."""
     kv_cache_dtypes: tuple[str, ...]
@@ -109,6 +113,8 @@ class RuntimeSpec:
     """Returns the sizes of a step that a model has built in."""
     sampling_fields: tuple[str, ...] = ()
     """The sampling parameters of `engine.sampling_fields.OPTIONAL_FIELDS` that it has, in some version."""
+    kv_tier_advice: str = ""
+    """Advice, in messages, for whoever asks for our KV tiers on a runtime that has others; "" where it has ours."""
     ignored_fields: frozenset[str] = frozenset()
     """Fields of EngineConfig that it has no use for."""
 
@@ -123,12 +129,11 @@ class RuntimeSpec:
         """Return whether its library is installed: for `python` if that is given, else for this Python or in the
         environment that `sluice runtime install` makes. The library is not imported: that takes many seconds. Raises
         UNAVAILABLE where there is no such Python."""
-        if not self.library:
-            return True
-        if python is None and find_spec(self.library) is not None:
-            return True
-        elsewhere = python or self.own_python()
-        return elsewhere is not None and _missing_modules(elsewhere, (self.library,)) == ()
+        if python is None:
+            python = self.default_python()
+            if python == sys.executable:
+                return True
+        return not self.library or (python is not None and _missing_modules(python, (self.library,)) == ())
 
     def check_process(self, python: str | None) -> None:
         """Raise UNAVAILABLE where `python`, which has the library, lacks what else the engine's process needs."""
@@ -145,10 +150,25 @@ class RuntimeSpec:
         """Return the Python that runs the engine's process."""
         if not self.library:
             return sys.executable
-        if config.engine_python is not None:
-            return config.engine_python
-        own = None if find_spec(self.library) is not None else self.own_python()
-        return own or sys.executable
+        return config.engine_python or self.default_python() or sys.executable
+
+    def default_python(self) -> str | None:
+        """Return the Python that runs it where none is named: this one if it has the library, else that of the
+        environment that `sluice runtime install` has made; None without either."""
+        return sys.executable if not self.library or find_spec(self.library) is not None else self.own_python()
+
+    def notes_on_ignored(self, config: EngineConfig) -> list[str]:
+        """Return a note on each field of `config` that holds something that this runtime has no use for."""
+        names = [name for name in sorted(self.ignored_fields) if getattr(config, name) is not None]
+        return [f"{name} has no effect: {self.title} has no use for it" for name in names]
+
+    def check_kv_tiers(self, config: EngineConfig) -> None:
+        """Raise INVALID if `config` asks for KV tiers, and this runtime keeps its blocks itself."""
+        for name in ("kv_host_cache_bytes", "kv_disk_cache"):
+            if self.kv_tier_advice and getattr(config, name):
+                raise invalid(
+                    name, f"{name} is for another runtime: {self.title} keeps its own blocks; {self.kv_tier_advice}"
+                )
 
     def own_python(self) -> str | None:
         """Return the Python of the environment that `sluice runtime install` has made; None where there is none."""

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from engine.config import EngineConfig, Runtime
+from engine.config import EngineConfig, Runtime, Task
 from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from engine.delegated.vllm.runtime import VLLM
-from engine.model_folder import ModelFormat, gives_embeddings, model_format
+from engine.model_folder import ModelFormat, model_format, served_task
 from engine.runners.openvino.runtime import OPENVINO
 from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -55,24 +55,23 @@ def choose_runtime(
     is_installed: IsInstalled = RuntimeSpec.is_installed,
 ) -> RuntimeChoice:
     """Return the runtime that `config` asks for, else the one that suits its model on this machine best. Raises
-    UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder."""
+    UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder, or has no KV tiers of
+    ours and `config` asks for them."""
     found = model_format(Path(config.model_path))
-    is_embedder = gives_embeddings(config)
-    if is_embedder and config.runtime not in (Runtime.AUTO, BUNDLED.runtime):
-        raise invalid("task", f"embeddings come from {BUNDLED.title} alone, not from {RUNTIMES[config.runtime].title}")
-    if is_embedder:
-        choice = RuntimeChoice(BUNDLED.runtime, "it gives embeddings")
-    elif config.runtime is Runtime.AUTO:
+    if config.runtime is Runtime.AUTO:
         choice = best_runtime(config, found, count_gpus=count_gpus, is_installed=is_installed)
     else:
         choice = RuntimeChoice(config.runtime, "it was asked for")
-    spec = choice.spec
+    spec, task = choice.spec, served_task(config)
+    if task not in spec.tasks:
+        able = " or ".join(f"--runtime {each.runtime}" for each in RUNTIMES.values() if task in each.tasks)
+        raise invalid("task", f"{spec.title} does not serve models for {task}; use {able}")
     if not is_installed(spec, config.engine_python):
         raise SluiceError(
             ErrorCode.UNAVAILABLE,
             f"{spec.title} would run {config.model_path} ({choice.reason}), but it is not installed for "
-            f"{config.engine_python or 'this Python'}; {spec.remedy}, or serve the HuggingFace checkpoint with "
-            f"--runtime {BUNDLED.runtime}. `sluice doctor` says what this machine has",
+            f"{config.engine_python or 'this Python'}; {spec.remedy}{_bundled_instead(task)}. `sluice doctor` says "
+            "what this machine has",
         )
     if found is not None and found not in spec.formats:
         others = " or ".join(f"--runtime {each.runtime}" for each in runtimes_for(found))
@@ -81,7 +80,14 @@ def choose_runtime(
             f"{config.model_path} is {found.phrase}, which {spec.title} cannot run; serve the HuggingFace checkpoint "
             f"that it was made of, or use {others}",
         )
+    spec.check_kv_tiers(config)
     return choice
+
+
+def _bundled_instead(task: Task) -> str:
+    if task not in BUNDLED.tasks:
+        return ""
+    return f", or serve the HuggingFace checkpoint with --runtime {BUNDLED.runtime}"
 
 
 def best_runtime(
@@ -92,7 +98,10 @@ def best_runtime(
     is_installed: IsInstalled = RuntimeSpec.is_installed,
 ) -> RuntimeChoice:
     """Return the runtime that suits a model of format `found` best; the only one that takes it, if installed or not."""
-    candidates = runtimes_for(found)
+    task = served_task(config)
+    candidates = [spec for spec in runtimes_for(found) if task in spec.tasks] or runtimes_for(found)
+    if task is not Task.GENERATE and len(candidates) == 1:
+        return RuntimeChoice(candidates[0].runtime, f"it alone serves such a folder for {task}")
     if found is not None and len(candidates) == 1:
         return RuntimeChoice(candidates[0].runtime, f"the folder holds {found.phrase}")
     num_found = count_gpus()

@@ -27,10 +27,13 @@ class Sequence:
         "fresh_logits",
         "fresh_logprobs",
         "fresh_token_ids",
+        "has_details",
         "has_emitted",
         "has_sampling",
+        "is_returning",
         "last_token_id",
         "max_tokens",
+        "may_return",
         "num_accepted",
         "num_allocated_blocks",
         "num_cached_tokens",
@@ -48,6 +51,7 @@ class Sequence:
         "prompt_logprobs",
         "queue_s",
         "request",
+        "return_deadline",
         "sampling",
         "start_deadline",
         "stop_token_ids",
@@ -61,9 +65,16 @@ class Sequence:
     )
 
     def __init__(
-        self, stream_id: int, request: GenerateRequest, info: EngineInfo, now: float, adapter: int = 0
+        self,
+        stream_id: int,
+        request: GenerateRequest,
+        info: EngineInfo,
+        now: float,
+        adapter: int = 0,
+        adapter_digest: str = "",
     ) -> None:
-        """`now` is the engine's clock in seconds at the submit, `adapter` the runner's number of the adapter."""
+        """`now` is the engine's clock in seconds at the submit, `adapter` the runner's number of the adapter,
+        `adapter_digest` what keeps its KV blocks apart."""
         params = request.sampling
         self.stream_id = stream_id
         self.request = request
@@ -76,7 +87,7 @@ class Sequence:
         self.token_ids = request.prompt_token_ids + request.resume_token_ids
         """The context, [num_tokens]; it only grows. Appending to a list is ten times faster than to an array."""
         self._block_size = info.block_size
-        self._chain = HashChain(request.cache_salt, info.block_size, adapter)
+        self._chain = HashChain(request.cache_salt, info.block_size, adapter_digest)
         self.adapter = adapter
         self.num_prompt = len(request.prompt_token_ids)
         self.num_output = len(request.resume_token_ids)
@@ -102,6 +113,12 @@ class Sequence:
         self.was_preempted = False
         self.num_cached_tokens = 0
         """Prompt tokens found in the prefix cache when it first started."""
+        self.is_returning = False
+        """Whether it waits for blocks of its prefix that come back from a KV tier."""
+        self.may_return = True
+        """Whether its prefix may still be looked for in the tiers."""
+        self.return_deadline = math.inf
+        """When to compute what has not come back; infinite while nothing is awaited."""
         self.drafts: list[int] = []
         """Draft tokens for the next step, which checks them all at once."""
         self.fresh_token_ids: list[int] = []
@@ -114,6 +131,8 @@ class Sequence:
         self.queue_s = 0.0
         """The wait for its first admission."""
         self.num_drafted = self.num_accepted = 0
+        self.has_details = request.returns_metrics or request.returns_generation_logits
+        """Whether all its events carry more than tokens and what sampling reports of them."""
         self.has_emitted = False
         """Whether its first event was sent."""
         self.has_sampling = False
@@ -158,11 +177,6 @@ class Sequence:
     def max_drafts(self) -> int:
         """Most draft tokens that are of use: the last output token is never fed back."""
         return self.max_tokens - self.num_output - 1
-
-    @property
-    def has_details(self) -> bool:
-        """Whether all its events carry more than tokens and what sampling reports of them."""
-        return self.request.returns_metrics or self.request.returns_generation_logits
 
     @property
     def needs_prompt_logits(self) -> bool:

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 import msgspec
 
-from sluice.errors import ErrorCode
+from sluice.errors import ErrorCode, SluiceError
 
 
 class FinishReason(StrEnum):
@@ -28,7 +28,7 @@ class GrammarKind(StrEnum):
     TOOL_CALLS = "tool_calls"
 
 
-class Grammar(msgspec.Struct, frozen=True):
+class Grammar(msgspec.Struct, frozen=True, gc=False):
     """A constraint that the whole output must match. `text` is a JSON schema, a regular expression, a JSON array of
     strings (choice) or a grammar in GBNF or Lark; it is empty for JSON_OBJECT. That of TOOL_CALLS is Lark which this
     server wrote (`pipelines/chat/lark.py`). `preamble` is such Lark too, with a rule `start` for what comes before the
@@ -41,7 +41,7 @@ class Grammar(msgspec.Struct, frozen=True):
     whitespace: str | None = None
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Parameters of how tokens are chosen. `engine.validation.check_sampling` checks their ranges.
 
     temperature 0 is greedy; top_k 0, top_p 1, typical_p 1 and min_p 0 switch those filters off. The repetition
@@ -82,7 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     top_p_reset_ids: int | None = None
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A request to continue one prompt. `request_id` is for logs and need not be unique. `resume_token_ids` is output
     that a lost engine has generated and sent: generation continues after it, and it counts towards `max_tokens`."""
 
@@ -93,6 +93,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Lower values run earlier."""
     tenant: str = ""
     """The tenant that served tokens are charged to: tenants of one priority share the engine by their weights."""
+    weight: float | None = None
+    """The tenant's weight from this request on; None leaves the one it has."""
     cache_salt: str = ""
     """KV blocks are shared only between requests with the same salt."""
     timeout_s: float | None = None
@@ -109,9 +111,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     returns_context_logits: bool = False
     returns_generation_logits: bool = False
     """Whether events carry the logits of the prompt's tokens and of the generated ones (`EngineInfo.gives_logits`)."""
+    second_text_start: int = 0
+    """Where the second text of a pair begins in the prompt, for an engine that scores; 0 for none."""
+    images: list[bytes] = []
+    """Image files, in the order of their placeholders in the prompt (`EngineInfo.image_placeholders`). The runtime puts
+    the tokens of an image in the place of its placeholder; all of them count as the prompt's."""
+    fits_context: bool = False
+    """Whether `max_tokens` is cut to what the context leaves once the images are in the prompt."""
 
 
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The log probability of one token, and the most likely tokens as (token id, log probability), best first."""
 
     token_id: int
@@ -119,7 +128,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]] = []
 
 
-class SequenceMetrics(msgspec.Struct, frozen=True, array_like=True):
+class SequenceMetrics(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A sequence's wait for its admission, and its draft tokens so far: those proposed and those accepted."""
 
     queue_s: float
@@ -127,11 +136,12 @@ class SequenceMetrics(msgspec.Struct, frozen=True, array_like=True):
     num_accepted: int = 0
 
 
-class EventDetail(msgspec.Struct, frozen=True, array_like=True):
+class EventDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Fields that few events carry: `prompt_logprobs` the first of a request, one for each prompt token, of which the
     first is None; `num_cached_tokens` one event; `logprobs` one for each token of the event. Logits are the model's
     own, [tokens, vocab_size] float32 as bytes: `context_logits` of the whole prompt with the first event,
-    `generation_logits` of the event's tokens. `metrics` come with every event that was to have them."""
+    `generation_logits` of the event's tokens. `metrics` come with every event that was to have them.
+    `num_prompt_tokens`, those of images among them, come with the first event of a request with images."""
 
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -139,9 +149,10 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True):
     metrics: SequenceMetrics | None = None
     context_logits: bytes | None = None
     generation_logits: bytes | None = None
+    num_prompt_tokens: int | None = None
 
 
-class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
+class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The new tokens of one request after a step. `stream_id` is the number that the client submitted it under. A token
     that ended the sequence (end of sequence, stop token) is the last of `token_ids`, with finish reason `stop`."""
 
@@ -151,7 +162,7 @@ class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
     detail: EventDetail | None = None
 
 
-class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
+class RequestFailed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The error in which a request ends: rejected at submit, or failed while running."""
 
     stream_id: int
@@ -159,6 +170,14 @@ class RequestFailed(msgspec.Struct, frozen=True, array_like=True):
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    predicted_wait_s: float | None = None
+    """The predicted wait, where the request was refused because it is longer than `Submit.most_wait_s`."""
+
+    def to_error(self) -> SluiceError:
+        """Return the error that the client gets."""
+        error = SluiceError(self.code, self.message, param=self.param, retry_after_s=self.retry_after_s)
+        error.predicted_wait_s = self.predicted_wait_s
+        return error
 
 
 class IterationStats(msgspec.Struct, frozen=True, array_like=True):
@@ -194,6 +213,37 @@ class IterationStats(msgspec.Struct, frozen=True, array_like=True):
 
 BACKGROUND_PRIORITY = 1 << 20
 """Requests of this priority and later ones are work that nobody waits for. Whoever sends them gives way to the rest."""
+
+
+class KvTierStats(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks outside of the KV cache, in host memory and on disk."""
+
+    host_blocks: int = 0
+    host_capacity: int = 0
+    host_stored_total: int = 0
+    """Blocks copied from the KV cache."""
+    host_lost_total: int = 0
+    """Blocks that the KV cache gave up and that no step had time to copy, or that are computed faster than copied."""
+    host_hits_total: int = 0
+    """Blocks that came back and were in memory."""
+    disk_blocks: int = 0
+    disk_capacity: int = 0
+    disk_stored_total: int = 0
+    disk_lost_total: int = 0
+    """Blocks that the host tier gave up while the disk had too many to write."""
+    disk_hits_total: int = 0
+    """Blocks that came back and were on the disk alone."""
+    disk_damaged_total: int = 0
+    """Blocks whose content on the disk was not what had been written."""
+    is_disk_off: bool = False
+    """Whether an error has turned the disk tier off."""
+    restored_tokens_total: int = 0
+    restore_seconds_total: float = 0.0
+    """Tokens whose blocks came back, and the time that steps waited for the copies."""
+    slower_total: int = 0
+    late_total: int = 0
+    """Requests whose prefix was left where it was, because computing it was expected to be faster; because it had taken
+    too long to come back."""
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -232,6 +282,14 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """A delegated runtime's own statistics; None for our executor, and before there are any."""
     num_foreground_waiting: int = 0
     """Requests of priorities before `BACKGROUND_PRIORITY` for which the last step had no room."""
+    prefill_tokens_per_s: float = 0.0
+    """Tokens of prompts that the engine computes in a second beside what runs; 0 before it has learned that."""
+    decode_step_s: float = 0.0
+    """Seconds of a step in which what runs decodes; 0 before it has learned that."""
+    is_draining: bool = False
+    """Whether the engine takes no new requests, because it is about to end."""
+    kv_tiers: KvTierStats | None = None
+    """None for an engine without KV tiers."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +303,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     block_size: int
     num_blocks: int
+    """0 for an encoder, which keeps nothing. Of several replicas it is the least, which any request must fit."""
     max_num_seqs: int
     max_num_batched_tokens: int
     load_seconds: float
@@ -254,6 +313,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     runtime_version: str = ""
     adapters: tuple[str, ...] = ()
     """Names of the LoRA adapters that requests may use."""
+    adapter_digests: dict[str, str] = {}
+    """Digests of their files, with which the hashes of their blocks begin; of our own runtime alone."""
     max_beam_width: int = 1
     sampling_fields: tuple[str, ...] = ()
     """The optional sampling parameters that this runtime supports."""
@@ -262,6 +323,21 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     gives_logits: bool = False
     """Whether the runtime can return logits."""
     num_gpus: int = 0
+    image_placeholders: tuple[str, ...] = ()
+    """The texts that stand for the first, second, ... image of a prompt: as many as a prompt may have images."""
     embedding_size: int = 0
     """Elements of a hidden state, for an engine that embeds: it has those for logits, and its tokens mean nothing. 0
     for an engine that generates."""
+    is_pooled: bool = False
+    """Whether an engine that embeds has one vector for the logits of its token, which it has pooled by itself."""
+    gives_scores: bool = False
+    """Whether it has a score for the logits of its token; `embedding_size` is 1."""
+    can_sleep: bool = False
+    """Whether it takes commands to sleep and to wake up."""
+    total_blocks: int = 0
+    """KV blocks of several replicas together; 0 for one engine."""
+
+    @property
+    def capacity_blocks(self) -> int:
+        """KV blocks of all replicas together, or of the one engine."""
+        return self.total_blocks or self.num_blocks

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from engine.blocks import blocks_for, worst_case_blocks
 from engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
 from engine.types import EngineInfo, GenerateRequest, SamplingParams
-from sluice.errors import SluiceError, invalid
+from sluice.errors import SluiceError, invalid, too_long
 
 MAX_LABEL = 256
 """Most characters of a tenant's name and of a cache salt, which both stay in memory after the request."""
@@ -46,29 +46,42 @@ def check_request(request: GenerateRequest, info: EngineInfo) -> None:
     check_sampling(request.sampling)
     _check_runtime_support(request, info)
     _check_envelope(request)
+    check_lengths(request, info)
+    _check_logits(request, info)
+    _check_token_ids(request, info.vocab_size)
+
+
+def check_lengths(request: GenerateRequest, info: EngineInfo) -> None:
+    """Check the lengths of prompt and output against context and KV cache. Raises INVALID."""
     num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
     if num_prompt == 0:
         raise invalid("prompt", "prompt must have at least 1 token, got 0")
     if num_prompt >= info.max_model_len:
-        raise invalid(
+        raise too_long(
             "prompt",
             f"the prompt has {num_prompt} tokens, but this model's context is {info.max_model_len} tokens "
             f"and must leave room for at least 1 of output; shorten the prompt",
         )
     if num_prompt + max_tokens > info.max_model_len:
-        raise invalid(
+        raise too_long(
             "max_tokens",
             f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, together {num_prompt + max_tokens}; "
             f"this model's context is {info.max_model_len} tokens, so max_tokens may be at most "
             f"{info.max_model_len - num_prompt}",
         )
     _check_fits_cache(num_prompt, max_tokens, info)
-    _check_logits(request, info)
-    _check_token_ids(request, info.vocab_size)
+
+
+def num_tokens_after(prompt_tokens: int, info: EngineInfo) -> int:
+    """Return the tokens that context and KV cache leave after the prompt. It is at least 1, so that the engine refuses
+    a prompt that fills them as too long."""
+    # The last token is never fed back, so it needs no slot.
+    cache_tokens = info.num_blocks * info.block_size + 1
+    return max(1, min(info.max_model_len, cache_tokens) - prompt_tokens)
 
 
 def _check_runtime_support(request: GenerateRequest, info: EngineInfo) -> None:
-    """Check what only some runtimes support: sampling fields, beams, grammars and adapters."""
+    """Check what only some runtimes support: sampling fields, beams, grammars, adapters and images."""
     params = request.sampling
     for name in OPTIONAL_FIELDS:
         if getattr(params, name) != SAMPLING_FIELDS[name].default and name not in info.sampling_fields:
@@ -85,15 +98,27 @@ def _check_runtime_support(request: GenerateRequest, info: EngineInfo) -> None:
     if request.adapter and request.adapter not in info.adapters:
         known = ", ".join(info.adapters) or "none"
         raise invalid("adapter", f"there is no adapter {request.adapter!r}; this model has: {known}")
+    if request.images:
+        _check_images(request, len(info.image_placeholders))
+
+
+def _check_images(request: GenerateRequest, most: int) -> None:
+    num_images = len(request.images)
+    if num_images > most:
+        raise invalid("images", f"a prompt of this model may have at most {most} images, got {num_images}")
+    if request.sampling.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs", "prompt_logprobs must be left out where the prompt has images")
 
 
 def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> None:
+    if not info.num_blocks:  # an encoder keeps nothing
+        return
     cache = f"the whole KV cache has {info.num_blocks} blocks of {info.block_size} tokens"
     if blocks_for(num_prompt, info.block_size) > info.num_blocks:
-        raise invalid("prompt", f"the prompt has {num_prompt} tokens, but {cache}; shorten the prompt")
+        raise too_long("prompt", f"the prompt has {num_prompt} tokens, but {cache}; shorten the prompt")
     needed = worst_case_blocks(num_prompt, max_tokens, info.block_size)
     if needed > info.num_blocks:
-        raise invalid(
+        raise too_long(
             "max_tokens",
             f"the prompt has {num_prompt} tokens and max_tokens is {max_tokens}, which needs up to {needed} blocks, "
             f"but {cache}; lower max_tokens",

@@ -25,6 +25,7 @@ from serving.caching.response_cache import ResponseCache
 from serving.findings import Finding
 from serving.instance import HostPolicy
 from serving.latencies import LatencyOptions
+from serving.loop_turn import LoopTurn
 from serving.model import Model
 from serving.spec import ModelSource
 
@@ -181,3 +182,5 @@ class BackendContext:
     """`--host-policy`, by name."""
     latencies: LatencyOptions = field(default_factory=LatencyOptions)
     """Latencies that are measured of every model (`--metrics-config`)."""
+    loop_turn: LoopTurn = field(default_factory=LoopTurn)
+    """Shared by the instances whose short runs the event loop does itself."""

@@ -121,6 +121,12 @@ class Instance(ABC):
         return True
 
     @property
+    def wants_first(self) -> bool:
+        """Whether a batch of the first request alone is worth its while: it works elsewhere, and so quickly that it is
+        done before the others of the event loop's turn are read."""
+        return False
+
+    @property
     def is_idle(self) -> bool:
         """Whether it has no request. Models that update their instances close one only then."""
         return True

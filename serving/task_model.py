@@ -115,7 +115,7 @@ class TaskModel(Model):
         if error.code in _CLIENT_ERRORS:
             return error
         message = f"model '{self.name}': {error.message}"
-        return SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s)
+        return error.reworded(message)
 
 
 def count_queued(jobs: Collection[InferJob]) -> int:

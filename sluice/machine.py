@@ -1,8 +1,10 @@
 """Reads what the machine has: NVIDIA GPUs, and the memory that this process may still take."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 _GPU = re.compile(r"nvidia\d+")
@@ -11,8 +13,22 @@ _KIB = 1024
 
 
 def num_gpus(devices: Path = _DEVICES) -> int:
-    """Return how many NVIDIA GPUs the driver shows as device files. A library may be able to use fewer of them."""
-    return sum(1 for each in devices.glob("nvidia[0-9]*") if _GPU.fullmatch(each.name))
+    """Return how many NVIDIA GPUs the driver shows as device files, or the fewer that CUDA_VISIBLE_DEVICES leaves
+    visible. A library may be able to use fewer of them."""
+    return len(visible_gpus(devices))
+
+
+def visible_gpus(devices: Path = _DEVICES) -> tuple[str, ...]:
+    """Return those GPUs, each in CUDA_VISIBLE_DEVICES' words for it."""
+    found = sum(1 for each in devices.glob("nvidia[0-9]*") if _GPU.fullmatch(each.name))
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 - CUDA's own
+    names = map(str, range(found)) if listed is None else takewhile(_names_gpu, map(str.strip, listed.split(",")))
+    return tuple(names)[:found]
+
+
+def _names_gpu(text: str) -> bool:
+    """Whether an entry of CUDA_VISIBLE_DEVICES names a GPU; CUDA reads none after the first that does not."""
+    return text.isdecimal() or text.startswith(("GPU-", "MIG-"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,36 @@
 """The asyncio side of an engine, which the gateway holds. `engine/client/process.py` has the executor in a process of
 its own; the tests have one on a thread of theirs."""
 
-import asyncio
 import itertools
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from pathlib import Path
 from time import perf_counter
 
 import msgspec
 
-from engine.client.stream import GenerationStream
-from engine.client.supervision import MAX_SHARED_CRASHES, RecoveryQueue, build_resumed_request
+from engine.client.adapters import check_known, check_new, without_changed
+from engine.client.answers import AnsweredCommands
+from engine.client.counters import NO_STATS, add_counters, without_gauges
+from engine.client.keeper import OnPrefixes, StreamKeeper
+from engine.client.sleep import SleepControl
+from engine.client.stream import EventRelay, GenerationStream, PrefillCount
+from engine.client.supervision import MAX_SHARED_CRASHES, RecoveryQueue, Standing, with_seed
+from engine.client.timers import RequestTimers
 from engine.config import EngineConfig
-from engine.frames import AdapterOutcome, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
-from engine.scheduling.admission import check_reported_queue
-from engine.types import EngineInfo, EngineStats, GenerateRequest
+from engine.frames import AdapterOutcome, AskProbe, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
+from engine.scheduling.admission import check_reported_queue, check_waiting
+from engine.types import EngineInfo, GenerateRequest
 from engine.validation import check_request
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError
+from sluice.files import files_mark
 
 log = logging.getLogger(__name__)
 
 SILENT_S = 1.0
 """An engine may hang if it sends nothing for this long. An idle one sends a heartbeat twice as often."""
-GRACE_S = 0.25
-"""How long after a deadline the client waits for the engine's own answer."""
-NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
-
-_COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name.endswith("_total"))
-_GAUGES = tuple(n for n in EngineStats.__struct_fields__ if not n.endswith("_total") and n != "iteration")
 
 
 class EngineClient(ABC):
@@ -56,13 +57,21 @@ class EngineClient(ABC):
         """Requests that failed because the engine crashed on them repeatedly."""
         self.adapters = dict(config.lora_modules)
         """Folders of the LoRA adapters that were given or loaded, by name. A new engine gets the same ones."""
-        self._adapter_lock = asyncio.Lock()
-        self._adapter_answer: asyncio.Future[AdapterOutcome] | None = None
-        self._adapter_name = ""
-        """The answer to the command under way, and the adapter's name in it."""
+        self.adapter_marks = {name: files_mark(Path(path)) for name, path in self.adapters.items()}
+        """Marks of the files in those folders when they were given or loaded, by name."""
+        self.keeper: StreamKeeper | None = None
+        """Moves streams of this client to other engines; None where it has the only one."""
+        self._answers = AnsweredCommands(self._send)
+        self.sleeping = SleepControl(self._answers, self._refuse_if_lost)
+        self._on_prefixes: OnPrefixes | None = None
+        self._reloading: set[str] = set()
+        """Adapters that a new engine is still to load again, whose requests wait here until it has."""
+        self._held: list[int] = []
         self._info: EngineInfo | None = None
         self._streams: dict[int, GenerationStream] = {}
         self._queue = RecoveryQueue()
+        self._prefills = PrefillCount()
+        self._relay = EventRelay()
         self._timers = RequestTimers(self._has_started, self._fail)
         # The first id is random, so that the ids of several clients of one engine do not collide.
         self._stream_ids = itertools.count(secrets.randbits(62))
@@ -76,6 +85,49 @@ class EngineClient(ABC):
             raise SluiceError(ErrorCode.UNAVAILABLE, "the engine is still loading")
         return self._info
 
+    @property
+    def is_serving(self) -> bool:
+        """Whether an engine takes requests, as far as is known."""
+        return self._info is not None and self.failure is None and not self.is_restarting
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request goes to an engine at once. If not, it waits here for one, or for probes (`RecoveryQueue`)
+        to end."""
+        return self.is_serving and self._queue.is_open
+
+    @property
+    def open_streams(self) -> list[GenerationStream]:
+        """The streams that have not ended, in the order of their submits."""
+        return list(self._streams.values())
+
+    @property
+    def prefilling_tokens(self) -> int:
+        """Prompt tokens that the engine is to compute for this client's streams without a token."""
+        return self._prefills.num_tokens
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Ids of the processes that this client has started; none by default."""
+        return ()
+
+    def kill(self) -> None:  # noqa: B027 - most clients have started none
+        """End the processes that this client has started now; see `Engine.kill`."""
+
+    @property
+    def on_prefixes(self) -> OnPrefixes | None:
+        """Called with what is in the engine's prefix index, and with each change. The engine says it while this is
+        set; one whose runtime has its own cache says nothing. A new engine begins anew."""
+        return self._on_prefixes
+
+    @on_prefixes.setter
+    def on_prefixes(self, callback: OnPrefixes | None) -> None:
+        self._on_prefixes = callback
+        self._ask_prefixes()
+
+    def _ask_prefixes(self) -> None:  # noqa: B027 - an engine in this process has nobody to tell
+        """Tell the engine whether its prefix index is wanted."""
+
     @abstractmethod
     async def start(self) -> None:
         """Load the model. Returns when the engine is ready for requests. Raises SluiceError if loading fails."""
@@ -87,85 +139,102 @@ class EngineClient(ABC):
     @abstractmethod
     def _send(self, command: Command) -> None: ...
 
-    def submit(self, request: GenerateRequest) -> GenerationStream:
+    def submit(
+        self, request: GenerateRequest, most_wait_s: float | None = None, num_cached_tokens: int = 0
+    ) -> GenerationStream:
         """Queue `request`. Raises INVALID for a request that can never be served, UNAVAILABLE without an engine. If the
-        engine's queue is full, the first event of the stream raises OVERLOADED. While a lost engine is being replaced,
-        requests are queued here, and a full queue raises OVERLOADED at once."""
+        engine's queue is full, or the wait over `most_wait_s`, the first event of the stream raises OVERLOADED, unless
+        the keeper takes the stream elsewhere. While a lost engine is being replaced, requests are queued here, and a
+        full queue raises OVERLOADED at once. `num_cached_tokens` of the prompt are thought to be computed already."""
         if self.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, self.failure)
         check_request(request, self.info)
         is_open = self._queue.is_open
         if not is_open:
-            self._check_queue_limit()
-        stream = GenerationStream(next(self._stream_ids), with_seed(request), self._cancel)
-        stream.was_delayed = not is_open
+            check_waiting(len(self._streams), self.info, self.config)
+        stream = GenerationStream(next(self._stream_ids), with_seed(request), self._cancel, self._relay)
+        stream.was_delayed, stream.most_wait_s = not is_open, most_wait_s
         self._streams[stream.stream_id] = stream
+        self._prefills.add(stream.stream_id, len(request.prompt_token_ids) - num_cached_tokens)
         self._timers.watch(stream.stream_id, request)
         self._queue.add(stream.stream_id)
         self._send_due()
         return stream
 
+    def release(self, stream: GenerationStream) -> Standing:
+        """Give up a stream that is open here, for the client of another engine to `adopt`."""
+        was_sent = self._queue.is_sent(stream.stream_id)
+        standing = self._queue.release(stream.stream_id)
+        self._forget(stream.stream_id)
+        if was_sent and self.is_serving:
+            self._send(Cancel(stream.stream_id))
+        return standing
+
+    def adopt(self, stream: GenerationStream, standing: Standing) -> None:
+        """Go on with a stream of another client, behind its last token and with what is left of its time."""
+        stream.move(next(self._stream_ids), self._cancel)
+        stream.was_delayed = True
+        self._streams[stream.stream_id] = stream
+        self._prefills.add(stream.stream_id, len(stream.request.prompt_token_ids) + len(stream.output_token_ids))
+        self._timers.watch(stream.stream_id, stream.request, perf_counter() - stream.submitted_at)
+        self._queue.adopt(stream.stream_id, standing)
+        self._send_due()
+
     async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load the LoRA adapter in the folder `path`. Raises INVALID for a name that is taken, unless it `replaces`
         that adapter, and the engine's error for one that it does not take; nothing has changed then."""
-        async with self._adapter_lock:
-            if name in self.info.adapters and not replaces:
-                raise invalid("lora_name", f"LoRA adapter {name!r} has already been loaded; load_inplace replaces it")
-            await self._change_adapters(LoadAdapter(name, path))
-            self.adapters[name] = path
+        async with self._answers.lock:
+            check_new(name, self.info, replaces=replaces)
+            self._refuse_if_lost()
+            mark = files_mark(Path(path))
+            await self._answers.ask(LoadAdapter(name, path))
+            self.adapters[name], self.adapter_marks[name] = path, mark
 
     async def unload_adapter(self, name: str) -> None:
         """Remove a LoRA adapter. Requests in flight with it end as usual. Raises NOT_FOUND for an unknown name."""
-        async with self._adapter_lock:
-            if name not in self.info.adapters:
-                known = ", ".join(self.info.adapters) or "none"
-                message = f"there is no LoRA adapter {name!r}; loaded: {known}"
-                raise SluiceError(ErrorCode.NOT_FOUND, message, param="lora_name")
-            await self._change_adapters(UnloadAdapter(name))
+        async with self._answers.lock:
+            check_known(name, self.info)
+            self._refuse_if_lost()
+            await self._answers.ask(UnloadAdapter(name))
             self.adapters.pop(name, None)
 
-    async def _change_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Wait for the engine's answer, which comes, or the loss of the engine does."""
+    def _refuse_if_lost(self) -> None:
         if self.failure is not None or self.is_restarting:
             raise SluiceError(ErrorCode.UNAVAILABLE, self.failure or "the engine is restarting")
-        self._adapter_answer, self._adapter_name = asyncio.get_running_loop().create_future(), command.name
-        try:
-            self._send(command)
-            (await self._adapter_answer).check()
-        finally:
-            self._adapter_answer = None
 
-    def _reload_adapters(self) -> None:
-        """Load into a new engine what was loaded into the lost one. It was started with those of `_config_now`."""
+    def _restore_engine(self) -> None:
+        """Bring a new engine into the state of the lost one: asleep, if that was, and with the adapters that it had. It
+        was started with those of `_config_now`."""
+        for command in self.sleeping.commands_for_new_engine():
+            self._send(command)
         started = self._config_now().lora_modules
-        for name in self.adapters.keys() - started.keys():
+        self._reloading = self.adapters.keys() - started.keys()
+        for name in self._reloading:
             self._send(LoadAdapter(name, self.adapters[name]))
         self._set_adapters((*self.info.adapters, *(self.adapters.keys() - started.keys())))
 
     def _config_now(self) -> EngineConfig:
         """Return the configuration for another engine: without the adapters that were unloaded or replaced since."""
-        modules = self.config.lora_modules
-        kept = {name: path for name, path in modules.items() if self.adapters.get(name) == path}
-        has_room = self.config.enable_lora or bool(modules)
-        return msgspec.structs.replace(self.config, lora_modules=kept, enable_lora=has_room)
+        return without_changed(self.config, self.adapters)
 
     def _set_adapters(self, names: Iterable[str]) -> None:
         self._info = msgspec.structs.replace(self.info, adapters=tuple(sorted(set(names))))
 
     def _on_adapter_outcome(self, outcome: AdapterOutcome) -> None:
-        is_answer = self._adapter_answer is not None and self._adapter_name == outcome.name
+        is_answer = self._answers.is_awaited(outcome)
         if outcome.code is None:  # those of the last engine are still to come
             self._set_adapters((*outcome.adapters, *(() if is_answer else self.adapters)))
+            self._info = msgspec.structs.replace(self.info, adapter_digests=outcome.digests)
         elif not is_answer:
             log.error("LoRA adapter %s is lost with the last engine: %s", outcome.name, outcome.message)
             self.adapters.pop(outcome.name, None)
             self._set_adapters(name for name in self.info.adapters if name != outcome.name)
-        if is_answer and self._adapter_answer is not None and not self._adapter_answer.done():
-            self._adapter_answer.set_result(outcome)
-
-    def _fail_adapter_command(self, reason: str) -> None:
-        if self._adapter_answer is not None and not self._adapter_answer.done():
-            self._adapter_answer.set_exception(SluiceError(ErrorCode.UNAVAILABLE, reason))
+        if is_answer:
+            self._answers.take(outcome)
+        if outcome.name in self._reloading:
+            self._reloading.discard(outcome.name)
+            held, self._held = self._held, []
+            self._submit_to_engine(held)
 
     def refuse_if_full(self) -> None:
         """Raise OVERLOADED if a request would find a full queue. For callers with work to do before they submit."""
@@ -183,35 +252,35 @@ class EngineClient(ABC):
 
     # -- commands
 
-    def _check_queue_limit(self) -> None:
-        """Apply the engine's queue limit while there is no engine to apply it."""
-        limit = self.info.max_num_seqs + self.config.max_queued_requests
-        if len(self._streams) < limit:
-            return
-        message = f"the engine is restarting and {len(self._streams)} requests wait for it; the limit is {limit}"
-        retry_after_s = max(1.0, self.info.load_seconds)
-        raise SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=retry_after_s)
-
     def _send_due(self) -> None:
         """Send all streams that may go to the engine now."""
         while due := self._queue.take_due():
-            for stream_id in due:
-                stream = self._streams[stream_id]
-                try:
-                    self._send(Submit(stream_id, self._current_request(stream), stream.was_sent))
-                except SluiceError as error:
-                    self._fail(stream_id, error)
-                    continue
-                self.num_resumed += stream.was_sent
-                stream.was_sent = True
+            if self._queue.probe in due:
+                self._send(AskProbe(due[0]))
+            else:
+                self._submit_to_engine(due)
 
-    @staticmethod
-    def _current_request(stream: GenerationStream) -> GenerateRequest:
-        """Return the request for an engine that gets it now. Raises DEADLINE if no time is left."""
-        if not stream.was_delayed:
-            return stream.request
-        elapsed_s = perf_counter() - stream.submitted_at
-        return build_resumed_request(stream.request, stream.output_token_ids, elapsed_s, stream.has_started)
+    def _on_probe_turn(self, stream_id: int) -> None:
+        """Submit the probe, for which the engine has nothing else now that could crash it."""
+        if stream_id in self._streams:
+            self._queue.mark_begun(stream_id)
+            self._submit_to_engine((stream_id,))
+
+    def _submit_to_engine(self, stream_ids: Iterable[int]) -> None:
+        for stream_id in stream_ids:
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                continue
+            if stream.request.adapter in self._reloading:
+                self._held.append(stream_id)
+                continue
+            try:
+                self._send(Submit(stream_id, stream.request_now(), stream.was_sent, stream.most_wait_s))
+            except SluiceError as error:
+                self._fail(stream_id, error)
+                continue
+            self.num_resumed += stream.was_sent
+            stream.was_sent = True
 
     def _cancel(self, stream_id: int) -> None:
         was_sent = self._queue.is_sent(stream_id)
@@ -229,6 +298,7 @@ class EngineClient(ABC):
 
     def _forget(self, stream_id: int) -> GenerationStream | None:
         self._queue.remove(stream_id)
+        self._prefills.remove(stream_id)
         self._timers.remove(stream_id)
         return self._streams.pop(stream_id, None)
 
@@ -239,6 +309,8 @@ class EngineClient(ABC):
         self._last_report = perf_counter()
         for outcome in frame.adapters:
             self._on_adapter_outcome(outcome)
+        for answer in frame.sleep:
+            self.sleeping.take(answer)
         unproven = self._queue.unproven
         for event in frame.events:
             # A stream that was cancelled here may still have events on the way.
@@ -249,13 +321,17 @@ class EngineClient(ABC):
                 self._forget(event.stream_id)
             elif event.stream_id in unproven:
                 self._queue.mark_proven(event.stream_id)
+                self._prefills.remove(event.stream_id)
             stream.push(event)
         for failure in frame.failures:
             stream = self._forget(failure.stream_id)
-            if stream is not None:
-                error = SluiceError(failure.code, failure.message, param=failure.param)
-                error.retry_after_s = failure.retry_after_s
-                stream.fail(error)
+            if stream is None:
+                continue
+            refusal = ErrorCode.UNAVAILABLE if frame.stats.is_draining else ErrorCode.OVERLOADED
+            if failure.code is refusal and self.keeper is not None:
+                self.keeper.on_refused(stream, failure)
+            else:
+                stream.fail(failure.to_error())
         if not self._queue.is_open:
             self._send_due()
 
@@ -274,7 +350,8 @@ class EngineClient(ABC):
     def _begin_recovery(self) -> None:
         """Stop sending to the lost engine. Frames it has sent may still arrive."""
         self.is_restarting = True
-        self._fail_adapter_command("the engine was lost while it changed its LoRA adapters")
+        self._answers.fail("the engine was lost while it changed its LoRA adapters, fell asleep or woke")
+        self._reloading, self._held = set(), []
         self._queue.close()
         for stream in self._streams.values():
             stream.was_delayed = True
@@ -288,6 +365,8 @@ class EngineClient(ABC):
         for stream_id in abandoned.exhausted:
             self._abandon(stream_id, f"the engine crashed {MAX_SHARED_CRASHES} times while it worked on this request")
         self.num_poisoned += len(abandoned.poisonous)
+        if self.keeper is not None:
+            self.keeper.on_lost()
         return bool(abandoned.poisonous or abandoned.exhausted)
 
     def _abandon(self, stream_id: int, message: str) -> None:
@@ -298,12 +377,14 @@ class EngineClient(ABC):
         """Send the queued streams to the new engine, which was ready `recovery_s` after the loss was detected."""
         self._last_report = perf_counter()
         self.is_restarting = False
-        self._reload_adapters()
+        self._restore_engine()
         self.num_restarts += 1
         self.last_recovery_s = recovery_s
         self.recovery_seconds_total += recovery_s
         self._queue.open()
         self._send_due()
+        if self.keeper is not None:
+            self.keeper.on_back()
 
     def _die(self, reason: str) -> None:
         """Fail all streams, because there will be no engine any more."""
@@ -311,77 +392,9 @@ class EngineClient(ABC):
             return
         self.failure = reason
         self.is_restarting = False
-        self._fail_adapter_command(reason)
+        self._answers.fail(reason)
+        if self.keeper is not None:
+            self.keeper.on_lost()
         for stream_id, stream in list(self._streams.items()):
             self._forget(stream_id)
             stream.fail(SluiceError(ErrorCode.UNAVAILABLE, reason))
-
-
-def with_seed(request: GenerateRequest) -> GenerateRequest:
-    """Return `request` with a seed if it samples at random, so that any engine draws the same tokens."""
-    sampling = request.sampling
-    if sampling.seed is not None or sampling.temperature == 0.0:
-        return request
-    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(sampling, seed=secrets.randbits(63)))
-
-
-def add_counters(before: EngineStats, now: EngineStats) -> EngineStats:
-    """Return `now` with its counters continued from those of `before`, because exported counters must not decrease."""
-    sums = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
-    return msgspec.structs.replace(now, **sums)
-
-
-def without_gauges(stats: EngineStats) -> EngineStats:
-    """Return the counters of a lost engine, with all gauges at 0."""
-    return msgspec.structs.replace(stats, **dict.fromkeys(_GAUGES, 0), iteration=None)
-
-
-HasStarted = Callable[[int, float], bool | None]
-Expire = Callable[[int, SluiceError], None]
-
-
-class RequestTimers:
-    """Timers for the deadlines of one client's streams, on one event loop.
-
-    The engine enforces the deadlines itself. The timers are for an engine that hangs, that is being replaced, or that
-    has not been sent the request yet. `has_started(stream_id, deadline)` tells whether the engine began the request
-    before `deadline` (by perf_counter), None if that is not known yet. `expire` ends a stream with an error.
-    """
-
-    def __init__(self, has_started: HasStarted, expire: Expire) -> None:
-        self._has_started = has_started
-        self._expire = expire
-        self._timers: dict[int, list[asyncio.TimerHandle]] = {}
-
-    def watch(self, stream_id: int, request: GenerateRequest) -> None:
-        """Start the timers of a request that was submitted now."""
-        if request.timeout_s is None and request.queue_timeout_s is None:
-            return
-        self._timers[stream_id] = []
-        if request.timeout_s is not None:
-            error = _deadline_error(f"was not complete within its {request.timeout_s:g} s")
-            self._call_later(request.timeout_s + GRACE_S, self._expire, stream_id, error)
-        if request.queue_timeout_s is not None:
-            error = _deadline_error(f"waited for longer than its {request.queue_timeout_s:g} s")
-            deadline = perf_counter() + request.queue_timeout_s
-            self._call_later(request.queue_timeout_s + GRACE_S, self._check_start, stream_id, error, deadline)
-
-    def remove(self, stream_id: int) -> None:
-        """Cancel the timers of a stream that has ended."""
-        for timer in self._timers.pop(stream_id, ()):
-            timer.cancel()
-
-    def _check_start(self, stream_id: int, error: SluiceError, deadline: float) -> None:
-        has_started = self._has_started(stream_id, deadline)
-        if has_started is None:
-            self._call_later(GRACE_S, self._check_start, stream_id, error, deadline)
-        elif not has_started:
-            self._expire(stream_id, error)
-
-    def _call_later(self, delay_s: float, action: Callable[..., None], stream_id: int, *arguments: object) -> None:
-        timer = asyncio.get_running_loop().call_later(delay_s, action, stream_id, *arguments)
-        self._timers[stream_id].append(timer)
-
-
-def _deadline_error(problem: str) -> SluiceError:
-    return SluiceError(ErrorCode.DEADLINE, f"the request {problem}")

@@ -7,17 +7,26 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
 import msgspec
 import zmq
 
-from engine.client.base import EngineClient
+from engine.client.link import EngineLink, LinkedEngineClient
 from engine.config import EngineConfig
-from engine.frames import Command, LoadFailed, Ready, Report, Shutdown, StepFrame
+from engine.frames import (
+    Attach,
+    Command,
+    Drain,
+    LoadFailed,
+    PrefixChanges,
+    ProbeTurn,
+    Ready,
+    Report,
+    Shutdown,
+    StepFrame,
+)
 from engine.process.process_group import kill_session
 from engine.runtimes import RUNTIMES, choose_runtime
 from engine.types import EngineInfo
@@ -27,20 +36,15 @@ from sluice.log_lines import JSON, is_logging_json
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 0.1
-"""Seconds between two checks of the engine's heartbeat."""
 MIN_LOAD_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_FACTOR = 5.0
 """A new engine may take this many times as long to load as the first one did."""
 EXIT_WAIT_S = 5.0
 LAST_REPORT_S = 1.0
 """How long a message of a process that has ended may take to arrive."""
-DRAIN_S = 0.02
-"""How long the socket of a process that has ended must be silent until all its messages are read."""
-_POLLIN = int(zmq.POLLIN)  # pyzmq's enumeration takes microseconds to compare
 
 
-class ProcessEngineClient(EngineClient):
+class ProcessEngineClient(LinkedEngineClient):
     """The client of an executor in a process of its own.
 
     The process is `python -m module`, by default the module of the runtime that `engine.runtimes` chooses.
@@ -50,12 +54,22 @@ class ProcessEngineClient(EngineClient):
     reason.
     """
 
-    can_restart = True
-
-    def __init__(self, config: EngineConfig, *, heartbeat_timeout_s: float = 10.0, module: str | None = None) -> None:
-        super().__init__(config)
-        self._heartbeat_timeout_s = heartbeat_timeout_s
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        heartbeat_timeout_s: float = 10.0,
+        module: str | None = None,
+        shared_socket: Path | None = None,
+    ) -> None:
+        """With `shared_socket` that path always leads to the socket of the engine that serves now, so that clients in
+        other processes can attach to it."""
+        super().__init__(config, heartbeat_timeout_s)
         self._module = module
+        self.shared_socket = shared_socket
+        self.endpoints: tuple[str, ...] = ()
+        """Where the engine takes clients over TCP, with their real ports."""
+        self._is_draining = False
         self._context = zmq.Context()
         self._engine = EngineProcess(self._context)
         self._load_timeout_s: float | None = None
@@ -67,13 +81,24 @@ class ProcessEngineClient(EngineClient):
         """Id of the engine's process; None before `start`."""
         return self._engine.pid
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return () if self.pid is None else (self.pid,)
+
     async def start(self) -> None:
         started = perf_counter()
         try:
-            self._info = await self._engine.load(await self._choose_module(), self.config)
+            ready = await self._engine.load(await self._choose_module(), self.config)
+            self._info, self.endpoints = ready.info, ready.endpoints
+            self._share_socket()
         except SluiceError:
             await self.stop()
             raise
+        if self.config.listening is not None:  # engines to come have the same ports
+            listening = msgspec.structs.replace(self.config.listening, endpoints=[*self.endpoints])
+            self.config = msgspec.structs.replace(self.config, listening=listening)
+        if self.on_prefixes is not None:
+            self._ask_prefixes()
         self._ready_at = self._last_report = perf_counter()
         self._load_timeout_s = max(MIN_LOAD_TIMEOUT_S, LOAD_TIMEOUT_FACTOR * (self._ready_at - started))
         # What it logs is not about the request that has loaded the model, whose id is in this context.
@@ -89,12 +114,43 @@ class ProcessEngineClient(EngineClient):
         await self._engine.close()
         self._context.term()
 
+    def drain(self) -> None:
+        """Let the engine, and those that replace it, take no new requests. Those that it has go on."""
+        self._is_draining = True
+        if not self.is_restarting and self.failure is None:
+            self._send(Drain())
+
+    def _restore_engine(self) -> None:
+        super()._restore_engine()
+        if self.on_prefixes is not None:
+            self._ask_prefixes()
+        if self._is_draining:
+            self._send(Drain())
+
     def kill(self) -> None:
-        """End the engine's process now. Only for a gateway that is about to exit itself; otherwise use `stop`."""
         self._engine.kill()
 
     def _send(self, command: Command) -> None:
-        self._engine.send(command)
+        self._engine.link.send(command)
+
+    def _send_attach(self, message: Attach) -> None:
+        self._engine.link.send(message)
+
+    async def _receive(self) -> Report:
+        return await self._engine.link.receive()
+
+    def _die(self, reason: str) -> None:
+        super()._die(reason)
+        if self.shared_socket is not None:  # nobody waits there for another engine
+            self.shared_socket.unlink(missing_ok=True)
+
+    def _share_socket(self) -> None:
+        """Let the shared path lead to the engine that serves from now on."""
+        if self.shared_socket is not None:
+            fresh = self.shared_socket.with_suffix(".new")
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(self._engine.socket_file)
+            fresh.replace(self.shared_socket)
 
     async def _choose_module(self) -> str:
         """Choose the engine's module, once. Raises SluiceError if no runtime can serve the model."""
@@ -141,30 +197,11 @@ class ProcessEngineClient(EngineClient):
             await asyncio.wait((reader, watcher))
         return reason
 
-    async def _read(self) -> None:
-        while True:
-            self._process_reports((await self._engine.receive(),))
-
-    def _process_reports(self, reports: Iterable[Report]) -> None:
-        for report in reports:
-            if isinstance(report, StepFrame):
-                self._on_frame(report)
-
-    async def _until_silent(self) -> None:
-        """Return when the engine has sent nothing for too long."""
-        while self.heartbeat_age_s() < self._heartbeat_timeout_s:
-            before = perf_counter()
-            await asyncio.sleep(WATCH_S)
-            # Time in which this process itself did not run, or was late to read, does not count as silence.
-            now = perf_counter()
-            self._last_report = min(self._last_report + max(now - before - 2 * WATCH_S, 0.0), now)
-
     async def _end_lost_engine(self, budget: RestartBudget) -> None:
         """End the lost engine, read its last reports, queue its streams again, and charge the restart budget."""
         self._begin_recovery()
         self._engine.kill()
-        with suppress(msgspec.MsgspecError):  # it may be lost because its messages cannot be decoded
-            self._process_reports(await self._engine.read_remaining())
+        self._process_reports(await self._engine.read_remaining())
         has_worked = self.stats.generation_tokens_total > self._stats_before.generation_tokens_total
         is_stable = perf_counter() - self._ready_at >= STABLE_S
         has_culprit = self._requeue_streams()
@@ -179,6 +216,7 @@ class ProcessEngineClient(EngineClient):
             await asyncio.sleep(budget.delay_s())
             try:
                 self._info = await self._load_another()
+                self._share_socket()
             except SluiceError as error:
                 reason = f"it could not be started anew: {error.message}"
                 log.error(reason)
@@ -197,7 +235,7 @@ class ProcessEngineClient(EngineClient):
         self._engine = EngineProcess(self._context)
         try:
             async with asyncio.timeout(self._load_timeout_s):
-                return await self._engine.load(await self._choose_module(), self._config_now())
+                return (await self._engine.load(await self._choose_module(), self._config_now())).info
         except TimeoutError:
             message = f"it did not load within {self._load_timeout_s:g} s"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from None
@@ -208,13 +246,9 @@ class EngineProcess:
     `load`ed once and `close`d once."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Report)
         self.folder = Path(tempfile.mkdtemp(prefix="sluice-"))
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.set_hwm(0)
-        self._socket.linger = 0
-        self._arrival: asyncio.Future[None] | None = None
+        self.socket_file = self.folder / "engine"
+        self.link = EngineLink(context)
         self._process: asyncio.subprocess.Process | None = None
         self._exit: asyncio.Future[int] | None = None
         self._is_loaded = False
@@ -231,10 +265,10 @@ class EngineProcess:
         assert self._exit is not None
         return self._exit
 
-    async def load(self, module: str, config: EngineConfig) -> EngineInfo:
+    async def load(self, module: str, config: EngineConfig) -> Ready:
         """Start `python -m module` and wait until its model is loaded. Raises SluiceError if that fails. Its session is
         its own, so that processes it starts (a launcher's ranks, a library's workers) end with it."""
-        endpoint = f"ipc://{self.folder / 'engine'}"
+        endpoint = f"ipc://{self.socket_file}"
         level = logging.getLevelName(logging.root.level) + (f"/{JSON}" if is_logging_json() else "")
         config_file = self.folder / "config"
         config_file.write_bytes(msgspec.json.encode(config))  # only this user can access the folder
@@ -248,21 +282,19 @@ class EngineProcess:
             message = f"the engine process cannot be started by {command[0]}: {error.strerror}"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
         self._exit = asyncio.ensure_future(self._process.wait())
-        # pyzmq's own asyncio sockets take several times as long for a message.
-        asyncio.get_running_loop().add_reader(self._socket.fileno(), self._on_change)
-        self._socket.connect(endpoint)
-        self._socket.send(b"", zmq.NOBLOCK)
+        self.link.open(endpoint)
+        self.link.greet()
         match await self._first_report():
-            case Ready(info):
+            case Ready() as ready:
                 self._is_loaded = True
-                return info
+                return ready
             case LoadFailed(code, message):
                 raise SluiceError(code, message)
-            case StepFrame():
+            case StepFrame() | ProbeTurn() | PrefixChanges():
                 raise AssertionError("a step before the engine was ready")
 
     async def _first_report(self) -> Report:
-        report = asyncio.ensure_future(self.receive())
+        report = asyncio.ensure_future(self.link.receive())
         try:
             await asyncio.wait((self.exited, report), return_when=asyncio.FIRST_COMPLETED)
             if not report.done():  # its last message may still be on the way
@@ -277,27 +309,6 @@ class EngineProcess:
         finally:
             report.cancel()
 
-    async def receive(self) -> Report:
-        """Return the engine's next report. One task at a time may wait for it."""
-        while True:
-            try:
-                report: Report = self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
-            except zmq.Again:
-                self._arrival = asyncio.get_running_loop().create_future()
-                await self._arrival
-            else:
-                return report
-
-    def send(self, command: Command) -> None:
-        self._socket.send(self._encoder.encode(command), zmq.NOBLOCK)  # no high-water mark: it never waits
-        self._on_change()
-
-    def _on_change(self) -> None:
-        """Wake `receive` where something has come. ZeroMQ signals each change once, and sending takes the signal."""
-        has_message = int(self._socket.get(zmq.EVENTS)) & _POLLIN
-        if has_message and self._arrival is not None and not self._arrival.done():
-            self._arrival.set_result(None)
-
     def kill(self) -> None:
         """End the process and all of its session now. `close` must follow, unless this process is about to exit."""
         if self._process is not None and not self._is_reaped:
@@ -308,25 +319,18 @@ class EngineProcess:
     async def read_remaining(self) -> list[Report]:
         """Wait for the end of a killed process, and return the reports that are still unread."""
         await self._wait_exit()
-        reports = []
-        with suppress(TimeoutError):
-            while True:
-                async with asyncio.timeout(DRAIN_S):
-                    reports.append(await self.receive())
-        return reports
+        return await self.link.read_remaining()
 
     async def close(self) -> None:
         """End the process, by a command if it can receive one, and free all resources. Idempotent."""
         if self._process is not None and not self.exited.done():
             if self._is_loaded:
-                self.send(Shutdown())
+                self.link.send(Shutdown())
             else:  # it does not read commands yet
                 self.kill()
             await self._wait_exit()
         self.kill()
-        if not self._socket.closed:
-            asyncio.get_running_loop().remove_reader(self._socket.fileno())
-            self._socket.close()
+        self.link.close()
 
     async def _wait_exit(self) -> None:
         """Wait for the process to end, and kill it after a while. Then kill the rest of its session."""

@@ -5,8 +5,38 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Self
 
-from engine.types import EventDetail, FinishReason, GenerateRequest, SequenceMetrics, TokenEvent, TokenLogprob
+from engine.client.supervision import build_resumed_request
+from engine.types import (
+    EventDetail,
+    FinishReason,
+    GenerateRequest,
+    RequestFailed,
+    SequenceMetrics,
+    TokenEvent,
+    TokenLogprob,
+)
 from sluice.errors import SluiceError
+
+ReceiveEvent = Callable[[TokenEvent], None]
+
+
+class EventRelay:
+    """Passes the events of a step on to the receivers of their streams, in one go at the end of the event loop's turn:
+    waking a task for each stream costs more than its text. Frames that came meanwhile are merged by then."""
+
+    def __init__(self) -> None:
+        self._due: list[GenerationStream] = []
+
+    def add(self, stream: "GenerationStream") -> None:
+        """Have a stream pass on what is not fetched yet."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._pass_on)
+        self._due.append(stream)
+
+    def _pass_on(self) -> None:
+        due, self._due = self._due, []
+        for stream in due:
+            stream.pass_on()
 
 
 class GenerationStream:
@@ -14,7 +44,14 @@ class GenerationStream:
     one, so a slow reader costs neither memory per event nor time of a step. The size is bounded by the request's
     max_tokens. All tokens are kept until the end, because an engine that replaces a lost one needs them."""
 
-    def __init__(self, stream_id: int, request: GenerateRequest, cancel: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        stream_id: int,
+        request: GenerateRequest,
+        cancel: Callable[[int], None],
+        relay: EventRelay | None = None,
+    ) -> None:
+        """`relay` is shared by the streams of an engine; without one the iterator gets all events."""
         self.stream_id = stream_id
         self.request = request
         self.output_token_ids: list[int] = []
@@ -26,6 +63,10 @@ class GenerationStream:
         """Whether it may have waited in the client, so that the engine gets only the time that is left."""
         self.has_started = False
         """Whether an engine is known to have begun it, so that its queue timeout no longer applies."""
+        self.most_wait_s: float | None = None
+        """The predicted wait over which an engine is to refuse it (`Submit.most_wait_s`)."""
+        self.refusals: dict[str, RequestFailed] = {}
+        """The latest refusal of each replica that could not admit it soon enough, or at all, by the replica's name."""
         self._cancel = cancel
         self._num_fetched = 0
         self._has_cached_tokens = self._has_prompt_logprobs = False
@@ -34,12 +75,18 @@ class GenerationStream:
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
         self._logprobs: list[TokenLogprob] | None = None
         self._metrics: SequenceMetrics | None = None
+        self._num_prompt_tokens: int | None = None
         self._has_detail = False
         """Whether any of the above, or of the logits below, was not fetched yet."""
         self._context_logits: bytes | None = None
         self._generation_logits: list[bytes] = []
         self._finish_reason: FinishReason | None = None
-        self._error: SluiceError | None = None
+        self._error: Exception | None = None
+        self._relay = relay
+        self._receive: ReceiveEvent | None = None
+        self._can_receive: Callable[[], bool] = lambda: False
+        self._is_due = False
+        """Whether the relay is about to have the stream pass on its events."""
         self._is_over = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -78,6 +125,7 @@ class GenerationStream:
             self._metrics,
             self._context_logits,
             b"".join(self._generation_logits) or None,
+            self._num_prompt_tokens,
         )
         self._num_cached_tokens = self._prompt_logprobs = self._logprobs = None
         self._metrics = self._context_logits = None
@@ -89,13 +137,28 @@ class GenerationStream:
         """Cancel the request. Idempotent and legal in every state, also after the end."""
         self._cancel(self.stream_id)
 
+    def request_now(self) -> GenerateRequest:
+        """Return the request for an engine that gets it now. Raises DEADLINE if no time is left."""
+        if not self.was_delayed:
+            return self.request
+        elapsed_s = perf_counter() - self.submitted_at
+        return build_resumed_request(self.request, self.output_token_ids, elapsed_s, self.has_started)
+
+    def move(self, stream_id: int, cancel: Callable[[int], None]) -> None:
+        """Go on in another engine, under another number, where `cancel` is its client's."""
+        self.stream_id, self._cancel = stream_id, cancel
+
     def push(self, event: TokenEvent) -> None:
         """Add an event. Called by the client on the consumer's event loop."""
         if event.detail is not None:
             self._merge_detail(event.detail)
         self.output_token_ids += event.token_ids
         self._finish_reason = event.finish_reason
-        self._wake()
+        if self._receive is None or self._relay is None:
+            self._wake()
+        elif not self._is_due:
+            self._is_due = True
+            self._relay.add(self)
 
     def _merge_detail(self, detail: EventDetail) -> None:
         self._has_detail = True
@@ -109,10 +172,34 @@ class GenerationStream:
             self._logprobs += detail.logprobs
         if detail.metrics is not None:
             self._metrics = detail.metrics
+        if detail.num_prompt_tokens is not None:
+            self._num_prompt_tokens = detail.num_prompt_tokens
         if detail.context_logits is not None:
             self._context_logits = detail.context_logits
         if detail.generation_logits is not None:
             self._generation_logits.append(detail.generation_logits)
+
+    def divert(self, receive: ReceiveEvent, can_receive: Callable[[], bool]) -> None:
+        """Have `receive` called with events of tokens alone from now on, while the iterator waits and `can_receive`
+        says so. The iterator gets all others, the last one always, and what `receive` raises."""
+        if self._relay is not None:
+            self._receive, self._can_receive = receive, can_receive
+
+    def pass_on(self) -> None:
+        """Pass on what is not fetched: to the receiver where it can take that, else to the iterator."""
+        self._is_due = False
+        token_ids = self.output_token_ids[self._num_fetched :]
+        is_plain = token_ids and not self._has_detail and self._finish_reason is None and self._error is None
+        is_waiting = self._waiter is not None and not self._waiter.done()
+        if not is_plain or not is_waiting or self._receive is None or not self._can_receive():
+            self._wake()
+            return
+        self._num_fetched += len(token_ids)
+        try:
+            self._receive(TokenEvent(self.stream_id, token_ids))
+        except Exception as error:
+            self._error = error
+            self._wake()
 
     def fail(self, error: SluiceError) -> None:
         """End the stream with `error`, after the tokens that are not fetched yet."""
@@ -122,3 +209,20 @@ class GenerationStream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+class PrefillCount:
+    """Sums the tokens of prompts that are still to be computed, over streams."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self._by_stream: dict[int, int] = {}
+
+    def add(self, stream_id: int, num_tokens: int) -> None:
+        """Count the tokens of a stream that was sent."""
+        self._by_stream[stream_id] = num_tokens
+        self.num_tokens += num_tokens
+
+    def remove(self, stream_id: int) -> None:
+        """Count them no more; no error where they are not counted."""
+        self.num_tokens -= self._by_stream.pop(stream_id, 0)

@@ -1,7 +1,8 @@
 """Decisions after an engine is lost: which requests caused it, and in which order the others go to the next engine.
 Nothing here does I/O or reads a clock; `engine/client/process.py` acts on it."""
 
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -11,6 +12,17 @@ from sluice.errors import ErrorCode, SluiceError
 
 MAX_SHARED_CRASHES = 5
 """A request fails after this many crashes during its run, even if none of them can be attributed to a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a stream that moves to another engine: whether it is new to all engines, whether it may have
+    crashed the one that it leaves, and how many crashes it was suspected of and was running in."""
+
+    is_new: bool = False
+    is_suspect: bool = False
+    num_suspected: int = 0
+    num_shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +38,9 @@ class RecoveryQueue:
 
     A stream is unproven from when it is sent until it brings a token. If the engine crashes, the unproven streams are
     its suspects, and all others are innocent. The next engine gets the innocent streams at once, and the suspects one
-    by one, each when the one before has proven itself, so that a second crash points at exactly one of them. Requests
-    that come meanwhile wait behind them. `take_due` says which streams to send now.
+    by one, each when the one before has proven itself, so that a second crash points at exactly one of them. The engine
+    gives turns for such probes, one at a time over all its clients; a probe without a turn is not blamed. Requests that
+    come meanwhile wait behind them. `take_due` says which streams to send now.
     """
 
     def __init__(self) -> None:
@@ -39,6 +52,8 @@ class RecoveryQueue:
         self._suspect: dict[int, None] = {}
         self._new: dict[int, None] = {}
         self._is_probing = False
+        self.probe: int | None = None
+        """The suspect that was sent and has not proven itself."""
         self._num_suspected: dict[int, int] = {}
         self._num_shared: dict[int, int] = {}
 
@@ -54,8 +69,40 @@ class RecoveryQueue:
         """Queue a new stream."""
         self._new[stream_id] = None
 
+    def release(self, stream_id: int) -> Standing:
+        """Forget a stream, which goes on in another engine."""
+        standing = Standing(
+            is_new=stream_id in self._new,
+            is_suspect=stream_id in self._suspect,
+            num_suspected=self._num_suspected.get(stream_id, 0),
+            num_shared=self._num_shared.get(stream_id, 0),
+        )
+        self.remove(stream_id)
+        return standing
+
+    def adopt(self, stream_id: int, standing: Standing) -> None:
+        """Queue a stream of another engine. Suspects are probed here as those of an engine that was lost here."""
+        if standing.num_suspected:
+            self._num_suspected[stream_id] = standing.num_suspected
+        if standing.num_shared:
+            self._num_shared[stream_id] = standing.num_shared
+        if standing.is_suspect:
+            self._suspect[stream_id] = None
+            self._is_probing = self._is_probing or self._is_up
+        elif standing.is_new:
+            self._new[stream_id] = None
+        else:
+            self._innocent[stream_id] = None
+
+    def mark_begun(self, stream_id: int) -> None:
+        """Suspect the probe, because it has got its turn."""
+        if stream_id == self.probe:
+            self.unproven[stream_id] = None
+
     def mark_proven(self, stream_id: int) -> None:
         """Clear a stream of suspicion, because it brought a token."""
+        if stream_id == self.probe:
+            self.probe = None
         if stream_id in self.unproven:
             del self.unproven[stream_id]
             self._num_suspected.pop(stream_id, None)
@@ -64,6 +111,8 @@ class RecoveryQueue:
         """Forget a stream that has ended for whatever reason."""
         for group in (self._sent, self.unproven, self._innocent, self._suspect, self._new):
             group.pop(stream_id, None)
+        if stream_id == self.probe:
+            self.probe = None
         self._num_suspected.pop(stream_id, None)
         self._num_shared.pop(stream_id, None)
 
@@ -78,15 +127,17 @@ class RecoveryQueue:
 
     def take_due(self) -> tuple[int, ...]:
         """Return the streams to send to the engine now, in order. They count as sent."""
-        if not self._is_up:
+        if not self._is_up or self.probe is not None:  # what is sent beside a probe would be suspected with it
             return ()
         due = [*self._innocent]
         self._innocent.clear()
         if not due and self._is_probing and not self.unproven:
-            due = list(self._suspect)[:1]
-            self._is_probing = bool(due)
-            for stream_id in due:
-                del self._suspect[stream_id]
+            self.probe = next(iter(self._suspect), None)
+            self._is_probing = self.probe is not None
+            if self.probe is not None:
+                del self._suspect[self.probe]
+                self._sent[self.probe] = None
+                return (self.probe,)
         if not self._is_probing:
             due += self._new
             self._new.clear()
@@ -99,11 +150,19 @@ class RecoveryQueue:
         self.close()
         abandoned = self._find_abandoned()
         excluded = {*abandoned.poisonous, *abandoned.exhausted}
-        suspects = {s: None for s in (*self.unproven, *self._suspect) if s not in excluded}
+        probe = () if self.probe is None else (self.probe,)
+        suspects = {s: None for s in (*self.unproven, *probe, *self._suspect) if s not in excluded}
         self._innocent = {s: None for s in self._sent if s not in suspects and s not in excluded} | self._innocent
         self._suspect = suspects
-        self._sent, self.unproven = {}, {}
+        self._sent, self.unproven, self.probe = {}, {}, None
         return abandoned
+
+    def requeue_unharmed(self) -> None:
+        """Queue the streams again that an engine no longer has, though it was not lost."""
+        probe = {} if self.probe is None else {self.probe: None}
+        self._suspect = probe | self._suspect
+        self._innocent = {s: None for s in self._sent if s not in probe} | self._innocent
+        self._sent, self.unproven, self.probe = {}, {}, None
 
     def _find_abandoned(self) -> AbandonedStreams:
         suspects = tuple(self.unproven)
@@ -121,11 +180,19 @@ def _count(counts: dict[int, int], stream_ids: Iterable[int]) -> None:
         counts[stream_id] = counts.get(stream_id, 0) + 1
 
 
+def with_seed(request: GenerateRequest) -> GenerateRequest:
+    """Return `request` with a seed if it samples at random, so that any engine draws the same tokens."""
+    sampling = request.sampling
+    if sampling.seed is not None or sampling.temperature == 0.0:
+        return request
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(sampling, seed=secrets.randbits(63)))
+
+
 def build_resumed_request(
-    request: GenerateRequest, token_ids: list[int], elapsed_s: float, has_started: bool
+    request: GenerateRequest, token_ids: Sequence[int], elapsed_s: float, has_started: bool
 ) -> GenerateRequest:
-    """Return `request` for an engine that gets it `elapsed_s` after its submit, when `token_ids` were already sent.
-    Raises DEADLINE if no time is left."""
+    """Return `request` for an engine that gets it `elapsed_s` after its submit, when `token_ids` were already sent
+    after those that it resumes. Raises DEADLINE if no time is left."""
     sampling = request.sampling
     if token_ids and sampling.prompt_logprobs is not None:  # they were sent with the first token
         sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
@@ -133,7 +200,7 @@ def build_resumed_request(
         request,
         sampling=sampling,
         returns_context_logits=request.returns_context_logits and not token_ids,
-        resume_token_ids=list(token_ids),
+        resume_token_ids=[*request.resume_token_ids, *token_ids],
         timeout_s=_time_left(request.timeout_s, elapsed_s),
         queue_timeout_s=None if has_started else _time_left(request.queue_timeout_s, elapsed_s),
     )

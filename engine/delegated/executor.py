@@ -10,20 +10,23 @@ from time import perf_counter
 import msgspec
 
 from engine.config import EngineConfig
+from engine.delegated.abilities import Rendered, Renderings
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
+from engine.delegated.changes import RuntimeChanges
 from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay
-from engine.delegated.interface import AdapterRuntime, DelegatedRuntime, EngineLost, Iteration, ResponseDelta
+from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
 from engine.frames import (
-    AdapterOutcome,
     Cancel,
     Command,
     LoadAdapter,
     Shutdown,
+    Sleep,
     StepFrame,
     Submit,
     UnloadAdapter,
+    WakeUp,
     request_failed,
 )
 from engine.scheduling.admission import AdmissionController, deadline_error
@@ -39,7 +42,7 @@ from engine.types import (
     SequenceMetrics,
     TokenEvent,
 )
-from engine.validation import check_request
+from engine.validation import check_lengths, check_request
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 log = logging.getLogger(__name__)
@@ -73,6 +76,7 @@ class DelegatedExecutor:
         self._capacity = RuntimeCapacity(
             info.max_num_seqs, info.num_blocks, find_policy(info.scheduler_policy), runtime.reserves_blocks
         )
+        self._renderings = Renderings(runtime, config, clock, self._on_rendered)
         self._admission: AdmissionController[DelegatedSequence] = AdmissionController(info, config, clock)
         self._recorder = StatisticsRecorder(info, self._admission.forecast, iteration, clock())
         self._in_flight = InFlightTable(runtime, self, clock)
@@ -83,9 +87,7 @@ class DelegatedExecutor:
         self._inbox: deque[Command] = deque()
         self._events: list[TokenEvent] = []
         self._failures: list[RequestFailed] = []
-        self._adapter_outcomes: list[AdapterOutcome] = []
-        self._adapter_tasks: set[asyncio.Task[None]] = set()
-        self._adapter_lock = asyncio.Lock()
+        self._changes = RuntimeChanges(runtime, info.adapters, self._on_change, self._abort_running)
         self._has_freed_places = False
         """Whether places came free since the last frame."""
         self._turn: asyncio.Handle | None = None
@@ -107,7 +109,7 @@ class DelegatedExecutor:
                     each.result()
         finally:
             self._flush()
-            for task in tasks:
+            for task in (*tasks, *self._renderings.tasks.values()):
                 task.cancel()
             await asyncio.gather(*tasks, self._in_flight.close(), return_exceptions=True)
 
@@ -122,13 +124,13 @@ class DelegatedExecutor:
         used = self._recorder.blocks_used(in_flight)
         return EngineStats(
             num_running=started,
-            num_waiting=len(queue) + len(in_flight) - started,
+            num_waiting=len(self._renderings.tasks) + len(queue) + len(in_flight) - started,
             num_blocks_used=used,
             num_blocks_free=self.info.num_blocks - used,
             num_blocks_reserved=self.info.num_blocks - self._free_blocks,
             num_blocks_cached=min(self._recorder.num_cached_blocks, self.info.num_blocks - used),
             predicted_wait_s=self._predicted_wait_s,
-            **self._admission.stats(),
+            **self._admission.stats(started),
             iteration=self._recorder.iteration,
             **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )
@@ -166,50 +168,34 @@ class DelegatedExecutor:
                 self._submit(command)
             case Cancel():
                 self._cancel(command.stream_id)
-            case LoadAdapter() | UnloadAdapter():
-                task = asyncio.create_task(self._change_adapters(command))
-                self._adapter_tasks.add(task)
-                task.add_done_callback(self._adapter_tasks.discard)
+            case Sleep() | WakeUp() | LoadAdapter() | UnloadAdapter():
+                self._changes.begin(command)
             case Shutdown():
-                for sequence in [*self._in_flight.sequences, *self._admission.queue]:
-                    self._cancel(sequence.stream_id)
+                queued = [each.stream_id for each in (*self._in_flight.sequences, *self._admission.queue)]
+                for stream_id in [*queued, *self._renderings.tasks]:
+                    self._cancel(stream_id)
                 if not self._end.done():
                     self._end.set_result(None)
 
-    async def _change_adapters(self, command: LoadAdapter | UnloadAdapter) -> None:
-        """Load or unload, one command after the other, and answer."""
-        name, title = command.name, self._runtime.title
-        try:
-            async with self._adapter_lock:
-                names = await self._obey_adapter(command)
-            outcome = AdapterOutcome(name, adapters=names)
-        except SluiceError as error:
-            outcome = AdapterOutcome(name, error.code, error.message)
-        except Exception as error:
-            log.exception("%s cannot change LoRA adapter %s", title, name)
-            outcome = AdapterOutcome(name, ErrorCode.INTERNAL, f"{title} cannot change LoRA adapter {name}: {error}")
-        self._adapter_outcomes.append(outcome)
+    def _on_change(self) -> None:
+        """The runtime falls asleep, or has changed."""
+        self.info = msgspec.structs.replace(self.info, adapters=self._changes.adapters)
+        self._watchdog.is_paused = self._changes.is_frozen
+        self._watchdog.note_progress()
         self._flush()
+        self._turn_soon()
 
-    async def _obey_adapter(self, command: LoadAdapter | UnloadAdapter) -> tuple[str, ...]:
-        """Return the names of the adapters afterwards. Raises UNIMPLEMENTED for a runtime without such commands."""
-        if not isinstance(self._runtime, AdapterRuntime):
-            message = f"{self._runtime.title} has its LoRA adapters from its start on; give them with --lora-modules"
-            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_name")
-        names = {*self.info.adapters}
-        match command:
-            case LoadAdapter(name, path):
-                await self._runtime.load_adapter(name, path)
-                names.add(name)
-            case UnloadAdapter(name):
-                await self._runtime.unload_adapter(name)
-                names.discard(name)
-        self.info = msgspec.structs.replace(self.info, adapters=tuple(sorted(names)))
-        return self.info.adapters
+    def _abort_running(self) -> None:
+        """End what the runtime has, as it falls asleep."""
+        for sequence in list(self._in_flight.sequences):
+            self.on_failure(sequence, SluiceError(ErrorCode.UNAVAILABLE, "the engine was put to sleep; try again"))
 
-    def _submit(self, command: Submit) -> None:
+    def _submit(self, command: Submit, rendered: Rendered | None = None) -> None:
         try:
-            self._admission.queue.add(self._make_sequence(command))
+            if rendered is None and command.request.images:
+                self._renderings.start(command, self.info, self.stats())
+            else:
+                self._admission.queue.add(self._make_sequence(command, rendered))
         except SluiceError as error:
             self._failures.append(request_failed(command.stream_id, error))
         except Exception:
@@ -217,10 +203,21 @@ class DelegatedExecutor:
             unforeseen = SluiceError(ErrorCode.INTERNAL, "the engine failed to prepare this request; its log says why")
             self._failures.append(request_failed(command.stream_id, unforeseen))
 
-    def _make_sequence(self, command: Submit) -> DelegatedSequence:
+    def _on_rendered(self, command: Submit, rendered: Rendered | SluiceError) -> None:
+        if isinstance(rendered, SluiceError):
+            self._failures.append(request_failed(command.stream_id, rendered))
+        else:
+            self._submit(command, rendered)
+        self._turn_soon()
+
+    def _make_sequence(self, command: Submit, rendered: Rendered | None) -> DelegatedSequence:
         """Raises SluiceError for a request that cannot be served, or cannot wait."""
-        request = command.request
-        check_request(request, self.info)
+        if rendered is None:
+            check_request(command.request, self.info)
+            rendered = Rendered(command.request, self._runtime.prepare, self._clock())
+        else:
+            check_lengths(rendered.request, self.info)
+        request, prepare, submitted_at = rendered
         num_blocks = self._runtime.worst_case_blocks(request)
         if num_blocks > self.info.num_blocks:  # it would wait for ever, and all behind it
             raise invalid(
@@ -230,24 +227,24 @@ class DelegatedExecutor:
             )
         is_replayed = bool(request.resume_token_ids) and self._runtime.needs_replay(request)
         replay = Replay(request.resume_token_ids) if is_replayed else None
-        prepared = self._runtime.prepare(
-            request if replay is None else msgspec.structs.replace(request, resume_token_ids=[])
-        )
+        prepared = prepare(request if replay is None else msgspec.structs.replace(request, resume_token_ids=[]))
         sequence = DelegatedSequence(
             stream_id=command.stream_id,
             request=request,
             prepared=prepared,
             worst_case_blocks=num_blocks,
             block_size=self.info.block_size,
-            submitted_at=self._clock(),
+            submitted_at=submitted_at,
+            has_images=bool(command.request.images),
             replay=replay,
         )
         self._admission.admit_to_queue(
             sequence,
             self._in_flight.sequences,
             self._free_blocks,
-            sequence.submitted_at,
+            self._clock(),
             was_accepted=command.was_accepted,
+            most_wait_s=command.most_wait_s,
         )
         return sequence
 
@@ -260,6 +257,8 @@ class DelegatedExecutor:
     def _cancel(self, stream_id: int) -> None:
         sequence = self._in_flight.get(stream_id) or self._admission.queue.get(stream_id)
         if sequence is None or sequence.is_answered:
+            if self._renderings.cancel(stream_id):
+                self._events.append(TokenEvent(stream_id, [], FinishReason.CANCELLED))
             return
         if sequence.is_in_flight:  # a stop string ends it so: the place comes free as at any end
             self._admission.forecast.observe_end(sequence, is_cancelled=True)
@@ -294,7 +293,9 @@ class DelegatedExecutor:
     def _admit(self) -> None:
         """Hand waiting requests to the runtime."""
         queue, now = self._admission.queue, self._clock()
-        if not queue or self._end.done():  # those that wait as the runtime is lost go on in the next engine
+        if (
+            not queue or self._changes.is_asleep or self._end.done()
+        ):  # those that wait as the runtime is lost go on in the next engine
             return
         for sequence in choose_admitted(queue, self._in_flight.sequences, self._capacity):
             if not self._in_flight:
@@ -314,8 +315,8 @@ class DelegatedExecutor:
         if now - self._last_prediction >= HEARTBEAT_S:
             self._last_prediction = now
             self._predicted_wait_s = self._admission.predict_wait(self._in_flight.sequences, self._free_blocks, now)
-        frame = StepFrame(self._events, self._failures, self.stats(), self._adapter_outcomes)
-        self._events, self._failures, self._adapter_outcomes = [], [], []
+        frame = StepFrame(self._events, self._failures, self.stats(), *self._changes.take_outcomes())
+        self._events, self._failures = [], []
         self._has_freed_places = False
         self._last_emit = now
         self._emit(frame)
@@ -332,13 +333,15 @@ class DelegatedExecutor:
         self._watchdog.note_progress()
 
     def on_delta(self, sequence: DelegatedSequence, delta: ResponseDelta) -> None:
+        detail = delta.detail
+        if sequence.has_images and not sequence.has_begun:
+            detail = msgspec.structs.replace(detail or EventDetail(), num_prompt_tokens=sequence.num_prompt)
         if delta.token_ids:
             self._recorder.record_tokens(sequence, len(delta.token_ids), self._clock())
             sequence.num_output += len(delta.token_ids)
             self._charge(sequence, CHARGED_TOKENS)
         if delta.detail is not None and delta.detail.num_cached_tokens is not None:
             self._recorder.record_prompt(sequence, delta.detail.num_cached_tokens)
-        detail = delta.detail
         if sequence.request.returns_metrics:
             detail = msgspec.structs.replace(detail or EventDetail(), metrics=SequenceMetrics(sequence.queue_s))
         self._events.append(TokenEvent(sequence.stream_id, delta.token_ids, delta.finish_reason, detail))

@@ -60,6 +60,8 @@ class DelegatedSequence:
     is_answered: bool = False
     """Whether its client has had its last event; later responses are dropped."""
     aborted_at: float | None = None
+    has_images: bool = False
+    """Whether its prompt has images, so that the client does not know how long it is."""
     replay: "Replay | None" = None
     """Set where output that was sent already is generated again."""
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from engine.frames import SleepMode
 from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest, IterationStats
 from sluice.errors import ErrorCode, SluiceError
 
@@ -156,6 +157,19 @@ class AdapterRuntime(DelegatedRuntime, Protocol):
 
     async def unload_adapter(self, name: str) -> None:
         """Remove an adapter. Requests in flight with it end as usual."""
+        ...
+
+
+@runtime_checkable
+class SleepingRuntime(DelegatedRuntime, Protocol):
+    """A runtime that can give its memory back and take it again."""
+
+    async def sleep(self, level: int, mode: SleepMode) -> None:
+        """Fall asleep; see `Sleep`. It gets no request until it is awake. Raises SluiceError where it cannot."""
+        ...
+
+    async def wake_up(self, tags: list[str] | None) -> bool:
+        """Take memory again; see `WakeUp`. Returns whether it is awake."""
         ...
 
 

@@ -48,6 +48,8 @@ class Watchdog:
         self._clock = clock
         self._timeout_s = timeout_s
         self._last_progress = clock()
+        self.is_paused = False
+        """Whether nothing can come, as the runtime sleeps."""
         self._probe: asyncio.Task[None] | None = None
 
     def note_progress(self) -> None:
@@ -60,13 +62,21 @@ class Watchdog:
             while True:
                 if not await self._runtime.is_healthy():
                     raise EngineLost(f"{self._runtime.title} says that it is not healthy")
-                self._check_probe()
-                self._check_progress()
+                if self.is_paused:
+                    await self._end_probe()
+                    self.note_progress()
+                else:
+                    self._check_probe()
+                    self._check_progress()
                 await asyncio.sleep(CHECK_S)
         finally:
-            if self._probe is not None:
-                self._probe.cancel()
-                await asyncio.gather(self._probe, return_exceptions=True)
+            await self._end_probe()
+
+    async def _end_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.gather(self._probe, return_exceptions=True)
+            self._probe = None
 
     def _check_probe(self) -> None:
         """Prove that the runtime still generates where an aborted request did not end."""

@@ -8,6 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.scheduling.chunks import ChunkLimits, StepCosts, choose_chunk
+
 Floats = NDArray[np.float64]
 
 EDGES: Floats = np.unique(np.round(2.0 ** (np.arange(81) / 4.0))) - 1.0
@@ -276,11 +278,6 @@ def _spread(predicted_s: float, deviation_s: float) -> float:
     return math.hypot(deviation_s, 0.08 * predicted_s, 0.01)
 
 
-TARGET_STEP_S = 0.04
-"""Time of a step that streams are not to notice."""
-MAX_RATIO = 3.0
-"""Prompts may take so many times what decode takes alone, even past the target. A large model reaches no target, and
-chunks that are too small would read its weights for little."""
 PACE_RATE = 1.0 / 16
 """Weight of the latest step in running means."""
 MAX_SURPRISE = 2.0
@@ -290,8 +287,8 @@ MAX_SURPRISE = 2.0
 class PrefillPace:
     """Learns what decode takes alone and what each token of a prompt adds, and how many tokens keep the pace."""
 
-    def __init__(self, block_size: int, max_num_batched_tokens: int) -> None:
-        self._least, self._most = block_size, max_num_batched_tokens
+    def __init__(self, limits: ChunkLimits) -> None:
+        self._limits = limits
         self._decode_s = 0.0
         self._tokens = self._seconds = 0.0
 
@@ -310,9 +307,14 @@ class PrefillPace:
         self._seconds += rate * (seconds - self._seconds)
 
     @property
-    def max_prefill_tokens(self) -> int:
-        """Most tokens of prompts for a step in which others decode: at least a block."""
-        if not self._seconds:
-            return self._most
-        allowed_s = max(TARGET_STEP_S - self._decode_s, MAX_RATIO * self._decode_s)
-        return min(max(int(allowed_s * self._tokens / self._seconds), self._least), self._most)
+    def prompt_token_s(self) -> float:
+        """Seconds that a token of a prompt adds to a step; 0 before the first."""
+        return self._seconds / self._tokens if self._tokens else 0.0
+
+    def max_prefill_tokens(self) -> tuple[int, int]:
+        """Return the most tokens of prompts for a step in which others decode, and for one in which none does."""
+        costs = StepCosts(self._decode_s, self.prompt_token_s)
+        return (
+            choose_chunk(costs, self._limits, is_decoding=True),
+            choose_chunk(costs, self._limits, is_decoding=False),
+        )

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.forecast.learning import Calibration, OutputLengths, PrefillPace, Sized, StepTimeModel
 from engine.forecast.schedule import Curve, Limits, RunningEnd, SimulatedGroup, SimulatedSequence, simulate
+from engine.scheduling.chunks import ChunkLimits
 from engine.scheduling.policies import find_policy
 from engine.types import EngineInfo, GenerateRequest
 
@@ -184,13 +185,15 @@ class WaitForecast:
     what recent ones took. The simulation is kept until the engine has moved on and its cost is a small share of the
     time since; whoever comes meanwhile is looked up in it."""
 
-    def __init__(self, limits: EngineInfo, clock: Callable[[], float] = perf_counter) -> None:
-        """`clock` measures what a simulation costs."""
+    def __init__(
+        self, limits: EngineInfo, clock: Callable[[], float] = perf_counter, *, is_chunk_chosen: bool = False
+    ) -> None:
+        """`clock` measures what a simulation costs. `is_chunk_chosen`: whether load decides how large chunks are."""
         self._limits = limits
         self._clock = clock
         self._policy = find_policy(limits.scheduler_policy)
         self._steps = StepTimeModel()
-        self.pace = PrefillPace(limits.block_size, limits.max_num_batched_tokens)
+        self.pace = PrefillPace(ChunkLimits(limits.block_size, limits.max_num_batched_tokens, is_chunk_chosen))
         self._lengths = OutputLengths()
         self._calibration = Calibration()
         self._computed_share = 1.0
@@ -222,6 +225,15 @@ class WaitForecast:
         """Return what a token gained is worth while `num_seqs` decode, and what one more costs, in seconds."""
         step_s = self._steps.seconds(num_seqs)
         return step_s / num_seqs, self._steps.seconds(num_seqs + 1) - step_s
+
+    def speeds(self, num_seqs: int) -> dict[str, float]:
+        """Return the fields of EngineStats about the speed while `num_seqs` sequences run; 0 while it is not known."""
+        if self._steps.num_observed < MIN_STEPS:
+            return {"prefill_tokens_per_s": 0.0, "decode_step_s": 0.0}
+        step_s = self._steps.seconds(num_seqs)
+        chunk = self._limits.max_num_batched_tokens
+        chunk_s = self._steps.seconds(num_seqs, chunk) - step_s
+        return {"prefill_tokens_per_s": chunk / chunk_s if chunk_s > 0.0 else 0.0, "decode_step_s": step_s}
 
     def observe_end(self, sequence: Sized, *, is_cancelled: bool = False) -> None:
         """Learn from a running sequence that has ended, by itself or cancelled, as a stop string does."""
@@ -291,7 +303,7 @@ class WaitForecast:
         if kept is not None and kept.reaches(num_ahead) and (is_spent or kept.is_current(began, len(state.queue))):
             return kept
         groups = state.queue.groups(priority, tenant, MAX_SIMULATED, state.now)
-        curve = self._simulate(groups, state)
+        curve = self._simulate(groups, num_ahead, state)
         ended = self._clock()
         self._next_simulation_at = ended + (ended - began) / MAX_SHARE
         next_at = ended + MIN_PAUSE_STEPS * self._steps.seconds(1.0)
@@ -307,7 +319,8 @@ class WaitForecast:
         latest = reversed(self._simulations.items())
         return next((simulation for (level, _), simulation in latest if level <= priority), None)
 
-    def _simulate(self, groups: list[WaitingGroup], state: EngineState) -> Curve:
+    def _simulate(self, groups: list[WaitingGroup], num_ahead: int, state: EngineState) -> Curve:
+        """Simulate the admission of the first group's sequences, of which `num_ahead` wait, and as many to come."""
         limits, steps, running = self._limits, self._steps, list(state.running)
         share = self._block_share(running, state.free_blocks)
         step_s = max(steps.seconds(max(self._mean_running, len(running), 1.0), self._mean_prefill), 1e-6)
@@ -315,7 +328,8 @@ class WaitForecast:
         draw = _Draw(np.random.default_rng(steps.num_observed), num_courses, state.now, step_s, share)
         self._lengths.note_running(running)
         ends = self._draw_ends(running, groups, draw)
-        own_length = min(2 * len(groups[0].waiting) + limits.max_num_seqs, MAX_SIMULATED)
+        # Of a long queue the group has only those that are among the first of all.
+        own_length = min(2 * num_ahead + limits.max_num_seqs, MAX_SIMULATED)
         waiting = [self._draw_waiting(group, own_length if group is groups[0] else 0, draw) for group in groups]
         free = Limits(
             limits.max_num_seqs - len(running),
@@ -343,7 +357,7 @@ class WaitForecast:
 
     def _prefill_budget(self, running: Collection[RunningSequence]) -> int:
         budget = self._limits.max_num_batched_tokens - len(running)
-        return max(min(budget, self.pace.max_prefill_tokens) if running else budget, 1)
+        return max(min(budget, self.pace.max_prefill_tokens()[not running]), 1)
 
     def _draw_ends(
         self, running: list[RunningSequence], groups: list[WaitingGroup], draw: _Draw

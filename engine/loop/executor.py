@@ -2,6 +2,7 @@
 block tables and the free list. Other threads send commands."""
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -11,23 +12,16 @@ import msgspec
 
 from engine.blocks import blocks_for
 from engine.config import EngineConfig
-from engine.frames import (
-    AdapterOutcome,
-    Cancel,
-    Command,
-    LoadAdapter,
-    Shutdown,
-    StepFrame,
-    Submit,
-    UnloadAdapter,
-    request_failed,
-)
+from engine.frames import Cancel, Command, LoadAdapter, Shutdown, StepFrame, Submit, UnloadAdapter, request_failed
 from engine.kv_cache import KvCacheManager
+from engine.kv_tiers.returns import PrefixReturns
+from engine.kv_tiers.tiers import make_tiers
 from engine.loop.adapters import AdapterTable
 from engine.loop.intake import Intake
 from engine.loop.load import engine_info, make_drafter
-from engine.loop.step import BuiltBatch, Counters, build_batch, commit_tokens, record_prompt, take_event
+from engine.loop.step import BuiltBatch, Counters, build_batch, commit_tokens, observe_drafts, record_prompt, take_event
 from engine.runners.base import FloatArray, Runner
+from engine.sampling.cores import Cores
 from engine.scheduling.admission import deadline_error
 from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import StepLimits, find_policy
@@ -48,7 +42,7 @@ CHARGED_TOKENS = 16
 """Output is charged to its tenant in pieces of this size: one by one it would take a tenth of the step's own time."""
 
 POLL_S = 0.002
-"""Wait for commands of a loop that has nothing to run because a grammar is being compiled."""
+"""Wait for commands of a loop that has nothing to run while a grammar is compiled or an adapter is read."""
 
 
 class CommandSource(Protocol):
@@ -71,26 +65,32 @@ class InflightExecutor:
         clock: Callable[[], float] = perf_counter,
         draft_runner: Runner | None = None,
     ) -> None:
-        """Raises SluiceError for an adapter of `config` that the runner does not take."""
+        """Raises SluiceError for an adapter or KV tiers of `config` that the runner does not take."""
         self._adapters = AdapterTable(runner)
         for name, path in config.lora_modules.items():
             self._adapters.load(name, path)
-        self.info = msgspec.structs.replace(engine_info(runner, config), adapters=self._adapters.names)
+        self.info = msgspec.structs.replace(engine_info(runner, config), **self._adapters.facts())
         self._runner = runner
         self._config = config
         self._commands = commands
         self._emit = emit
         self._clock = clock
         self._policy = find_policy(config.scheduler_policy)
-        self._kv = KvCacheManager(self.info, is_prefix_caching=config.enable_prefix_caching)
+        tiers = make_tiers(runner, config)
+        is_caching, has_tiers = config.enable_prefix_caching, tiers is not None
+        self.kv = KvCacheManager(self.info, is_prefix_caching=is_caching, has_tiers=has_tiers)
         self._intake = Intake(self.info, config, clock)
-        self._drafter = make_drafter(config, self._kv, draft_runner)
+        self._returns: PrefixReturns | None = None
+        if tiers is not None:
+            pace = self._intake.forecast.pace
+            self._returns = PrefixReturns(tiers, self.kv, self._policy, self.info, pace, clock)
+        self._drafter = make_drafter(config, self.kv, draft_runner)
         self._predicted_wait_s = self._last_prediction = 0.0
+        self._cores = Cores(config.num_threads)
         self._running: dict[int, Sequence] = {}
         self._inbox: deque[Command] = deque()
         self._events: list[TokenEvent] = []
         self._failures: list[RequestFailed] = []
-        self._adapter_outcomes: list[AdapterOutcome] = []
         self._counters = Counters()
         self._is_shut_down = False
         self._is_stalled = False
@@ -103,7 +103,11 @@ class InflightExecutor:
             while not self._is_shut_down:
                 self.step()
         finally:
+            if self._returns is not None:
+                self._returns.close()
             self._intake.close()
+            self._adapters.close()
+            self._cores.close()
 
     def step(self) -> None:
         """Wait for work if there is none, then run one batch and emit its events."""
@@ -112,13 +116,13 @@ class InflightExecutor:
         self._handle(commands)
         self._expire(started)
         self._enqueue_compiled()
+        if self._adapters.is_changing:
+            self._change_adapters()
         plan = self._plan()
         self._intake.note_admitted(candidate.sequence for candidate in plan.admitted)
         if not plan.is_empty:
             self._run_plan(plan)
         self._is_stalled = plan.is_empty
-        if self._adapters.removed:
-            self._adapters.free_unused((*self._running.values(), *self._intake))
         self._emit_frame()
         if not plan.is_empty:
             runner_seconds = self._counters.runner_seconds - runner_before
@@ -130,7 +134,7 @@ class InflightExecutor:
             self._intake.forecast.pace.observe(num_prefill, runner_seconds)
 
     def stats(self) -> EngineStats:
-        pool = self._kv.pool
+        pool = self.kv.pool
         return EngineStats(
             num_running=len(self._running),
             num_waiting=len(self._intake),
@@ -139,14 +143,15 @@ class InflightExecutor:
             num_blocks_reserved=self._num_reserved_blocks(),
             num_blocks_cached=pool.num_cached,
             predicted_wait_s=self._predicted_wait_s,
-            **self._intake.stats(),
+            kv_tiers=None if self._returns is None else self._returns.tiers.stats(),
+            **self._intake.stats(len(self._running)),
             **self._counters.totals(),  # type: ignore[arg-type]
         )
 
     def check_invariants(self) -> None:
         """Assert that blocks, sequences and counters are consistent. For tests, and cheap enough for an idle engine."""
         running = self._running.values()
-        self._kv.check(running)
+        self.kv.check(running)
         assert len(running) <= self._config.max_num_seqs
         if self._policy.reserves_worst_case:
             assert self.stats().num_blocks_reserved <= self.info.num_blocks, "over-committed"
@@ -164,7 +169,7 @@ class InflightExecutor:
         """Return how long to wait for commands."""
         if self._running or (self._intake.queue and not self._is_stalled):
             return 0.0
-        return POLL_S if self._intake else HEARTBEAT_S
+        return POLL_S if self._intake or self._adapters.is_changing else HEARTBEAT_S
 
     def _handle(self, commands: list[Command]) -> None:
         for command in commands:
@@ -174,9 +179,7 @@ class InflightExecutor:
                 case Cancel():
                     self._cancel(command.stream_id)
                 case LoadAdapter() | UnloadAdapter():
-                    self._adapter_outcomes.append(self._adapters.obey(command))
-                    self.info = msgspec.structs.replace(self.info, adapters=self._adapters.names)
-                    self._intake.use(self.info)
+                    self._adapters.begin(command)
                 case Shutdown():
                     self._is_shut_down = True
                     for sequence in [*self._running.values(), *self._intake]:
@@ -184,16 +187,24 @@ class InflightExecutor:
 
     def _submit(self, command: Submit) -> None:
         free_blocks = self.info.num_blocks - self._num_reserved_blocks()
-        adapter = self._adapters.number(command.request.adapter) if command.request.adapter else 0
+        name = command.request.adapter
+        adapter = self._adapters.number_and_digest(name) if name else (0, "")
         try:
             self._intake.submit(command, self._running.values(), free_blocks, self._clock(), adapter)
         except SluiceError as error:
             self._failures.append(request_failed(command.stream_id, error))
 
+    def _change_adapters(self) -> None:
+        """Put adapters into use that were read meanwhile."""
+        self._adapters.finish_changes(lambda: (*self._running.values(), *self._intake))
+        if self._adapters.outcomes:
+            self.info = msgspec.structs.replace(self.info, **self._adapters.facts())
+            self._intake.use(self.info)
+
     def _num_reserved_blocks(self) -> int:
         """Return how many blocks running sequences use or may still need. A shared block counts once."""
         missing = sum(s.worst_case_blocks - s.num_allocated_blocks for s in self._running.values())
-        return self._kv.pool.num_used + missing
+        return self.kv.pool.num_used + missing
 
     def _cancel(self, stream_id: int) -> None:
         sequence = self._running.get(stream_id) or self._intake.get(stream_id)
@@ -223,16 +234,20 @@ class InflightExecutor:
         if self._drafter is not None:
             self._draft(running)
         max_seqs, max_tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
-        limits = StepLimits(max_seqs, max_tokens, self._kv.pool.num_free, self._intake.forecast.pace.max_prefill_tokens)
-        waiting = self._kv.candidates(self._intake.queue, running)
-        return plan_step(running, waiting, limits, self._policy, self._kv.num_private_blocks)
+        beside, alone = self._intake.forecast.pace.max_prefill_tokens()
+        if self._returns is not None:
+            self._returns.bring_back(self._intake.queue, running)
+        num_free, may_have_drafts = self.kv.pool.num_free, self._drafter is not None
+        limits = StepLimits(max_seqs, max_tokens, num_free, beside, alone, may_have_drafts)
+        waiting = self.kv.candidates(self._intake.queue, running)
+        return plan_step(running, waiting, limits, self._policy, self.kv.num_private_blocks)
 
     def _draft(self, running: list[Sequence]) -> None:
         """Propose drafts for decoding sequences, unless the blocks for them could force a preemption."""
         assert self._drafter is not None
         decoding = [sequence for sequence in running if sequence.num_tokens_left == 1]
         max_blocks = blocks_for(self._config.num_speculative_tokens, self.info.block_size) + 1
-        has_blocks = self._policy.reserves_worst_case or self._kv.pool.num_free >= max_blocks * len(running)
+        has_blocks = self._policy.reserves_worst_case or self.kv.pool.num_free >= max_blocks * len(running)
         if not decoding or not has_blocks:
             return
         try:
@@ -246,7 +261,7 @@ class InflightExecutor:
     def _run_plan(self, plan: StepPlan[Sequence]) -> None:
         try:
             self._apply(plan)
-            built = build_batch(plan, self._kv.tables)
+            built = build_batch(plan, self.kv.tables)
             for sequence in built.sampling:
                 if sequence.sampling.constraint is not None:
                     sequence.sampling.constraint.prepare()
@@ -261,13 +276,16 @@ class InflightExecutor:
         for sequence in plan.preempted:
             self._preempt(sequence)
         for candidate in plan.admitted:
-            self._kv.start(candidate)
+            self.kv.start(candidate)
             self._start(candidate.sequence)
-        self._kv.allocate_next(plan.decode)
+        self.kv.allocate_next(plan.decode)
         for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=False):
-            self._kv.allocate(sequence, sequence.num_computed + 1 + num_drafts)
+            self.kv.allocate(sequence, sequence.num_computed + 1 + num_drafts)
         for chunk in plan.prefill:
-            self._kv.allocate(chunk.sequence, chunk.sequence.num_computed + chunk.num_tokens)
+            self.kv.allocate(chunk.sequence, chunk.sequence.num_computed + chunk.num_tokens)
+        if self._returns is not None:
+            num_prefill = sum(chunk.num_tokens for chunk in plan.prefill)
+            self._returns.keep_reclaimed(num_prefill, is_decoding=bool(plan.decode))
 
     def _start(self, sequence: Sequence) -> None:
         self._intake.queue.admit(sequence)
@@ -288,7 +306,8 @@ class InflightExecutor:
         del self._running[sequence.stream_id]
         sequence.num_discarded, sequence.was_preempted = sequence.num_computed, True
         sequence.drafts = []
-        self._kv.release(sequence)
+        sequence.may_return, sequence.return_deadline = True, math.inf
+        self.kv.release(sequence)
         if self._drafter is not None:
             self._drafter.forget(sequence.stream_id)
         self._intake.queue.requeue(sequence)
@@ -311,37 +330,27 @@ class InflightExecutor:
             if not chunk.sequence.was_preempted:
                 self._counters.prompt_tokens += chunk.num_tokens
         if built.prompt_rows:
-            record_prompt(built, logits)
-        outcomes, failures = commit_tokens(built, logits, plan.num_drafts)
+            record_prompt(built, logits, self._cores)
+        outcomes, failures = commit_tokens(built, logits, plan.num_drafts, self._cores)
         if plan.num_drafts:
-            self._observe_drafts(plan)
+            assert self._drafter is not None
+            observe_drafts(plan, self._drafter, self._counters)
         if self._drafter is not None and plan.decode:
             num_tokens = sum(len(sequence.fresh_token_ids) for sequence in plan.decode)
             self._intake.forecast.observe_tokens(len(plan.decode), num_tokens)
         for sequence, error in failures:  # before indexing, so that no sequence shares what gave no finite logits
             self._fail(sequence, error)
-        self._kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
+        self.kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
+        events = self._events
         for sequence, reason in outcomes:
             self._counters.generation_tokens += len(sequence.fresh_token_ids)
-            if reason is not None:
+            if reason is None:
+                events.append(take_event(sequence, None))
+                if sequence.num_output - sequence.num_charged >= CHARGED_TOKENS:
+                    self._charge(sequence)
+            else:
                 self._intake.forecast.observe_end(sequence)
                 self._finish(sequence, reason)
-                continue
-            self._events.append(take_event(sequence, None))
-            if sequence.num_output - sequence.num_charged >= CHARGED_TOKENS:
-                self._charge(sequence)
-
-    def _observe_drafts(self, plan: StepPlan[Sequence]) -> None:
-        assert self._drafter is not None
-        for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=True):
-            sequence.drafts = []
-            if num_drafts and sequence.fresh_token_ids:
-                num_accepted = min(len(sequence.fresh_token_ids) - 1, num_drafts)
-                sequence.num_drafted += num_drafts
-                sequence.num_accepted += num_accepted
-                self._counters.draft_tokens += num_drafts
-                self._counters.accepted_tokens += num_accepted
-                self._drafter.observe(sequence, num_drafts, num_accepted)
 
     def _charge(self, sequence: Sequence) -> None:
         """Charge the output since the last charge to the tenant."""
@@ -360,6 +369,7 @@ class InflightExecutor:
 
     def _fail_step(self, plan: StepPlan[Sequence]) -> None:
         """Fail the sequences of a step that raised, and no others."""
+        self.kv.pool.take_reclaimed()  # the step may have written to them
         error = SluiceError(ErrorCode.INTERNAL, "the engine failed while it worked on this request")
         admitted = (candidate.sequence for candidate in plan.admitted)
         for sequence in {*plan.decode, *admitted, *(chunk.sequence for chunk in plan.prefill)}:
@@ -375,18 +385,18 @@ class InflightExecutor:
         if self._drafter is not None:
             self._drafter.forget(sequence.stream_id)
         if sequence.table_row != NO_ROW:
-            self._kv.release(sequence)
+            self.kv.release(sequence)
 
     def _emit_frame(self) -> None:
         """Emit the events and failures of this step; without any, a heartbeat when one is due."""
         now = self._clock()
-        has_content = bool(self._events or self._failures or self._adapter_outcomes)
+        has_content = bool(self._events or self._failures or self._adapters.outcomes)
         if has_content or now - self._last_emit >= HEARTBEAT_S:
             if not has_content and not self._running:
                 self.check_invariants()
             self._predict_wait(now)
-            self._emit(StepFrame(self._events, self._failures, self.stats(), self._adapter_outcomes))
-            self._events, self._failures, self._adapter_outcomes = [], [], []
+            self._emit(StepFrame(self._events, self._failures, self.stats(), self._adapters.outcomes))
+            self._events, self._failures, self._adapters.outcomes = [], [], []
             self._last_emit = now
 
     def _predict_wait(self, now: float) -> None:

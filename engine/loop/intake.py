@@ -46,16 +46,28 @@ class Intake(AdmissionController[Sequence]):
         self._info = info
 
     def submit(
-        self, command: Submit, running: Collection[Sequence], free_blocks: int, now: float, adapter: int = 0
+        self,
+        command: Submit,
+        running: Collection[Sequence],
+        free_blocks: int,
+        now: float,
+        adapter: tuple[int, str] = (0, ""),
     ) -> None:
         """Queue a request; `free_blocks` is how many blocks no running sequence reserves, `adapter` the runner's number
-        of the request's adapter. Raises INVALID for a request that can never be served, OVERLOADED if the queue is
-        full, DEADLINE if the wait would be too long. A request that a lost engine had accepted is not rejected for the
-        queue."""
+        of the request's adapter and its digest. Raises INVALID for a request that can never be served, OVERLOADED if
+        the queue is full, DEADLINE if the wait would be too long. A request that a lost engine had accepted is not
+        rejected for the queue."""
         request = command.request
         check_request(request, self._info)
-        sequence = Sequence(command.stream_id, request, self._info, now, adapter)
-        self.admit_to_queue(sequence, running, free_blocks, now, was_accepted=command.was_accepted)
+        sequence = Sequence(command.stream_id, request, self._info, now, *adapter)
+        self.admit_to_queue(
+            sequence,
+            running,
+            free_blocks,
+            now,
+            was_accepted=command.was_accepted,
+            most_wait_s=command.most_wait_s,
+        )
         if request.sampling.grammar is not None:
             self._grammars.add(sequence, request.sampling.grammar)
         else:

@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 
 from engine.kv_cache import BlockTables
 from engine.runners.base import FloatArray, IntArray, StepBatch
+from engine.sampling.cores import ONE_CORE, Cores
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import sample
 from engine.scheduling.planner import StepPlan
 from engine.sequence import NO_ROW, Sequence
+from engine.speculation.drafter import Drafter
 from engine.types import EventDetail, FinishReason, SequenceMetrics, TokenEvent
 from sluice.errors import SluiceError
 
@@ -185,7 +187,7 @@ def _token_ids(plan: StepPlan[Sequence]) -> IntArray:
 
 
 def commit_tokens(
-    built: BuiltBatch, logits: FloatArray, num_drafts: tuple[int, ...]
+    built: BuiltBatch, logits: FloatArray, num_drafts: tuple[int, ...], cores: Cores = ONE_CORE
 ) -> tuple[list[Outcome], list[Failure]]:
     """Sample from `logits` [num_sampled, vocab_size] and append the tokens to the sequences that still run.
 
@@ -196,13 +198,13 @@ def commit_tokens(
     rows = [(s, row, 0) for s, row in zip(built.sampling, built.first_rows, strict=True) if s.table_row != NO_ROW]
     failed: dict[int, Failure] = {}
     if not num_drafts:
-        sampled = _sample_rows(rows, logits, failed)
+        sampled = _sample_rows(rows, logits, failed, cores)
         return [(row[0], reason) for row, reason in sampled], list(failed.values())
     granted = dict(zip((sequence.stream_id for sequence in built.sampling), num_drafts, strict=False))
     outcomes: dict[int, Outcome] = {}
     while rows:
         accepted = []
-        for (sequence, row, position), reason in _sample_rows(rows, logits, failed):
+        for (sequence, row, position), reason in _sample_rows(rows, logits, failed, cores):
             outcomes[sequence.stream_id] = (sequence, reason)
             has_draft = reason is None and position < granted.get(sequence.stream_id, 0)
             if has_draft and sequence.drafts[position] == sequence.last_token_id:
@@ -213,7 +215,7 @@ def commit_tokens(
 
 
 def _sample_rows(
-    rows: list[SampledRow], logits: FloatArray, failed: dict[int, Failure]
+    rows: list[SampledRow], logits: FloatArray, failed: dict[int, Failure], cores: Cores
 ) -> list[tuple[SampledRow, FinishReason | None]]:
     """Sample and append one token for each row; sequences that cannot have one are added to `failed`."""
     is_every_row = len(rows) == len(logits)
@@ -223,11 +225,14 @@ def _sample_rows(
         for sequence, row, _ in rows
         if sequence.request.returns_generation_logits
     }  # sampling may overwrite them
-    samples = sample(logits, [sequence.sampling for sequence, _, _ in rows], indices)
+    samples = sample(logits, [sequence.sampling for sequence, _, _ in rows], indices, cores)
+    token_ids = samples.token_ids.tolist()
+    if samples.is_plain and not kept:
+        return [(row, row[0].append(token_id)) for row, token_id in zip(rows, token_ids, strict=True)]
     errors = samples.failed
     logprobs = samples.logprobs or [None] * len(rows)
     sampled: list[tuple[SampledRow, FinishReason | None]] = []
-    for index, (row, token_id) in enumerate(zip(rows, samples.token_ids.tolist(), strict=True)):
+    for index, (row, token_id) in enumerate(zip(rows, token_ids, strict=True)):
         sequence = row[0]
         try:
             if index in errors:
@@ -240,7 +245,20 @@ def _sample_rows(
     return sampled
 
 
-def record_prompt(built: BuiltBatch, logits: FloatArray) -> None:
+def observe_drafts(plan: StepPlan[Sequence], drafter: Drafter, counters: Counters) -> None:
+    """Tell the drafter how many of the step's drafts were accepted, and count them."""
+    for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=True):
+        sequence.drafts = []
+        if num_drafts and sequence.fresh_token_ids:
+            num_accepted = min(len(sequence.fresh_token_ids) - 1, num_drafts)
+            sequence.num_drafted += num_drafts
+            sequence.num_accepted += num_accepted
+            counters.draft_tokens += num_drafts
+            counters.accepted_tokens += num_accepted
+            drafter.observe(sequence, num_drafts, num_accepted)
+
+
+def record_prompt(built: BuiltBatch, logits: FloatArray, cores: Cores = ONE_CORE) -> None:
     """Record logits of prompts and log probabilities. Must come before sampling, which may overwrite the logits."""
     for rows in built.prompt_rows:
         sequence, first = rows.sequence, rows.first_row
@@ -251,13 +269,13 @@ def record_prompt(built: BuiltBatch, logits: FloatArray) -> None:
         num_top = sequence.request.sampling.prompt_logprobs
         if num_top is not None:
             token_logits = logits[first : first + len(rows.token_ids)]
-            sequence.prompt_logprobs += prompt_logprobs(token_logits, rows.token_ids, num_top)
+            sequence.prompt_logprobs += prompt_logprobs(token_logits, rows.token_ids, num_top, cores)
 
 
 def take_event(sequence: Sequence, reason: FinishReason | None) -> TokenEvent:
     """Return the event with everything new in `sequence` since its last one."""
     token_ids, sequence.fresh_token_ids = sequence.fresh_token_ids, []
-    if sequence.has_emitted and not (sequence.fresh_logprobs or sequence.has_details):
+    if sequence.has_emitted and not sequence.has_details and not sequence.fresh_logprobs:
         return TokenEvent(sequence.stream_id, token_ids, reason)
     has_prompt_logprobs = sequence.request.sampling.prompt_logprobs is not None
     detail = EventDetail(

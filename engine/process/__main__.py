@@ -9,14 +9,16 @@ from collections.abc import Callable
 import msgspec
 
 from engine.config import EngineConfig
-from engine.frames import LoadFailed, Ready
+from engine.frames import LoadFailed, Ready, StepFrame
 from engine.loop.executor import InflightExecutor
 from engine.loop.load import load_draft_runner, load_runner
-from engine.process.bootstrap import bootstrap
+from engine.process.bootstrap import bootstrap, collect_rarely, freeze_heap
+from engine.process.kv_events import KvEventPublisher
 from engine.process.transport import Transport
 from engine.runners.base import Runner
 from sluice.errors import ErrorCode, SluiceError
 from sluice.priority import lower_process
+from sluice.start_times import START_TIMES
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +26,18 @@ log = logging.getLogger(__name__)
 def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConfig], Runner]) -> int:
     """Load the model, report, and run until a Shutdown command. Returns the exit code."""
     started = time.perf_counter()
+    START_TIMES.mark("imports, and the gateway connected")
     try:
+        transport.listen(config.listening)
         runner = load(config)
+        START_TIMES.mark("model loaded and compiled")
         draft_runner = load_draft_runner(config, runner.info)
-        executor = InflightExecutor(runner, config, transport, transport.emit, draft_runner=draft_runner)
+        events = None if config.kv_events_endpoint is None else KvEventPublisher(config, runner.info.block_size)
+        emit = transport.emit if events is None else _publishing(transport.emit, events)
+        executor = InflightExecutor(runner, config, transport, emit, draft_runner=draft_runner)
+        transport.offer_prefixes(executor.kv.pool)
+        if events is not None:
+            executor.kv.observe(events)
     except SluiceError as error:
         transport.send_all(LoadFailed(error.code, error.message))
         return 1
@@ -35,14 +45,31 @@ def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConf
         log.exception("loading %s failed", config.model_path)
         transport.send_all(LoadFailed(ErrorCode.INTERNAL, f"loading {config.model_path} failed: {error}"))
         return 1
+    freeze_heap()
+    collect_rarely()
+    START_TIMES.mark("executor made")
+    for line in START_TIMES.lines():
+        log.debug("start: %s", line)
     try:
         transport.send_all(Ready(msgspec.structs.replace(executor.info, load_seconds=time.perf_counter() - started)))
         executor.run()
     finally:
         runner.close()
+        if events is not None:
+            events.close()
         if draft_runner is not None:
             draft_runner.close()
     return 0
+
+
+def _publishing(emit: Callable[[StepFrame], None], events: KvEventPublisher) -> Callable[[StepFrame], None]:
+    """Return `emit` that publishes the cache's events too, after the tokens have left."""
+
+    def emit_both(frame: StepFrame) -> None:
+        emit(frame)
+        events.publish()
+
+    return emit_both
 
 
 def main(argv: list[str], load: Callable[[EngineConfig], Runner] = load_runner) -> int:

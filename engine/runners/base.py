@@ -1,5 +1,6 @@
 """The executor's interface to a runtime: run one ragged batch, return the logits of the sampled rows."""
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float32]
+ByteArray = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,31 @@ class Runner(Protocol):
 class AdapterRunner(Runner, Protocol):
     """A runner that applies LoRA adapters, known by numbers of 1 or more that the executor never gives out twice."""
 
-    def load_adapter(self, number: int, name: str, folder: Path) -> None:
-        """Load PEFT's adapter in `folder`. `name` is for messages. Raises SluiceError for one that does not fit the
-        model; nothing has changed then."""
+    def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
+        """Read PEFT's adapter in `folder`, and return what puts it into use between two steps, on the runner's thread.
+        This itself runs on any thread, one at a time with `drop_adapters`; what these return is called in their order.
+        `name` is for messages. Raises SluiceError for one that does not fit the model; nothing has changed then."""
         ...
 
-    def unload_adapter(self, number: int) -> None:
-        """Free an adapter that no further step uses."""
+    def drop_adapters(self, numbers: Collection[int]) -> Callable[[], None]:
+        """Prepare, as `read_adapter`, to free adapters that no further step uses."""
+        ...
+
+
+@runtime_checkable
+class BlockRunner(Runner, Protocol):
+    """A runner whose KV blocks can be copied out and back in, bit by bit."""
+
+    block_bytes: int
+    """Bytes of one block: keys and values of all layers, with the scales of a quantized cache."""
+    block_identity: str
+    """Text that changes with everything that the bytes of a block depend on, beside the model's files: the library's
+    version, the types and the layout."""
+
+    def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        """Copy each block to the array in its place of `contents`, each [block_bytes]."""
+        ...
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        """Copy to each block what `read_blocks` has read, of this block or another."""
         ...

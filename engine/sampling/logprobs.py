@@ -6,26 +6,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.runners.base import FloatArray
-from engine.sampling.softmax import Rows, TopTokens, all_tokens, argmax_tokens, sum_weights, top_tokens
+from engine.sampling.cores import ONE_CORE, Cores, Rows
+from engine.sampling.scan import Scan, scan
+from engine.sampling.state import Wanted
+from engine.sampling.top_tokens import TopTokens, all_tokens, top_tokens
 from engine.types import TokenLogprob
 
 _Ids = NDArray[np.intp]
 
+_LEAST_STRIPES = 32
+"""Stripes that are searched for the likeliest tokens, or one for each token if these are more."""
 
-def prompt_logprobs(logits: FloatArray, token_ids: NDArray[np.integer], num_top: int) -> list[TokenLogprob]:
+
+def prompt_logprobs(
+    logits: FloatArray, token_ids: NDArray[np.integer], num_top: int, cores: Cores = ONE_CORE
+) -> list[TokenLogprob]:
     """Return the log probability of each of `token_ids` [n], whose rows of logits are [n, vocab_size]."""
-    return token_logprobs(logits, np.arange(len(logits)), token_ids, [num_top] * len(logits))
+    return token_logprobs(logits, np.arange(len(logits)), token_ids, [num_top] * len(logits), cores)
 
 
 def token_logprobs(
-    logits: FloatArray, rows: Rows, token_ids: NDArray[np.integer], num_top: Sequence[int]
+    logits: FloatArray, rows: Rows, token_ids: NDArray[np.integer], num_top: Sequence[int], cores: Cores = ONE_CORE
 ) -> list[TokenLogprob]:
     """Return the log probabilities of `token_ids` [n] in `rows` [n], each with the `num_top` [n] most likely tokens."""
     if not len(rows):
         return []
-    log_mass = _log_mass(logits, rows)
+    found = scan(logits, rows, np.ones(len(rows), np.float32), Wanted.TOTAL, cores)
+    log_mass = np.log(found.totals) + found.peaks
     own = (logits[rows, token_ids] - log_mass).tolist()
-    best = _largest(logits, rows, min(max(num_top), logits.shape[1]))
+    best = _largest(logits, rows, found, min(max(num_top), logits.shape[1]))
     values = (logits[rows[:, None], best] - log_mass[:, None]).tolist()
     return [
         TokenLogprob(token_id, logprob, list(zip(top_ids[:count], top_values[:count], strict=True)))
@@ -35,19 +44,11 @@ def token_logprobs(
     ]
 
 
-def _log_mass(logits: FloatArray, rows: Rows) -> NDArray[np.float64]:
-    """Return the logarithm of the sum of the exponentials [n]."""
-    peaks: FloatArray = logits[rows, argmax_tokens(logits, rows)]
-    mass = sum_weights(logits, rows, peaks, np.ones(len(rows), np.float32))
-    log_mass: NDArray[np.float64] = np.log(mass) + peaks
-    return log_mass
-
-
-def _largest(logits: FloatArray, rows: Rows, count: int) -> _Ids:
+def _largest(logits: FloatArray, rows: Rows, found: Scan, count: int) -> _Ids:
     """Return the ids [n, count] of the largest logits, largest first, smaller ids first among equal ones."""
     if count == 0:
         return np.empty((len(rows), 0), np.intp)
-    top = top_tokens(logits, rows)
+    top = top_tokens(logits, rows, found.maxima, found.coarse, max(count, _LEAST_STRIPES))
     token_ids, least = _first(top, count)
     left = np.flatnonzero((least <= top.bound) & ~np.isneginf(top.bound))
     for row in left:  # more ties at the bound than the top tokens include

@@ -7,11 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.runners.base import FloatArray
-from engine.sampling.draw import collect_draws, draw
+from engine.sampling.cores import ONE_CORE, Cores, Rows
+from engine.sampling.draw import draw
+from engine.sampling.draws import collect_draws
 from engine.sampling.edits import edit_logits
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.softmax import Rows, argmax_tokens
 from engine.sampling.state import SamplingState
+from engine.sampling.top_tokens import argmax_tokens
 from engine.types import TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 
@@ -31,15 +33,18 @@ class Samples:
     """None for a state that requests none or failed; None instead of the list if no state requests any."""
     failed: dict[int, SluiceError] = field(default_factory=dict)
     """Errors of the states that got no token, by index. A failure does not affect other states."""
+    is_plain: bool = False
+    """Whether every state got its most likely token, and none has more to report or to observe."""
 
 
-def sample(logits: FloatArray, states: _States, rows: Rows | None = None) -> Samples:
+def sample(logits: FloatArray, states: _States, rows: Rows | None = None, cores: Cores = ONE_CORE) -> Samples:
     """Choose a token for each state from its row of `logits` [any, vocab_size], which may be overwritten. `rows[i]` is
     the row of `states[i]`, by default i. States may share a row."""
     rows = np.arange(len(states)) if rows is None else rows
     if all(state.is_plain for state in states):
-        token_ids, _, failed = _finite_argmax(logits, rows, states)
-        return Samples(token_ids, None, failed)
+        token_ids = argmax_tokens(logits, rows, cores)
+        failed = _fail_rows(states, token_ids, logits[rows, token_ids])
+        return Samples(token_ids, None, failed, is_plain=not failed)
     reported = np.array([i for i, state in enumerate(states) if state.params.logprobs is not None], np.intp)
     edited = [i for i, state in enumerate(states) if state.edits_logits]
     model_logits, model_rows = logits, rows[reported]
@@ -49,11 +54,11 @@ def sample(logits: FloatArray, states: _States, rows: Rows | None = None) -> Sam
             model_logits, model_rows = logits[model_rows], np.arange(len(reported))
         logits, rows = _unshare_rows(logits, rows)
         unmet = edit_logits(logits, rows[edited], [states[i] for i in edited])
-    token_ids, failed = _choose(logits, rows, states)
+    token_ids, failed = _choose(logits, rows, states, cores)
     failed |= {edited[index]: error for index, error in unmet.items()}
     if not len(reported):
         return Samples(token_ids, None, failed)
-    return Samples(token_ids, _collect_logprobs(model_logits, model_rows, reported, states, token_ids), failed)
+    return Samples(token_ids, _collect_logprobs(model_logits, model_rows, reported, states, token_ids, cores), failed)
 
 
 def _unshare_rows(logits: FloatArray, rows: Rows) -> tuple[FloatArray, Rows]:
@@ -63,25 +68,27 @@ def _unshare_rows(logits: FloatArray, rows: Rows) -> tuple[FloatArray, Rows]:
     return logits[rows], np.arange(len(rows))
 
 
-def _choose(logits: FloatArray, rows: Rows, states: _States) -> tuple[_Ids, dict[int, SluiceError]]:
-    """Return token ids [n], and the errors of the states without one."""
-    token_ids, peaks, failed = _finite_argmax(logits, rows, states)
-    drawn = [i for i, state in enumerate(states) if state.is_random and i not in failed]
-    if drawn:
-        token_ids[drawn] = draw(logits, collect_draws([states[i] for i in drawn], rows[drawn], peaks[drawn]))
-    return token_ids, failed
+def _choose(logits: FloatArray, rows: Rows, states: _States, cores: Cores) -> tuple[_Ids, dict[int, SluiceError]]:
+    """Return token ids [n], NO_TOKEN where a state has none, and the errors of these."""
+    is_random = np.array([state.is_random for state in states])
+    if is_random.all():
+        token_ids, peaks = draw(logits, collect_draws(states, rows), cores)
+    else:
+        token_ids = argmax_tokens(logits, rows, cores)
+        peaks = logits[rows, token_ids]
+    if is_random.any() and not is_random.all():
+        drawn = [state for state in states if state.is_random]
+        token_ids[is_random], peaks[is_random] = draw(logits, collect_draws(drawn, rows[is_random]), cores)
+    return token_ids, _fail_rows(states, token_ids, peaks)
 
 
-def _finite_argmax(logits: FloatArray, rows: Rows, states: _States) -> tuple[_Ids, FloatArray, dict[int, SluiceError]]:
-    """Return the most likely ids [n] and their logits [n]; NO_TOKEN if a logit is not finite."""
-    token_ids = argmax_tokens(logits, rows)
-    peaks: FloatArray = logits[rows, token_ids]
+def _fail_rows(states: _States, token_ids: _Ids, peaks: FloatArray) -> dict[int, SluiceError]:
+    """Return the errors of the states whose largest logit [n] is not finite, and set their tokens to NO_TOKEN."""
     is_finite = np.isfinite(peaks)
     if is_finite.all():
-        return token_ids, peaks, {}
-    failed = {i: _failure(states[i], float(peaks[i])) for i in np.flatnonzero(~is_finite).tolist()}
+        return {}
     token_ids[~is_finite] = NO_TOKEN
-    return token_ids, peaks, failed
+    return {i: _failure(states[i], float(peaks[i])) for i in np.flatnonzero(~is_finite).tolist()}
 
 
 def _failure(state: SamplingState, peak: float) -> SluiceError:
@@ -92,15 +99,14 @@ def _failure(state: SamplingState, peak: float) -> SluiceError:
 
 
 def _collect_logprobs(
-    model_logits: FloatArray, rows: Rows, reported: _Ids, states: _States, token_ids: _Ids
+    model_logits: FloatArray, rows: Rows, reported: _Ids, states: _States, token_ids: _Ids, cores: Cores
 ) -> list[TokenLogprob | None]:
     """Return the log probabilities of the chosen tokens. `rows` of `model_logits` belong to the states `reported`."""
     has_token = token_ids[reported] != NO_TOKEN
     indices = reported[has_token]
     num_top = [states[i].params.logprobs or 0 for i in indices]
     entries: list[TokenLogprob | None] = [None] * len(states)
-    for i, entry in zip(
-        indices.tolist(), token_logprobs(model_logits, rows[has_token], token_ids[indices], num_top), strict=True
-    ):
+    reports = token_logprobs(model_logits, rows[has_token], token_ids[indices], num_top, cores)
+    for i, entry in zip(indices.tolist(), reports, strict=True):
         entries[i] = entry
     return entries

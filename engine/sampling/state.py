@@ -3,6 +3,7 @@
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import IntEnum, auto
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,29 @@ NO_TOP_K = 2**31
 
 _LEAST_TEMPERATURE = 1e-30
 """Below it 1 / temperature would overflow float32; long before, the most likely token is always drawn."""
+
+
+class Wanted(IntEnum):
+    """What a row's draw needs of the weights of all tokens."""
+
+    NOTHING = auto()
+    """The filters keep the likeliest tokens, whatever the others weigh."""
+    TOTAL = auto()
+    """Their sum: top_p keeps a share of it."""
+    MEAN = auto()
+    """Their sum and the mean of their logarithm: typical_p keeps those near to it."""
+    CHUNKS = auto()
+    """The sum of each chunk: without a filter, any token may be drawn."""
+
+
+def _wanted(top_k: int, top_p: float, min_p: float, typical_p: float) -> Wanted:
+    if top_k < NO_TOP_K:
+        return Wanted.NOTHING
+    if top_p < 1:
+        return Wanted.TOTAL
+    if min_p > 0:
+        return Wanted.NOTHING
+    return Wanted.MEAN if typical_p < 1 else Wanted.CHUNKS
 
 
 class Constraint(Protocol):
@@ -58,6 +82,7 @@ class SamplingState:
         "params",
         "seed",
         "seen",
+        "wanted",
     )
 
     def __init__(
@@ -90,8 +115,10 @@ class SamplingState:
         self.is_plain = params.temperature == 0 and params.logprobs is None and not can_edit
         """Whether sampling always takes the most likely token and nothing else is requested."""
         temperature = max(params.temperature, _LEAST_TEMPERATURE)
-        self.filters = (temperature, params.top_k or NO_TOP_K, params.top_p, params.min_p, params.typical_p)
+        top_k = params.top_k if 0 < params.top_k < vocab_size else NO_TOP_K
+        self.filters = (temperature, top_k, params.top_p, params.min_p, params.typical_p)
         """temperature, top_k, top_p, min_p and typical_p: one row of the arrays in `Draws`."""
+        self.wanted = _wanted(*self.filters[1:])
         for token_id in output_token_ids:
             self.observe(token_id)
 

@@ -23,21 +23,30 @@ class AdmissionController(Generic[Q]):
         self._info = info
         self._config = config
         self.queue: WaitingQueue[Q] = WaitingQueue(config.tenant_weights)
-        self.forecast = WaitForecast(info, clock)
+        self.forecast = WaitForecast(info, clock, is_chunk_chosen=config.chooses_chunk)
         self._num_foreground_waiting = 0
 
     def admit_to_queue(
-        self, sequence: Q, running: Collection[RunningSequence], free_blocks: int, now: float, *, was_accepted: bool
+        self,
+        sequence: Q,
+        running: Collection[RunningSequence],
+        free_blocks: int,
+        now: float,
+        *,
+        was_accepted: bool,
+        most_wait_s: float | None = None,
     ) -> None:
         """Check whether the new sequence may wait, and set what is expected of it. `free_blocks` is how many blocks no
-        running sequence reserves. Raises OVERLOADED if the queue is full, DEADLINE if the wait would be too long; never
-        for a request that a lost engine had accepted (`was_accepted`)."""
+        running sequence reserves. Raises OVERLOADED if the queue is full or the predicted wait over `most_wait_s`,
+        DEADLINE if the wait would be too long; never for a request that a lost engine had accepted (`was_accepted`)."""
         prediction = self.forecast.predict(sequence, EngineState(running, self.queue, free_blocks, now))
         if not was_accepted:
             free = FreeCapacity(self._info.max_num_seqs - len(running), free_blocks)
             check_queue_limits(
                 sequence.request, sequence.worst_case_blocks, self.queue.work, free, self._config, prediction
             )
+            if most_wait_s is not None and prediction.wait_s > most_wait_s:
+                raise _wait_too_long(most_wait_s, prediction)
         self.queue.arrivals.observe(sequence.priority, sequence.tenant, now)
         sequence.predicted_wait_s, sequence.predicted_deviation_s = prediction.wait_s, prediction.deviation_s
 
@@ -46,11 +55,12 @@ class AdmissionController(Generic[Q]):
         num_admitted = sum(sequence.priority < BACKGROUND_PRIORITY for sequence in admitted)
         self._num_foreground_waiting = self.queue.num_waiting_before(BACKGROUND_PRIORITY) - num_admitted
 
-    def stats(self) -> dict[str, Any]:
-        """Return the fields of EngineStats about the queue and the waits."""
+    def stats(self, num_running: int) -> dict[str, Any]:
+        """Return the fields of EngineStats about the queue, the waits and the speed while so many sequences run."""
         return {
             "num_tokens_waiting": self.queue.num_tokens,
             "num_foreground_waiting": self._num_foreground_waiting,
+            **self.forecast.speeds(num_running),
             "waits_total": self.forecast.waits_total,
             "wait_seconds_total": self.forecast.wait_seconds_total,
             "wait_error_seconds_total": self.forecast.wait_error_seconds_total,
@@ -97,6 +107,15 @@ def check_reported_queue(stats: EngineStats, max_num_seqs: int, config: EngineCo
     excess = _excess_requests(stats.num_waiting, max_num_seqs - stats.num_running, config)
     if excess is not None:
         raise _queue_full(excess, WaitPrediction(stats.predicted_wait_s))
+
+
+def check_waiting(num_waiting: int, info: EngineInfo, config: EngineConfig) -> None:
+    """Raise OVERLOADED if too many requests wait for an engine that is being replaced, and is not there to say so."""
+    limit = info.max_num_seqs + config.max_queued_requests
+    if num_waiting < limit:
+        return
+    message = f"the engine is restarting and {num_waiting} requests wait for it; the limit is {limit}"
+    raise SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=max(1.0, info.load_seconds))
 
 
 class HasDeadlines(Protocol):
@@ -147,6 +166,13 @@ def _queue_full(excess: str, prediction: WaitPrediction) -> SluiceError:
         f"try again in {math.ceil(retry_after_s)} s",
         retry_after_s=retry_after_s,
     )
+
+
+def _wait_too_long(most_wait_s: float, prediction: WaitPrediction) -> SluiceError:
+    message = f"the wait would be about {_seconds(prediction.wait_s)}, and the client takes {_seconds(most_wait_s)}"
+    error = SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=_retry_after_s(prediction))
+    error.predicted_wait_s = prediction.wait_s
+    return error
 
 
 def _check_deadline(name: str, limit_s: float | None, prediction: WaitPrediction, service_s: float) -> None:

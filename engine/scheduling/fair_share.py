@@ -99,13 +99,21 @@ class FairShare(Generic[Q]):
         """Whether no sequence waits, runs or is preempted. Counters may be dropped then: all tenants start equal."""
         return not self._num_active and not self._num_started
 
-    def tenant(self, name: str) -> TenantQueue[Q]:
-        """Return the tenant of that name. A new one starts at the floor."""
+    def tenant(self, name: str, weight: float | None = None) -> TenantQueue[Q]:
+        """Return the tenant of that name, which has the `weight` from here on, where one is given. A new one starts at
+        the floor."""
         tenant = self._tenants.get(name)
         if tenant is None:
-            tenant = TenantQueue(name, self._weights.get(name, DEFAULT_WEIGHT), self.floor())
+            tenant = TenantQueue(name, weight or self._weights.get(name, DEFAULT_WEIGHT), self.floor())
             self._tenants[name] = tenant
+        elif weight is not None:
+            tenant.weight = weight
         return tenant
+
+    def weight(self, name: str) -> float:
+        """Return the tenant's weight, or the one it would have if it came now without one."""
+        tenant = self._tenants.get(name)
+        return self._weights.get(name, DEFAULT_WEIGHT) if tenant is None else tenant.weight
 
     def counter(self, name: str) -> float:
         """Return the tenant's counter, or the one it would have if it came now."""

@@ -42,7 +42,8 @@ def plan_step(
     """Plan one step: first which sequences hold blocks (capacity), then which tokens run (batch).
 
     Decode comes first, so that a long prompt never delays streams that are under way. Contexts share the rest of
-    `max_num_batched_tokens`, by priority, then oldest first; beside decode they get no more than `max_prefill_tokens`.
+    `max_num_batched_tokens`, by priority, then oldest first; beside decode they get no more than `max_prefill_tokens`,
+    and without it no more than `max_tokens_alone`.
     Decode always fits, because the configuration is checked for `max_num_batched_tokens >= max_num_seqs`.
     """
     decision = policy.decide(running, waiting, limits, num_private_blocks)
@@ -57,10 +58,11 @@ def plan_step(
     if len(long) > 1:
         long.sort(key=lambda chunk: chunk.sequence.priority)
     tokens_left = limits.max_num_batched_tokens - len(decode)
-    num_drafts = _grant_drafts(decode, tokens_left)
+    num_drafts = _grant_drafts(decode, tokens_left) if limits.may_have_drafts else ()
     tokens_left -= sum(num_drafts)
-    if decode and limits.max_prefill_tokens is not None:
-        tokens_left = min(tokens_left, limits.max_prefill_tokens)
+    most_prefill = limits.max_prefill_tokens if decode else limits.max_tokens_alone
+    if most_prefill is not None:
+        tokens_left = min(tokens_left, most_prefill)
     prefill = _cut_chunks(long, tokens_left)
     return StepPlan(decision.admitted, decision.preempted, tuple(decode), num_drafts, prefill)
 

@@ -77,6 +77,10 @@ class StepLimits:
     """Blocks without references, including those in the prefix index."""
     max_prefill_tokens: int | None = None
     """Most tokens of prompts in a step in which others decode; None for no limit of their own."""
+    max_tokens_alone: int | None = None
+    """Most tokens of prompts in a step in which nothing decodes; None for no limit of their own."""
+    may_have_drafts: bool = True
+    """Whether running sequences can have draft tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +136,12 @@ def _guaranteed_no_evict(
     A shared block is allocated once, however many sequences count on it. The first misfit ends the search, so that
     later sequences cannot starve it.
     """
-    reserved = sum(sequence.worst_case_blocks - sequence.num_allocated_blocks for sequence in running)
-    spare = limits.num_free_blocks - reserved
+    spare: int | None = None
     admitted: list[AdmissionCandidate[S]] = []
     for candidate in islice(waiting, limits.max_num_seqs - len(running)):
+        if spare is None:  # most steps have no candidate
+            reserved = sum(sequence.worst_case_blocks - sequence.num_allocated_blocks for sequence in running)
+            spare = limits.num_free_blocks - reserved
         if candidate.is_delayed:
             continue
         needed = candidate.sequence.worst_case_blocks - len(candidate.cached_blocks) + candidate.num_unreferenced

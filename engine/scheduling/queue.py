@@ -90,7 +90,7 @@ class WaitingQueue(Generic[Q]):
         groups = []
         for (level, name), waiting in islice(keys.items(), MAX_GROUPS):
             members = self._classes.get(level)
-            weight = self._weights.get(name, DEFAULT_WEIGHT)
+            weight = members.new.weight(name) if members is not None else self._weights.get(name, DEFAULT_WEIGHT)
             counter = members.new.counter(name) if members is not None else 0.0
             rate, duration_s = self.arrivals.expect(level, name, now)
             groups.append(WaitingGroup(level, name, weight, counter * weight, waiting, rate, duration_s))
@@ -105,7 +105,8 @@ class WaitingQueue(Generic[Q]):
         if members is None:
             members = self._classes[sequence.priority] = _PriorityClass(self._weights)
             insort(self._priorities, sequence.priority)
-        entry = QueueEntry(sequence, self._num_arrived, members.new.tenant(sequence.tenant), QueuedWork.of(sequence))
+        tenant = members.new.tenant(sequence.tenant, sequence.request.weight)
+        entry = QueueEntry(sequence, self._num_arrived, tenant, QueuedWork.of(sequence))
         self._num_arrived += 1
         members.new.add(entry)
         self._enqueue(entry, min(sequence.start_deadline, sequence.deadline))

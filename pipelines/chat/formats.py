@@ -2,7 +2,6 @@
 
 import json
 import re
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ from pipelines.chat.schema_types import alone, number_regex
 from pipelines.chat.source import PartReader, Steps, UnexpectedText
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, ReasoningText
 from sluice.errors import invalid
+from sluice.repetition import random_hex
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_BYTES = 12
@@ -95,7 +95,7 @@ class ToolFormat(ChatFormat):
 
     def new_call_id(self, index: int, name: str) -> str:
         """Return the id of the call number `index` of an answer, by which its result is sent back."""
-        return f"call_{secrets.token_hex(_ID_BYTES)}"
+        return f"call_{random_hex(_ID_BYTES)}"
 
 
 class ReasoningFormat(ChatFormat):

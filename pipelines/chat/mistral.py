@@ -1,6 +1,5 @@
 """Mistral's tool calls, in both forms."""
 
-import secrets
 import string
 from collections.abc import Sequence
 
@@ -8,6 +7,7 @@ from pipelines.chat.formats import NAME_CHARS, CallReader, Tool, ToolFormat, jso
 from pipelines.chat.json_lists import JsonListReader
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.source import Steps
+from sluice.repetition import random_text
 
 _OPEN, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _ID_LENGTH = 9
@@ -33,7 +33,7 @@ class MistralFormat(ToolFormat):
 
     def new_call_id(self, index: int, name: str) -> str:
         """Return an id as Mistral's templates require it."""
-        return "".join(secrets.choice(_ID_CHARS) for _ in range(_ID_LENGTH))
+        return random_text(_ID_CHARS, _ID_LENGTH)
 
 
 class MistralNamesFormat(MistralFormat):

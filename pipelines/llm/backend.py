@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.client.base import EngineClient
-from engine.client.process import ProcessEngineClient
+from engine.client.interface import Engine
+from engine.fleet.local import make_engine
 from pipelines.llm.configuration import add_engine_parameters, complete_config, declared_inputs, default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read_model_yaml
@@ -28,7 +28,8 @@ _CHECKPOINT_PATTERNS = ("*.safetensors", "pytorch_model*.bin", "openvino_model.x
 
 
 class LlmBackend(Backend):
-    """Serves an LLM in any format that a runtime here can load. Each version has an engine process of its own."""
+    """Serves an LLM in any format that a runtime here can load. Each version has engine processes of its own, as many
+    as its instance groups count."""
 
     name = "llm"
     detection_order = 70
@@ -68,7 +69,13 @@ class LlmBackend(Backend):
         declared_inputs(build_spec(source.config, source.version))
         services = self._services
         setup = await asyncio.to_thread(_set_up, source, services)
-        engine = ProcessEngineClient(setup.engine, heartbeat_timeout_s=services.heartbeat_timeout_s)
+        engine = make_engine(
+            setup.engine,
+            setup.num_replicas,
+            policy=services.router,
+            heartbeat_timeout_s=services.heartbeat_timeout_s,
+            choose_socket=services.choose_socket,
+        )
         starting = asyncio.create_task(engine.start(), name=f"engine-start {source.name}")
         try:
             text = await _load_text(
@@ -93,7 +100,7 @@ class LlmBackend(Backend):
 async def load_checkpoint(
     name: str,
     checkpoint: Path,
-    engine: EngineClient,
+    engine: Engine,
     engine_start: Awaitable[None],
     open_record: OpenRecord,
     *,
@@ -129,7 +136,7 @@ def _set_up(source: ModelSource, services: LlmServices) -> Setup:
 async def _load_text(
     name: str,
     checkpoint: CheckpointFolder,
-    engine: EngineClient,
+    engine: Engine,
     open_record: OpenRecord,
     version: str = "1",
     *,

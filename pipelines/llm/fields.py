@@ -236,9 +236,9 @@ INPUTS: dict[str, LlmInput] = {
 """Inputs by name, as supported by an engine without any feature that not all runtimes have."""
 
 
-def supported_inputs(info: EngineInfo) -> dict[str, LlmInput]:
-    """Return the inputs by name, as this engine supports them."""
-    features = {*info.sampling_fields, *((ADAPTERS,) if info.adapters else ())}
+def supported_inputs(info: EngineInfo, *, takes_adapters: bool) -> dict[str, LlmInput]:
+    """Return the inputs by name, as this engine supports them; `takes_adapters` says whether some may come yet."""
+    features = {*info.sampling_fields, *((ADAPTERS,) if info.adapters or takes_adapters else ())}
     return {name: _as_supported(each) if each.needs in features else each for name, each in INPUTS.items()}
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from engine.client.base import EngineClient
+from engine.client.interface import Engine
 from pipelines.llm.answer import LlmAnswer
 from pipelines.llm.configuration import TENSORRT_LLM_BACKEND, declared_inputs, read_queue_defaults
 from pipelines.llm.fields import PROMPTS, LlmInput, supported_inputs
@@ -26,6 +26,7 @@ from pipelines.llm.values import (
     wants_stream,
 )
 from pipelines.text.model import text_model_of
+from pipelines.text.stream import OpenTexts
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
@@ -42,7 +43,7 @@ class LlmModel(Model):
         self,
         config: ModelConfig,
         text: LlmText,
-        engine: EngineClient,
+        engine: Engine,
         *,
         heartbeat_timeout_s: float = 10.0,
         limits: RequestLimits = NO_LIMITS,
@@ -51,8 +52,10 @@ class LlmModel(Model):
         super().__init__(config, build_spec(config, int(text.version)))
         self.engine = engine
         self.text = text
+        self.guests = OpenTexts()
+        """Counts the other processes that generate with the model's engine."""
         self._heartbeat_timeout_s = heartbeat_timeout_s
-        self._inputs = supported_inputs(text.info)
+        self._inputs = supported_inputs(text.info, takes_adapters=engine.config.enable_lora)
         self._declared = _as_supported(declared_inputs(self.spec), self._inputs)
         self._defaults = ModelDefaults(
             eos_token_ids=_eos_token_ids(text),
@@ -70,7 +73,7 @@ class LlmModel(Model):
     @property
     def is_ready(self) -> bool:
         engine = self.engine
-        is_well = engine.failure is None and not engine.is_restarting
+        is_well = engine.failure is None and not engine.is_restarting and not engine.sleeping.is_sleeping
         return is_well and not self._is_closing and engine.heartbeat_age_s() < self._heartbeat_timeout_s
 
     @property
@@ -83,7 +86,7 @@ class LlmModel(Model):
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs. Requests of the OpenAI routes count too, although they are no jobs of the model."""
-        return super().is_idle and self.text.is_idle
+        return super().is_idle and self.text.is_idle and not self.guests.count
 
     def refuse_if_full(self) -> None:
         self.engine.refuse_if_full()
@@ -91,6 +94,7 @@ class LlmModel(Model):
     async def wait_idle(self) -> None:
         await super().wait_idle()
         await self.text.wait_idle()
+        await self.guests.wait_idle()
 
     async def close(self) -> None:
         self._is_closing = True
@@ -169,8 +173,20 @@ def _(model: LlmModel) -> LlmText | None:
 
 
 def llm_text_of(model: Model) -> LlmText | None:
-    """Return the text model of an LLM; None for one that embeds, and for any other kind of model."""
+    """Return the text model of an LLM; None for one that embeds or scores, and for any other kind of model."""
     return model.text if isinstance(model, LlmModel) and not model.text.info.embedding_size else None
+
+
+def embedder_of(model: Model) -> LlmText | None:
+    """Return the text model of an LLM that embeds; None for any other model."""
+    if not isinstance(model, LlmModel) or model.text.info.gives_scores:
+        return None
+    return model.text if model.text.info.embedding_size else None
+
+
+def scorer_of(model: Model) -> LlmText | None:
+    """Return the text model of an LLM that scores pairs of texts; None for any other model."""
+    return model.text if isinstance(model, LlmModel) and model.text.info.gives_scores else None
 
 
 def _as_supported(declared: dict[str, LlmInput], supported: dict[str, LlmInput]) -> dict[str, LlmInput]:

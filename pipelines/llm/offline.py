@@ -20,7 +20,15 @@ from engine.model_folder import find_checkpoint
 from engine.types import SamplingParams
 from pipelines.llm.services import ChatSettings
 from pipelines.llm.text import LlmText
-from pipelines.text.types import ChatMessage, Conversation, Prompt, SamplingOverrides, TextLogprob, TextRequest
+from pipelines.text.types import (
+    ChatMessage,
+    Conversation,
+    EncodedPrompt,
+    Prompt,
+    SamplingOverrides,
+    TextLogprob,
+    TextRequest,
+)
 from serving.task_model import gather_all
 from sluice.bundled import BUNDLED_MODEL, models_folder
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -201,9 +209,16 @@ class _OfflineText(LlmText):
         self.streams: dict[str, GenerationStream] = {}
 
     def submit(
-        self, request: TextRequest, token_ids: list[int], sampling: SamplingParams, predicted: Sequence[int] = ()
+        self,
+        request: TextRequest,
+        prompt: EncodedPrompt,
+        sampling: SamplingParams,
+        predicted: Sequence[int] = (),
+        weight: float | None = None,
+        resumed: Sequence[int] = (),
     ) -> GenerationStream:
-        stream = self.streams[request.request_id] = super().submit(request, token_ids, sampling, predicted)
+        stream = super().submit(request, prompt, sampling, predicted, weight, resumed)
+        self.streams[request.request_id] = stream
         return stream
 
     async def answer(self, request: TextRequest) -> RequestOutput:

@@ -31,7 +31,6 @@ _ONE_DEVICE = ignored_unless(("1",), "the model runs on one device")
 _NO_DRAFTS = ignored("belongs to a way to draft tokens that is not here; answers are the same")
 _LORA_CACHE = ignored("all LoRA adapters are in memory, and `lora_modules` has them")
 _NO_WINDOW = ignored("attention reaches over the whole context, but for the model's own windows")
-_NO_HOST_CACHE = ignored("the KV cache has no second home in host memory")
 
 
 def _decoding(text: str) -> Effect:
@@ -101,8 +100,8 @@ OPENVINO_RULES: dict[str, Rule] = {
     "enable_trt_overlap": _ON_CPU,
     # TensorRT-LLM: KV cache
     "max_tokens_in_paged_kv_cache": _cache_tokens,
-    "kv_cache_host_memory_bytes": ignored_unless(("0",), "the KV cache has no second home in host memory"),
-    "kv_cache_onboard_blocks": _NO_HOST_CACHE,
+    "kv_cache_host_memory_bytes": integer_field("kv_host_cache_bytes", 0),
+    "kv_cache_onboard_blocks": ignored("blocks always come back to the KV cache before they are used"),
     "cross_kv_cache_fraction": ignored("the model has no encoder"),
     "max_attention_window_size": _NO_WINDOW,
     "sink_token_length": _NO_WINDOW,
@@ -143,7 +142,7 @@ OPENVINO_RULES: dict[str, Rule] = {
     "data_parallel_size": _ONE_DEVICE,
     "distributed_executor_backend": _ON_CPU,
     "enforce_eager": _ON_CPU,
-    "swap_space": _NO_HOST_CACHE,
+    "swap_space": ignored("no sequence is swapped out; kv_cache_host_memory_bytes keeps blocks in host memory"),
     "cpu_offload_gb": _ON_CPU,
     "block_size": ignored_unless((str(TOKENS_PER_BLOCK),), f"blocks have {TOKENS_PER_BLOCK} tokens"),
     "trust_remote_code": ignored_unless(("false",), "no code of a checkpoint is ever run"),

@@ -136,6 +136,8 @@ def _with_fields(engine: EngineConfig, fields: dict[str, Any]) -> EngineConfig:
     """Replace fields. Where only one of the two sizes of a step is set and they do not fit, the other follows it."""
     if not fields:
         return engine
+    if "max_num_batched_tokens" in fields:
+        fields["chooses_chunk"] = False
     num_seqs = fields.get("max_num_seqs", engine.max_num_seqs)
     num_tokens = fields.get("max_num_batched_tokens", engine.max_num_batched_tokens)
     if num_tokens < num_seqs:

@@ -57,9 +57,10 @@ class EmbeddingSettings:
     dimensions: tuple[int, ...] | None = ()
 
 
-def read_embedding_settings(folder: Path) -> EmbeddingSettings:
+def read_embedding_settings(folder: Path, *, is_pooled: bool = False) -> EmbeddingSettings:
     """Read the files of a checkpoint. Raises INVALID for a damaged file, UNIMPLEMENTED for parts other than a
-    transformer, a pooling and a normalization, and for another pooling than by last token, first token or mean."""
+    transformer, a pooling and a normalization, and for another pooling than by last token, first token or mean. An
+    engine of which vectors come pooled (`is_pooled`) may have dense layers behind the pooling too."""
     config = read_json(folder / "config.json")
     dimensions: tuple[int, ...] | None = tuple(config.get("matryoshka_dimensions") or ())
     if config.get("is_matryoshka") and not dimensions:
@@ -67,7 +68,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings:
     if not (folder / SENTENCE_TRANSFORMERS).is_file():
         return EmbeddingSettings(dimensions=dimensions)
     parts = _read_parts(folder / SENTENCE_TRANSFORMERS)
-    unknown = parts.keys() - {"Transformer", "Pooling", "Normalize"}
+    unknown = parts.keys() - {"Transformer", "Pooling", "Normalize", *(["Dense"] if is_pooled else [])}
     if unknown:
         raise _unsupported(f"{folder / SENTENCE_TRANSFORMERS} has the part {min(unknown)}")
     prompts = _read(folder / _SETTINGS).get("prompts") or {}
@@ -80,7 +81,7 @@ def read_embedding_settings(folder: Path) -> EmbeddingSettings:
     )
 
 
-def build_embedding_request(token_ids: list[int], *, whole: bool) -> GenerateRequest:
+def build_embedding_request(token_ids: list[int], *, whole: bool, second_text_start: int = 0) -> GenerateRequest:
     """Return a request for the hidden states of all `token_ids`, or of the last one, to an engine that embeds."""
     return GenerateRequest(
         request_id="embedding",
@@ -88,6 +89,7 @@ def build_embedding_request(token_ids: list[int], *, whole: bool) -> GenerateReq
         sampling=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
         returns_context_logits=whole,
         returns_generation_logits=not whole,
+        second_text_start=second_text_start,
     )
 
 

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from engine.config import EngineConfig, Runtime
+from engine.fleet.router import RoutingPolicy
 from pipelines.chat.registry import AUTO
 from pipelines.text.stream import OpenRecord, no_record
 
@@ -27,6 +29,8 @@ class ChatSettings:
     """Whether messages that spell special tokens have them."""
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
+    media_domains: tuple[str, ...] = ()
+    """Hosts that images are fetched from, as `pipelines.text.images` reads them."""
 
     def with_parameters(self, texts: Mapping[str, str]) -> "ChatSettings":
         """Return the settings of a model with these parameters, which may name its parsers."""
@@ -50,3 +54,7 @@ class LlmServices:
     """An engine without a heartbeat for this long is replaced."""
     limits: RequestLimits = NO_LIMITS
     chat: ChatSettings = DEFAULT_CHAT
+    router: RoutingPolicy = RoutingPolicy.PREFIX
+    """Chooses the replica for a request where a model has several."""
+    choose_socket: Callable[[], Path | None] = lambda: None
+    """Returns where the next engine lets other processes of the server attach to it; None for nowhere."""

@@ -51,6 +51,8 @@ class Setup:
     choice: RuntimeChoice
     texts: dict[str, str]
     """The model's parameters, from all its files."""
+    num_replicas: int
+    """Engines that serve the version together."""
     notes: list[str]
     """Notes on fields, parameters and options that have no effect as written."""
 
@@ -75,7 +77,8 @@ def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], E
     engine, notes = apply_parameters(engine, source.name, texts)
     engine = _with_adapter_paths(engine, source)
     notes += [*yaml_notes, *ignored_queue_fields(source.config), *ignored_options(engine, choice.runtime)]
-    return Setup(checkpoint, engine, choice, texts, notes)
+    num_replicas = max(1, sum(group.count for group in source.config.instance_group))
+    return Setup(checkpoint, engine, choice, texts, num_replicas, notes)
 
 
 def ignored_options(engine: EngineConfig, runtime: str) -> list[str]:
@@ -166,6 +169,4 @@ def ignored_queue_fields(config: ModelConfig) -> list[str]:
     policy = batching.default_queue_policy
     if policy.default_timeout_microseconds and policy.timeout_action == ModelQueuePolicy.DELAY:
         notes.append("dynamic_batching.default_queue_policy.timeout_action: what waited too long is refused")
-    if sum(group.count for group in config.instance_group) > 1:
-        notes.append("instance_group: one engine serves all requests, side by side")
     return notes

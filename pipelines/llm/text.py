@@ -1,18 +1,21 @@
 """An LLM's text model: text, conversations or token ids in, text out, over the engine that runs the checkpoint."""
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import msgspec
 
-from engine.client.base import EngineClient
+from engine.client.interface import Engine
 from engine.client.stream import GenerationStream
+from engine.client.supervision import build_resumed_request
 from engine.runners.base import FloatArray
-from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
+from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams, TokenEvent
+from engine.validation import num_tokens_after
 from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
+from pipelines.llm.activity import TextActivity
 from pipelines.llm.chat_answers import answer_settings, relaxed_tools, with_structural_tag
 from pipelines.llm.pooling import (
     EmbeddingSettings,
@@ -21,9 +24,11 @@ from pipelines.llm.pooling import (
     read_hidden_states,
 )
 from pipelines.llm.services import DEFAULT_CHAT, ChatSettings
+from pipelines.llm.tape import TapedGeneration, TextTape, current_tape
 from pipelines.text.logprobs import PromptEcho, track_logprobs
-from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_parameters
+from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_images, refuse_parameters
 from pipelines.text.parts import ChatReader
+from pipelines.text.relay import RelayedEvents, Sink
 from pipelines.text.sampling import (
     SamplingDefaults,
     add_end,
@@ -31,11 +36,9 @@ from pipelines.text.sampling import (
     client_max_tokens,
     drop_neutral_fields,
     load_sampling_defaults,
-    num_tokens_after,
 )
 from pipelines.text.stream import (
     OpenRecord,
-    OpenTexts,
     StreamRecord,
     TextStream,
     check_complete,
@@ -55,12 +58,46 @@ from pipelines.text.types import (
     TextEvent,
     TextRequest,
 )
-from serving.latencies import Histogram
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.files import files_mark
 
 ObserveDetail = Callable[[EventDetail], None]
-LENGTH_BUCKETS = (10.0, 50.0, 100.0, 500.0, 1000.0)
-"""Bounds of the histograms of lengths, in tokens; TensorRT-LLM's."""
+
+
+class TextOrigin(NamedTuple):
+    """What a text model was loaded from: the folders of checkpoint and tokenizer, and the settings of its chats."""
+
+    checkpoint: Path
+    tokenizer: Path
+    chat: ChatSettings
+
+
+class OpenedGeneration:
+    """A generation from its submission on: its plain events may go straight to a sink."""
+
+    def __init__(self) -> None:
+        self._divert: Callable[[Sink[TextEvent]], None] | None = None
+
+    def begin(self, generation: GenerationStream, stream: TextStream, record: StreamRecord) -> None:
+        """Note what an event passes on its way. Where one may end the text, all go the usual way."""
+        if not stream.is_plain:
+            return
+
+        def divert(sink: Sink[TextEvent]) -> None:
+            def receive(token_event: TokenEvent) -> None:
+                event = stream.feed(token_event)
+                if event is not None:
+                    record.observe(event)
+                    sink.receive(event)
+
+            generation.divert(receive, sink.is_open)
+
+        self._divert = divert
+
+    def divert(self, sink: Sink[TextEvent]) -> None:
+        """Have the sink take plain events from now on. To be called after the first event."""
+        if self._divert is not None:
+            self._divert(sink)
 
 
 class LlmText:
@@ -74,17 +111,20 @@ class LlmText:
         self,
         name: str,
         tokenizer: Tokenizer,
-        engine: EngineClient,
+        engine: Engine,
         defaults: SamplingDefaults,
         *,
         created: int,
         version: str = "1",
         formats: ChatFormats = NO_FORMATS,
-        folder: Path | None = None,
+        media_domains: Sequence[str] = (),
+        origin: TextOrigin | None = None,
         open_record: OpenRecord = no_record,
     ) -> None:
-        """`formats` are those of its answers in a chat. `folder` is the checkpoint's. `open_record` opens the
-        measurements of each request."""
+        """`formats` are those of its answers in a chat. Images come from `media_domains`. `origin` is None where it was
+        not loaded from a folder. `open_record` opens the measurements of each request."""
+        self.files = "" if origin is None else files_mark(origin.checkpoint)
+        """A mark of the checkpoint's files when it was loaded."""
         self.name = name
         self.version = version
         self.created = created
@@ -94,7 +134,8 @@ class LlmText:
         self.tokenizer = tokenizer
         self.template_names = tokenizer.template_names
         self.formats = formats
-        self._folder = folder
+        self._media_domains = media_domains
+        self.origin = origin
         self.activity = TextActivity()
         self._open_record = open_record
 
@@ -103,7 +144,7 @@ class LlmText:
         cls,
         name: str,
         path: Path,
-        engine: EngineClient,
+        engine: Engine,
         *,
         tokenizer_path: Path | None = None,
         version: str = "1",
@@ -123,7 +164,8 @@ class LlmText:
             created=created,
             version=version,
             formats=find_formats(tokenizer.chat_template, chat.tool_call_parser, chat.reasoning_parser),
-            folder=path,
+            media_domains=chat.media_domains,
+            origin=TextOrigin(path, tokenizer_path or path, chat),
             open_record=open_record,
         )
 
@@ -152,13 +194,34 @@ class LlmText:
         """Why the engine is dead; None while it lives."""
         return self.engine.failure
 
-    async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
-        """Return the prompt with its token ids. Raises as `prepare`."""
-        return prompt if isinstance(prompt, EncodedPrompt) else EncodedPrompt(prompt, await self.prepare(prompt, form))
+    async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> EncodedPrompt:
+        """Return the prompt with its token ids and images. Raises as `prepare`, and INVALID for images that cannot be
+        taken."""
+        if isinstance(prompt, EncodedPrompt):
+            return prompt
+        images: tuple[bytes, ...] = ()
+        if isinstance(prompt, Conversation) and any(each.parts for each in prompt.messages):
+            images = await self._load_images(prompt)
+        return EncodedPrompt(prompt, await self.prepare(prompt, form), images)
 
     async def prepare(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> list[int]:
-        """Return the prompt's token ids. Raises as `Tokenizer.encode_prompt`."""
+        """Return the prompt's token ids, with placeholders of its images. Raises as `Tokenizer.encode_prompt`."""
+        if isinstance(prompt, Conversation) and self.info.image_placeholders:
+            options = msgspec.structs.replace(prompt.options, image_placeholders=self.info.image_placeholders)
+            prompt = Conversation(prompt.messages, options)
         return await self.tokenizer.encode_prompt(prompt, form, self.max_model_len)
+
+    async def _load_images(self, conversation: Conversation) -> tuple[bytes, ...]:
+        images, most = conversation.images, len(self.info.image_placeholders)
+        if not most:
+            refuse_images(conversation, f": model '{self.name}' takes text alone")
+        if len(images) > most:
+            path = images[most].path
+            raise invalid(path, f"{path} is one image too many: a prompt of model '{self.name}' has at most {most}")
+        self.engine.refuse_if_full()
+        from pipelines.text.images import load_images
+
+        return await load_images(images, self._media_domains)
 
     def chat_reader(self, request: TextRequest) -> ChatReader | None:
         """Return a reader of one answer, None for one of text alone. Raises INVALID for tools that it cannot take."""
@@ -173,7 +236,7 @@ class LlmText:
         prompt is a token id, because no text can be encoded by every tokenizer."""
         if self.info.embedding_size:
             assert self.embedding_settings, "read now, for their errors"
-            await self.hidden_states([0], whole=False)
+            await self.hidden_states([0])
             return
         request = TextRequest(request_id="warm-up", prompt=[0], sampling=SamplingOverrides(max_tokens=1))
         try:
@@ -201,21 +264,26 @@ class LlmText:
     ) -> AsyncGenerator[TextEvent, None]:
         """Generate text as `TextModel.generate` does. `on_detail` gets the details of the engine's events before the
         text event that they lead to."""
-        return self._generate(request, while_open, on_detail, is_counted=True)
+        opened = OpenedGeneration()
+        events = self._generate(request, while_open, on_detail, opened, is_counted=True)
+        return RelayedEvents(events, opened.divert)
 
     async def _generate(
         self,
         request: TextRequest,
         while_open: AbstractContextManager[object],
         on_detail: ObserveDetail | None = None,
+        opened: "OpenedGeneration | None" = None,
         *,
         is_counted: bool,
     ) -> AsyncGenerator[TextEvent, None]:
-        measured = self.measure(request, is_counted=is_counted)
+        measured, tape = self.measure(request, is_counted=is_counted), current_tape.get()
+        taped = None if tape is None else TextTape(tape)
         with while_open, self.activity.texts, client_max_tokens(request), measured as record:
             if request.parameters:
                 refuse_parameters(self.name, request)
-            token_ids = await self.prepare(request.prompt, request.prompt_form)
+            prompt = await self.prepare_shared(request.prompt, request.prompt_form)
+            token_ids = prompt.token_ids
             sampling = await self.sampling(request, len(token_ids))
             form, prompt_end = request.form, ""
             if self._is_read(request):
@@ -235,7 +303,14 @@ class LlmText:
                 notes_starts=bool(prompt_end),
             )
             predicted = await self.tokenizer.encode_prediction(request.prediction, self.max_model_len)
-            with self.activity.follow(self.submit(request, token_ids, sampling, predicted)) as generation:
+            weight = await record.admit(len(token_ids), sampling.max_tokens, request.adapter)
+
+            def start(resumed: Sequence[int] = ()) -> AbstractContextManager[GenerationStream]:
+                return self.activity.follow(self.submit(request, prompt, sampling, predicted, weight, resumed))
+
+            with start() if taped is None else TapedGeneration(taped, start) as generation:
+                if opened is not None and isinstance(generation, GenerationStream):
+                    opened.begin(generation, stream, record)
                 async for token_event in generation:
                     if on_detail is not None and token_event.detail is not None:
                         on_detail(token_event.detail)
@@ -266,39 +341,56 @@ class LlmText:
     @cached_property
     def embedding_settings(self) -> EmbeddingSettings:
         """The settings of an engine that embeds. Raises as `read_embedding_settings`."""
-        return EmbeddingSettings() if self._folder is None else read_embedding_settings(self._folder)
+        if self.origin is None or self.info.gives_scores:
+            return EmbeddingSettings()
+        return read_embedding_settings(self.origin.checkpoint, is_pooled=self.info.is_pooled)
 
-    async def hidden_states(self, token_ids: list[int], *, whole: bool) -> FloatArray:
+    async def hidden_states(
+        self, token_ids: list[int], *, whole: bool = False, second_text_start: int = 0
+    ) -> FloatArray:
         """Return the hidden states [num_tokens, embedding_size] of `token_ids`, the last one alone unless `whole`, of
-        an engine that embeds. Raises the engine's refusals and failures."""
-        request = build_embedding_request(token_ids, whole=whole)
+        an engine that embeds; or what another brings in their place, its one vector or score. Raises the engine's
+        refusals and failures."""
+        request = build_embedding_request(token_ids, whole=whole, second_text_start=second_text_start)
         with self.activity.texts, self.activity.follow(self.engine.submit(request)) as generation:
             return await read_hidden_states(generation, self.info.embedding_size)
 
     def submit(
-        self, request: TextRequest, token_ids: list[int], sampling: SamplingParams, predicted: Sequence[int] = ()
+        self,
+        request: TextRequest,
+        prompt: EncodedPrompt,
+        sampling: SamplingParams,
+        predicted: Sequence[int] = (),
+        weight: float | None = None,
+        resumed: Sequence[int] = (),
     ) -> GenerationStream:
-        """Submit `request` to the engine and return its token events, in which stop strings are not searched."""
+        """Submit `request` to the engine and return its token events, in which stop strings are not searched. `weight`
+        is its tenant's; tokens that were `resumed` come before those of the events."""
         if self.info.embedding_size:
-            raise invalid("model", f"model '{self.name}' gives embeddings and no text; POST /v1/embeddings")
+            kind, route = ("scores", "/v1/score") if self.info.gives_scores else ("embeddings", "/v1/embeddings")
+            raise invalid("model", f"model '{self.name}' gives {kind} and no text; POST {route}")
         try:
-            return self.engine.submit(
-                GenerateRequest(
-                    request_id=request.request_id,
-                    prompt_token_ids=token_ids,
-                    sampling=add_end(sampling, self.tokenizer.eos_token_id, self.info),
-                    priority=request.priority,
-                    tenant=request.tenant,
-                    cache_salt=request.cache_salt,
-                    timeout_s=request.timeout_s,
-                    queue_timeout_s=request.queue_timeout_s,
-                    adapter=request.adapter,
-                    predicted_token_ids=[*predicted],
-                    returns_metrics=request.returns_metrics,
-                    returns_context_logits=request.returns_context_logits,
-                    returns_generation_logits=request.returns_generation_logits,
-                )
+            submitted = GenerateRequest(
+                request_id=request.request_id,
+                prompt_token_ids=prompt.token_ids,
+                sampling=add_end(sampling, self.tokenizer.eos_token_id, self.info),
+                priority=request.priority,
+                tenant=request.tenant,
+                weight=weight,
+                cache_salt=request.cache_salt,
+                timeout_s=request.timeout_s,
+                queue_timeout_s=request.queue_timeout_s,
+                adapter=request.adapter,
+                predicted_token_ids=[*predicted],
+                returns_metrics=request.returns_metrics,
+                returns_context_logits=request.returns_context_logits,
+                returns_generation_logits=request.returns_generation_logits,
+                images=[*prompt.images],
+                fits_context=bool(prompt.images) and request.sampling.get("max_tokens") is None,
             )
+            if resumed:
+                submitted = build_resumed_request(submitted, resumed, 0.0, has_started=True)
+            return self.engine.submit(submitted)
         except SluiceError as error:
             if error.param == "prompt" and isinstance(sent_prompt(request.prompt), Conversation):
                 error.param = "messages"
@@ -327,41 +419,3 @@ class LlmText:
         """Whether answers to the request have a `ChatReader`."""
         prompt = sent_prompt(request.prompt)
         return isinstance(prompt, Conversation) and bool(prompt.options.tools or self.formats.reasoning)
-
-
-class Unstarted(NamedTuple):
-    """Requests in the engine without a token yet: they wait, or their prefill runs."""
-
-    num_requests: int
-    num_prompt_tokens: int
-
-
-class TextActivity:
-    """A model version's open generations, and its lengths of prompts and answers. Only the event loop uses it."""
-
-    def __init__(self) -> None:
-        self.prompt_lengths = Histogram(LENGTH_BUCKETS)
-        self.output_lengths = Histogram(LENGTH_BUCKETS)
-        """Lengths of answered requests, in tokens."""
-        self.texts = OpenTexts()
-        self._streams: dict[int, GenerationStream] = {}
-
-    @contextmanager
-    def follow(self, generation: GenerationStream) -> Iterator[GenerationStream]:
-        """Follow a generation until its reader is done with it, and cancel it then."""
-        self._streams[generation.stream_id] = generation
-        try:
-            yield generation
-        finally:
-            del self._streams[generation.stream_id]
-            generation.cancel()
-
-    def count_answer(self, num_prompt: int, num_output: int) -> None:
-        """Count an answered request and its lengths in tokens."""
-        self.prompt_lengths.add(num_prompt)
-        self.output_lengths.add(num_output)
-
-    def unstarted(self) -> Unstarted:
-        """Count the requests without a token yet, and their prompts' tokens."""
-        lengths = [len(each.request.prompt_token_ids) for each in self._streams.values() if not each.output_token_ids]
-        return Unstarted(len(lengths), sum(lengths))

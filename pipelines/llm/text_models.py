@@ -60,6 +60,11 @@ def list_text_models(models: Iterable[Model]) -> Iterator[TextModel]:
             yield from (AdapterText(llm, adapter) for adapter in llm.info.adapters)
 
 
+def model_and_adapter(text: TextModel) -> tuple[str, str]:
+    """Return the names of a text model's model and of its adapter, "" for none."""
+    return (text.name, "") if text.parent is None else (text.parent, text.name.removeprefix(text.parent + SEPARATOR))
+
+
 class AdapterText:
     """A language model with one of its LoRA adapters. The model's engine runs both."""
 
@@ -67,7 +72,7 @@ class AdapterText:
 
     def __init__(self, base: LlmText, adapter: str) -> None:
         self.base = base
-        self._adapter = adapter
+        self.adapter = adapter
         self.name = f"{base.name}{SEPARATOR}{adapter}"
         self.parent = base.name
         self.root = base.engine.adapters.get(adapter, adapter)
@@ -79,7 +84,7 @@ class AdapterText:
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint_of(self.base.fingerprint, self._adapter)
+        return fingerprint_of(self.base.fingerprint, self.adapter)
 
     @property
     def template_names(self) -> frozenset[str]:
@@ -98,4 +103,4 @@ class AdapterText:
     def generate(
         self, request: TextRequest, while_open: AbstractContextManager[object] = UNCOUNTED
     ) -> AsyncGenerator[TextEvent, None]:
-        return self.base.generate(msgspec.structs.replace(request, adapter=self._adapter), while_open)
+        return self.base.generate(msgspec.structs.replace(request, adapter=self.adapter), while_open)

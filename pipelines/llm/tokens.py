@@ -58,12 +58,13 @@ async def generate_tokens(
     `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is raised at
     the first piece. Stop strings of `request` are not searched."""
     with client_max_tokens(request), text.measure(request) as record:
-        prompt = await text.prepare(request.prompt)
-        sampling = await text.sampling(request, len(prompt))
+        prompt = await text.prepare_shared(request.prompt)
+        sampling = await text.sampling(request, len(prompt.token_ids))
         if bad:
             sampling = msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, *bad))
-        pieces = _Pieces(len(prompt), StopSequences(stop, sampling.min_tokens))
-        with text.activity.follow(text.submit(request, prompt, sampling)) as generation:
+        weight = await record.admit(len(prompt.token_ids), sampling.max_tokens, request.adapter)
+        pieces = _Pieces(len(prompt.token_ids), StopSequences(stop, sampling.min_tokens))
+        with text.activity.follow(text.submit(request, prompt, sampling, weight=weight)) as generation:
             async for event in generation:
                 if on_detail is not None and event.detail is not None:
                     on_detail(event.detail)

@@ -2,19 +2,19 @@
 
 from collections.abc import Callable, Mapping
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Task
 from engine.delegated.vllm.settings import SETTINGS
 from pipelines.llm.model_folder import parse_lora_modules
 from pipelines.llm.parameter_effects import (
-    MAX_THREADS,
     SHARED_RULES,
     UNSET_CACHE_SIZE,
     Effect,
     Rule,
+    choice_field,
     handled_elsewhere,
     ignored,
     ignored_unless,
-    integer_field,
+    parse_dtype,
     parse_fraction,
     setting_rule,
 )
@@ -22,6 +22,7 @@ from pipelines.llm.parameter_effects import (
 _OWN_MEANING = frozenset({"gpu_memory_utilization", "seed"})
 """Arguments of vLLM that mean something else on every other runtime."""
 _CHOOSE_CODE = (
+    "ec_transfer_config",
     "io_processor_plugin",
     "kv_transfer_config",
     "logging_config",
@@ -43,6 +44,12 @@ def _cache_fraction(text: str) -> Effect:
     return Effect(UNSET_CACHE_SIZE, "vLLM takes it as a share of all memory, weights included", settings)
 
 
+def _compilation_config(text: str) -> Effect:
+    effect = setting_rule(SETTINGS["compilation_config"])(text)
+    value = SETTINGS["compilation_config"].parse(text)
+    return _FROM_COMMAND_LINE(text) if isinstance(value, dict) and "backend" in value else effect
+
+
 def _lora_modules(text: str) -> Effect:
     return Effect({"lora_modules": parse_lora_modules(text)})
 
@@ -50,11 +57,13 @@ def _lora_modules(text: str) -> Effect:
 _RULES: Mapping[str, Rule] = {
     **{name: rule for name, rule in SHARED_RULES.items() if name not in _OWN_MEANING},
     "kv_cache_free_gpu_mem_fraction": _cache_fraction,
+    "compilation_config": _compilation_config,
     "lora_modules": _lora_modules,
     **dict.fromkeys(_CHOOSE_CODE, _FROM_COMMAND_LINE),
+    "dtype": lambda text: Effect({"dtype": parse_dtype(text)}),
     "enable_lora": handled_elsewhere,
-    "num_threads": integer_field("num_threads", 1, MAX_THREADS),
-    "task": ignored("vLLM generates; --task embed is for OpenVINO"),
+    "num_threads": ignored("vLLM takes all cores of a CPU; the variable VLLM_CPU_OMP_THREADS_BIND chooses them"),
+    "task": choice_field("task", *Task),
     "engine_launcher": ignored("vLLM starts its processes itself"),
 }
 

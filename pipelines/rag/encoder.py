@@ -17,7 +17,7 @@ from pipelines.rag.encoder_signature import (
     normalize,
     read_vectors,
 )
-from pipelines.rag.types import Vector, Vectors
+from pipelines.rag.types import AdmitTokens, Vector, Vectors, admit_all
 from pipelines.stages.tokenizer_model import TextTokenizer, TokenizerModel, check_token_ids, cut_token_ids
 from serving.backend import ModelLookup
 from serving.model import Model, infer_one
@@ -49,10 +49,12 @@ _MAX_TOKENIZED_CHARS = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """Vectors [texts, dim], and how many tokens were encoded: 0 where the server has no tokenizer for the model."""
+    """Vectors [texts, dim], and how many tokens were encoded: 0 where the server has no tokenizer for the model. Those
+    that a cache had were encoded before (`is_cached`)."""
 
     vectors: Vectors
     num_tokens: int
+    is_cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,10 @@ class TextEncoder:
         prefix: str = "",
         truncate_to: int | None = None,
         dimensions: int | None = None,
+        admit: AdmitTokens = admit_all,
     ) -> Embeddings:
         """Encode texts, with the prefix that the model's parameter `prefix` holds, or token ids as they are. Vectors of
-        fewer `dimensions` are the beginnings of the model's, of length 1.
+        fewer `dimensions` are the beginnings of the model's, of length 1. `admit` is asked before anything is encoded.
 
         Raises as `prepare_inputs`; INVALID for dimensions that the model's vectors cannot have; else as
         `encode_documents` does.
@@ -158,6 +161,7 @@ class TextEncoder:
         before = encoder.parameter(prefix) if prefix else ""
         takes_ids = encoder.inputs.takes_ids
         rows, num_tokens = await prepare_inputs(tokenizer, inputs, label, takes_ids, before, truncate_to)
+        await admit(num_tokens)
         vectors = await self._encode_batches(encoder, rows, 0 if len(rows) == 1 else _DOCUMENT_PRIORITY)
         return Embeddings(cut_vectors(vectors, dimensions), num_tokens)
 
@@ -177,6 +181,15 @@ class TextEncoder:
         tokenizer = self.tokenizer()
         starts = estimate_token_starts if tokenizer is None else tokenizer.tokenizer.starts
         return await asyncio.to_thread(lambda: starts(replace_surrogates(text)))
+
+    def models_used(self) -> list[Model]:
+        """Return the models that make the vectors: its own, its tokenizer and all steps. Raises as
+        `encode_documents`."""
+        tokenizer = self.tokenizer()
+        found = [self._model()] if tokenizer is None else [self._model(), tokenizer]
+        for model in found:  # which grows
+            found += [self._models.find(each.model_name, -1) for each in model.config.ensemble_scheduling.step]
+        return found
 
     def _model(self) -> Model:
         try:

@@ -19,7 +19,7 @@ from pipelines.rag.encoder import (
     too_long,
 )
 from pipelines.rag.encoder_signature import Inputs, normalize
-from pipelines.rag.types import Vector, Vectors
+from pipelines.rag.types import AdmitTokens, Vector, Vectors, admit_all
 from pipelines.stages.tokenizer_model import check_token_ids, cut_token_ids
 from serving.task_model import gather_all
 from sluice.errors import invalid
@@ -78,6 +78,7 @@ class LlmEncoder:
         prefix: str = "",
         truncate_to: int | None = None,
         dimensions: int | None = None,
+        admit: AdmitTokens = admit_all,
     ) -> Embeddings:
         """Encode and raise as `TextEncoder.embed`, with the prompt of sentence-transformers for `prefix`. The engine
         batches the inputs."""
@@ -91,6 +92,8 @@ class LlmEncoder:
             most = None if truncate_to is None else self._limit(truncate_to)
             rows = [ids[:most] for ids in cast(Sequence[list[int]], inputs)]
             await asyncio.to_thread(self._check_ids, rows, label)
+        num_tokens = sum(map(len, rows))
+        await admit(num_tokens)
         slots = asyncio.Semaphore(self.text.info.max_num_seqs)
 
         async def encode(token_ids: list[int]) -> Vector:
@@ -98,11 +101,12 @@ class LlmEncoder:
                 return await self._encode(token_ids)
 
         vectors = np.stack(await gather_all([encode(each) for each in rows]))
-        return Embeddings(cut_vectors(vectors, dimensions), sum(map(len, rows)))
+        return Embeddings(cut_vectors(vectors, dimensions), num_tokens)
 
     async def _encode(self, token_ids: list[int]) -> Vector:
         mode = self._settings.mode
-        hidden = await self.text.hidden_states(token_ids, whole=mode is not PoolingMode.LAST)
+        is_pooled = self.text.info.is_pooled
+        hidden = await self.text.hidden_states(token_ids, whole=mode is not PoolingMode.LAST and not is_pooled)
         vector: Vector = mode.pool(hidden)
         return normalize(vector) if self._settings.normalizes else vector
 
@@ -110,6 +114,7 @@ class LlmEncoder:
         tokenizer, most = self.text.tokenizer, self._limit(truncate_to)
         if truncate_to is not None:
             text = text[: most * _CHARS_PER_TOKEN]
+        await asyncio.sleep(0)  # short texts are tokenized on this loop, up to 2,048 of a request
         token_ids = await tokenizer.encode_text(text, self.text.max_model_len if truncate_to is None else None)
         if not token_ids:
             raise invalid(label, f"{label} must not be empty: it has no tokens")

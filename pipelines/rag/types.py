@@ -1,7 +1,7 @@
 """Values of retrieval: collections, uploads, documents and their chunks, a store's queries and the hits it returns."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -22,6 +22,14 @@ Vector = npt.NDArray[np.float32]
 
 Metadata = Mapping[str, str | int | float | bool | None]
 """Attributes that a client gives a document, for filters to match."""
+
+
+AdmitTokens = Callable[[int], Awaitable[None]]
+"""Asks whether so many tokens may be encoded. Raises SluiceError where not."""
+
+
+async def admit_all(num_tokens: int) -> None:
+    """Let any number of tokens be encoded."""
 
 
 class DocumentFormat(StrEnum):

@@ -17,6 +17,7 @@ _MAX_MESSAGE_CHARS = 500
 """Characters of the API's message that are passed on."""
 _KEY_REFUSED = frozenset({401, 403})
 _BAD_REQUEST = frozenset({400, 413, 422})
+_CONTEXT_CODE = "context_length_exceeded"
 _LATE = frozenset({408, 504})
 
 
@@ -67,7 +68,11 @@ class ApiErrors:
             return self.unavailable(f"refused our key ({status})")
         reason = self._message(error)
         if status in _BAD_REQUEST:
-            return SluiceError(ErrorCode.INVALID, f"{self._subject} refused the request: {reason}", param=error.param)
+            refusal = SluiceError(
+                ErrorCode.INVALID, f"{self._subject} refused the request: {reason}", param=error.param
+            )
+            refusal.exceeds_context = _exceeds_context(error)
+            return refusal
         if status == HTTPStatus.TOO_MANY_REQUESTS:
             message = f"{self._subject} is overloaded: {reason}"
             return SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=retry_after_s)
@@ -99,6 +104,11 @@ class ApiErrors:
     def _shown(self, text: str) -> str:
         text = text.replace(self._key, "***") if self._key else text
         return text.strip()[:_MAX_MESSAGE_CHARS]  # cut last, or half a key could be left at the end
+
+
+def _exceeds_context(error: "APIStatusError") -> bool:
+    """Whether the request is too long for the model: by OpenAI's code, or by vLLM's words, which has no code."""
+    return error.code == _CONTEXT_CODE or "maximum context length" in error.message
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:

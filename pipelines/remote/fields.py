@@ -59,6 +59,7 @@ _NOT_IN_BODY = frozenset(
 """Inputs that are not fields of the body, or are put there in another way. Counts of tokens are always requested."""
 _GRAMMARS = {"regex": "regex", "ebnf_grammar": "grammar"}
 """vLLM's names of grammars that only its API takes."""
+_BYTES_PER_TOKEN = 3
 _REMEDY = "; leave it out, or set the parameter dialect to vllm in the model's configuration where the API is vLLM's"
 
 
@@ -145,6 +146,11 @@ def build_body(values: Values, options: RemoteOptions) -> Json:
         body |= _vllm_fields(values)
     _refuse_others(values, options)
     return body
+
+
+def estimate_prompt_tokens(body: Json) -> int:
+    """Return about how many tokens the prompt has, whose tokenizer is the API's."""
+    return len(msgspec.json.encode(body.get("prompt") or body["messages"])) // _BYTES_PER_TOKEN
 
 
 def _prompt(values: Values, options: RemoteOptions) -> Json:

@@ -12,7 +12,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from pipelines.llm.services import RequestLimits
 from pipelines.llm.values import is_streamed, read_rows, wants_stream
 from pipelines.remote.client import ApiClient, Json, RequestDeadlines, request_deadlines
-from pipelines.remote.fields import build_body, declared_inputs
+from pipelines.remote.fields import build_body, declared_inputs, estimate_prompt_tokens
 from pipelines.remote.generation import RemoteEvent, generate
 from pipelines.text.stream import OpenRecord, check_complete, measure
 from serving.job import InferJob
@@ -112,6 +112,8 @@ class RemoteLlmModel(Model):
                 self._place(job, deadlines),
                 aclosing(generate(self._client, body, deadlines.end, streams=streams)) as events,
             ):
+                longest = body.get(self._client.options.length_field) or 0
+                await record.admit(estimate_prompt_tokens(body), longest)
                 async for event in events:
                     check_complete(event)
                     record.observe(event)

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -9,12 +10,16 @@ import jinja2
 
 from pipelines.text.template_sandbox import TemplateSandbox
 from pipelines.text.template_worker import TemplateJob
-from pipelines.text.turns import Turn
+from pipelines.text.turns import Turn, with_whole_texts
 from pipelines.text.types import TemplateOptions
 from sluice.errors import SluiceError, invalid
 
 _MAX_ERROR_CHARS = 300
 _DOCUMENTS = "documents"
+_OF_PARTS = re.compile(r"['\"]image['\"]")
+"""Is in a template that takes contents in parts, of which some are images."""
+_OF_TEXT = re.compile(r"\bis\s+string\b")
+"""Is in a template of parts that takes a text as well."""
 
 
 class ChatTemplate:
@@ -59,6 +64,7 @@ class ChatTemplate:
         """Return the text of a conversation. Raises INVALID where the template refuses it."""
         tools, documents = list(options.tools) or None, list(options.documents) or None
         adds, continues = options.adds_generation_prompt, options.continues_final_message
+        turns = _in_form(turns, options.image_placeholders, options.template or self.text)
         if options.template is not None:
             arguments = {**self._tokenizer.special_tokens_map, **options.arguments}
             return self.sandbox.render(
@@ -86,6 +92,18 @@ class ChatTemplate:
         functions = (self._tokenizer.apply_chat_template, render_jinja_template)
         parameters = (name for function in functions for name in inspect.signature(function).parameters)
         return frozenset({"messages", *parameters, *self._tokenizer.special_tokens_map})
+
+
+def _in_form(turns: list[Turn], placeholders: Sequence[str], template: str) -> list[Turn]:
+    """Return turns whose contents have the form that `template` takes: text, parts or either."""
+    if _OF_PARTS.search(template) is None:
+        return with_whole_texts(turns, placeholders) if placeholders else turns
+    if _OF_TEXT.search(template) is not None:
+        return turns
+    return [
+        {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
+        for turn in turns
+    ]
 
 
 def names_in_template(template: str) -> frozenset[str]:

@@ -8,12 +8,13 @@ from importlib.metadata import version
 from typing import Protocol
 
 from pipelines.text.parts import ChatReader
-from pipelines.text.types import AS_IT_IS, Prompt, PromptForm, TextEvent, TextRequest
+from pipelines.text.types import AS_IT_IS, Conversation, Prompt, PromptForm, TextEvent, TextRequest
 from serving.model import Model
 from sluice.errors import invalid
 
 UNCOUNTED: AbstractContextManager[object] = nullcontext()
 """A context for generations of which nobody counts how many are open."""
+UNCOUNTED_IMAGES = " here: how many tokens an image takes is known when an answer to it is generated"
 
 
 class TextModel(Protocol):
@@ -104,6 +105,12 @@ def refuse_parameters(model: str, request: TextRequest) -> None:
         names = ", ".join(request.parameters)
         reason = f"a language model alone, which retrieves nothing and takes none of {names}; name a pipeline"
         raise invalid("parameters", f"model '{model}' is {reason}, or leave them out")
+
+
+def refuse_images(conversation: Conversation, where: str) -> None:
+    """Raise SluiceError INVALID, naming the first, where a conversation has images. `where` ends the message."""
+    if images := conversation.images:
+        raise invalid(images[0].path, f"{images[0].path} is not supported{where}")
 
 
 @singledispatch

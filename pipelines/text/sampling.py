@@ -162,14 +162,6 @@ def add_end(sampling: SamplingParams, eos: int | None, info: EngineInfo) -> Samp
     return msgspec.structs.replace(sampling, stop_token_ids=(*sampling.stop_token_ids, eos))
 
 
-def num_tokens_after(prompt_tokens: int, info: EngineInfo) -> int:
-    """Return the tokens that context and KV cache leave after the prompt. It is at least 1, so that the engine refuses
-    a prompt that fills them as too long."""
-    # The last token is never fed back, so it needs no slot.
-    cache_tokens = info.num_blocks * info.block_size + 1
-    return max(1, min(info.max_model_len, cache_tokens) - prompt_tokens)
-
-
 def _check_biased_words(words: tuple[tuple[str, float], ...]) -> None:
     if len(words) > MAX_BIASED_WORDS:
         raise invalid(_BIAS_WORDS, f"{_BIAS_WORDS} has {len(words)} strings; at most {MAX_BIASED_WORDS} are allowed")

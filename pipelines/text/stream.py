@@ -54,7 +54,8 @@ class TextStream:
         self._starts = array("I") if notes_starts else None
         self._made = 0
         """Characters that the tokens in `_starts` stand for."""
-        self._is_plain = self._stops is None and logprobs is None and not notes_starts
+        self.is_plain = self._stops is None and logprobs is None and not notes_starts
+        """Whether an event shows all of its tokens, and never ends the text before them."""
         self._completion_tokens = 0
         self._reported_tokens = 0
 
@@ -77,6 +78,8 @@ class TextStream:
     def _note(self, detail: EventDetail) -> None:
         if detail.num_cached_tokens is not None:
             self._cached_tokens = detail.num_cached_tokens
+        if detail.num_prompt_tokens is not None:
+            self._prompt_tokens = detail.num_prompt_tokens
         if detail.metrics is not None:
             self._metrics = detail.metrics
         if self._logprobs is not None:
@@ -111,7 +114,7 @@ class TextStream:
         return self._stops.matched if self._stops is not None else None
 
     def _show(self, token_ids: Sequence[int]) -> str:
-        if self._is_plain:
+        if self.is_plain:
             self._completion_tokens += len(token_ids)
             if self._token_ids is not None:
                 self._token_ids += token_ids
@@ -234,6 +237,10 @@ def with_prompt_end(event: TextEvent, prompt_end: str) -> TextEvent:
 class StreamRecord(Protocol):
     """The measurements of one LLM request: tokens, time to first token, gaps."""
 
+    async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
+        """Note what the generation can use at most, before it is submitted, and return the weight of its tenant; None
+        where the engine knows it. Raises SluiceError to refuse the generation."""
+
     def observe(self, event: TextEvent) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def close(self) -> None: ...
@@ -246,6 +253,7 @@ OpenRecord = Callable[[str, str], StreamRecord]
 class _NoRecord:
     """Measures nothing."""
 
+    async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None: ...
     def observe(self, event: TextEvent) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def close(self) -> None: ...

@@ -12,7 +12,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.types import FinishReason
 from engine.validation import check_sampling
 from pipelines.text.citations import EncodingProgress, Source, cite, decode_progress, decode_source
-from pipelines.text.model import UNCOUNTED, TextModel, fingerprint_of, refuse_parameters, text_model_of
+from pipelines.text.model import (
+    UNCOUNTED,
+    TextModel,
+    fingerprint_of,
+    refuse_images,
+    refuse_parameters,
+    text_model_of,
+)
 from pipelines.text.sampling import SamplingDefaults, build_request_parameters, client_max_tokens, not_passed_on
 from pipelines.text.stream import sent_prompt
 from pipelines.text.text_tensors import encode_messages
@@ -136,7 +143,7 @@ class TensorText:
     template_names: frozenset[str] = frozenset()
 
     def __init__(self, model: Model, signature: TextSignature) -> None:
-        self._model = model
+        self.model = model
         self._signature = signature
         self.name = model.name
         self.version = str(model.version)
@@ -150,7 +157,7 @@ class TensorText:
     @property
     def takes_parameters(self) -> bool:
         """Whether the model may retrieve, and so read `parameters`: it is an ensemble, or it gives sources."""
-        spec = self._model.spec
+        spec = self.model.spec
         return spec.platform == _ENSEMBLE or SOURCES in spec.outputs
 
     async def prepare_shared(self, prompt: Prompt, form: PromptForm = AS_IT_IS) -> Prompt:
@@ -175,7 +182,7 @@ class TensorText:
             max_tokens = request.sampling.get("max_tokens", request.default_max_tokens) or _ANY_LENGTH
             check_sampling(SamplingDefaults().resolve(request.sampling, max_tokens))
             stream = TensorTextStream(self.name, self._signature.output.name)
-            async with aclosing(infer_stream(self._model, self._infer_request(request))) as responses:
+            async with aclosing(infer_stream(self.model, self._infer_request(request))) as responses:
                 async for response in responses:
                     for event in stream.feed(response):
                         yield event
@@ -185,9 +192,9 @@ class TensorText:
         parameters = {**build_request_parameters(request, self.name), **request.parameters}
         if history:
             parameters[HISTORY] = encode_messages(history).decode()
-        if self._model.spec.is_decoupled:
+        if self.model.spec.is_decoupled:
             parameters["stream"] = True
-        shape = (1, 1) if self._model.spec.max_batch_size > 0 else (1,)
+        shape = (1, 1) if self.model.spec.max_batch_size > 0 else (1,)
         name = self._signature.input.name
         element = np.array([text], np.object_).reshape(shape)
         return InferRequest(
@@ -205,7 +212,7 @@ class TensorText:
     def _outputs(self) -> tuple[str, ...]:
         """Return the outputs that make the answer, so that steps for other outputs do not run."""
         return tuple(
-            name for name in self._model.spec.outputs if name == self._signature.output.name or name in SIDE_OUTPUTS
+            name for name in self.model.spec.outputs if name == self._signature.output.name or name in SIDE_OUTPUTS
         )
 
     def _refuse_options(self, options: TemplateOptions) -> None:
@@ -223,6 +230,8 @@ class TensorText:
         if isinstance(prompt, str):
             prompt = Conversation((ChatMessage("user", prompt),))
         self._refuse_options(prompt.options)
+        if any(each.parts for each in prompt.messages):
+            refuse_images(prompt, f": model '{self.name}' takes text alone")
         if any(each.tool_calls or each.role in _TOOL_ROLES for each in prompt.messages):
             raise invalid("messages", f"model '{self.name}' takes no tool calls and no results of them")
         if self._signature.takes_messages:

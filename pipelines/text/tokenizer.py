@@ -22,7 +22,7 @@ from pipelines.text.fill_in_middle import fill_in_prompt
 from pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
 from pipelines.text.turns import Turn, strings_in, tool_turns, with_strings
 from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, PromptForm, TemplateOptions, TextForm
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError, invalid, too_long
 from sluice.heap import trim_heap
 
 ROLES = {
@@ -171,9 +171,9 @@ class Tokenizer:
         return frozenset(token.content for token in self.added_tokens if token.special)
 
     @property
-    def normalizer(self) -> Any:
-        """The normalizer applied to a text before tokens are matched in it; None for none."""
-        return self._backend.normalizer
+    def library_tokenizer(self) -> Any:
+        """The tokenizer of the library `tokenizers`, or a slow one in its place. Whoever changes it takes a copy."""
+        return self._backend
 
     @cached_property
     def token_texts(self) -> TokenTexts:
@@ -367,7 +367,7 @@ def _shielded(turns: list[Turn], options: TemplateOptions, strings: list[str]) -
 
 def _has_more(message: ChatMessage) -> bool:
     """Whether a message has more than a role and a content."""
-    return bool(message.tool_calls or message.tool_call_id or message.reasoning or message.name)
+    return bool(message.tool_calls or message.tool_call_id or message.reasoning or message.name or message.parts)
 
 
 def _trim_after(work: Callable[[], T]) -> T:
@@ -379,7 +379,7 @@ def _trim_after(work: Callable[[], T]) -> T:
 
 
 def _too_long(param: str, size: str, max_tokens: int) -> SluiceError:
-    return invalid(
+    return too_long(
         param,
         f"the prompt has {size}, which are more tokens than this model's context: it is {max_tokens} "
         f"tokens and must leave room for at least 1 of output; shorten the prompt",

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from pipelines.text.types import ChatMessage, TemplateOptions
+from pipelines.text.types import ChatMessage, ImagePart, TemplateOptions
 from sluice.errors import invalid
 
 Turn = dict[str, Any]
@@ -23,7 +23,7 @@ def tool_turns(messages: Sequence[ChatMessage], roles: Sequence[str]) -> list[Tu
 
 
 def _turn(message: ChatMessage, role: str, index: int, names: dict[str, str]) -> Turn:
-    turn: Turn = {"role": role, "content": message.content}
+    turn: Turn = {"role": role, "content": _parts(message) if message.parts else message.content}
     if message.reasoning:
         turn["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -46,6 +46,26 @@ def _turn(message: ChatMessage, role: str, index: int, names: dict[str, str]) ->
     return turn
 
 
+def _parts(message: ChatMessage) -> list[dict[str, str]]:
+    return [
+        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part} for part in message.parts
+    ]
+
+
+def with_whole_texts(turns: list[Turn], placeholders: Sequence[str]) -> list[Turn]:
+    """Return turns whose contents are text, for a template that takes no parts: the placeholders of a turn's images,
+    and then its text, on lines of their own, as vLLM does."""
+    rest = iter(placeholders)
+
+    def whole(content: str | list[dict[str, str]]) -> str:
+        if isinstance(content, str):
+            return content
+        images = [next(rest, "") for part in content if part["type"] == "image"]
+        return _APART.join([*images, "".join(part.get("text", "") for part in content)])
+
+    return [{**turn, "content": whole(turn["content"])} for turn in turns]
+
+
 def _arguments(text: str, path: str) -> dict[str, Any]:
     """Return a call's arguments as templates take them: as an object."""
     try:
@@ -59,7 +79,7 @@ def _arguments(text: str, path: str) -> dict[str, Any]:
 
 def strings_in(turns: list[Turn], options: TemplateOptions) -> list[str]:
     """Return every string that the client wrote, in a fixed order: first the contents, which may stand side by side."""
-    found = [turn["content"] for turn in turns]
+    found = [turn["content"] if isinstance(turn["content"], str) else "" for turn in turns]
     for part in _others(turns, options):
         for string in _strings(part):
             found += (_APART, string)
@@ -86,9 +106,16 @@ def with_strings(
 
 
 def _others(turns: list[Turn], options: TemplateOptions) -> list[Any]:
-    """Return what the client wrote besides roles and contents: of each turn, then the tools, the documents and the
-    values of the arguments, whose names are the template's."""
-    rests = [{key: value for key, value in turn.items() if key not in ("role", "content")} for turn in turns]
+    """Return what the client wrote besides roles and contents of text: of each turn, then the tools, the documents and
+    the values of the arguments, whose names are the template's."""
+    rests = [
+        {
+            key: value
+            for key, value in turn.items()
+            if key != "role" and (key != "content" or not isinstance(value, str))
+        }
+        for turn in turns
+    ]
     return [*rests, list(options.tools), list(options.documents), list(options.arguments.values())]
 
 

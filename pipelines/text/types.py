@@ -17,11 +17,20 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: str
 
 
+class ImagePart(msgspec.Struct, frozen=True):
+    """An image in a message: a data: URL, or one that the server may fetch. `path` is the field in the client's
+    request."""
+
+    url: str
+    path: str
+
+
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One turn of a conversation. Roles are checked where the model's chat template is rendered.
 
-    An assistant's turn may have `tool_calls` and the `reasoning` before its answer. A tool's turn has the `content`
-    that the call `tool_call_id` of the function `name` returned.
+    `content` is its text; a turn with images has `parts` too, them and the text in order. An assistant's turn may have
+    `tool_calls` and the `reasoning` before its answer. A tool's turn has the `content` that the call `tool_call_id` of
+    the function `name` returned.
     """
 
     role: str
@@ -30,6 +39,7 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    parts: tuple[str | ImagePart, ...] = ()
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -45,7 +55,8 @@ class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a chat template is rendered with, besides the messages.
 
     `tools` are functions in OpenAI's form, `{"type": "function", "function": {...}}`; `documents` are objects with a
-    title and a text; `template` replaces the model's own; `arguments` are further variables of the template. Without
+    title and a text; `template` replaces the model's own; `arguments` are further variables of the template;
+    `image_placeholders` stand for images where the template takes text alone. Without
     `adds_generation_prompt` the text ends after the last message; with `continues_final_message` it ends within it.
     """
 
@@ -55,6 +66,7 @@ class TemplateOptions(msgspec.Struct, frozen=True, kw_only=True):
     arguments: dict[str, Any] = {}
     adds_generation_prompt: bool = True
     continues_final_message: bool = False
+    image_placeholders: tuple[str, ...] = ()
 
 
 class Conversation(msgspec.Struct, frozen=True):
@@ -63,16 +75,22 @@ class Conversation(msgspec.Struct, frozen=True):
     messages: tuple[ChatMessage, ...]
     options: TemplateOptions = TemplateOptions()
 
+    @property
+    def images(self) -> list[ImagePart]:
+        return [part for each in self.messages if each.parts for part in each.parts if isinstance(part, ImagePart)]
+
 
 PlainPrompt = str | list[int] | Conversation
 """Text to continue, token ids to continue, or a conversation to answer."""
 
 
 class EncodedPrompt(msgspec.Struct, frozen=True):
-    """A prompt with its token ids, so that several requests for it tokenize it once."""
+    """A prompt with its token ids, so that several requests for it tokenize it once. `images` are the files of its
+    images, for each of which the ids have a placeholder."""
 
     source: PlainPrompt
     token_ids: list[int]
+    images: tuple[bytes, ...] = ()
 
 
 Prompt = PlainPrompt | EncodedPrompt
@@ -211,6 +229,8 @@ class TextDetail(msgspec.Struct, frozen=True):
     num_drafted: int = 0
     num_accepted: int = 0
     """Draft tokens of a request that `returns_metrics`, on its last event: those tried, and those of them that came."""
+    target: str = ""
+    """The target of a route that answers, with the first event of an answer for a `ChatReader`."""
 
 
 class TextEvent(msgspec.Struct, frozen=True, gc=False):

@@ -63,7 +63,7 @@ class Batcher:
     def start(self, job: InferJob) -> None:
         """Run or queue a job. Raises UNAVAILABLE where the queue is full."""
         is_dynamic, is_free_to_run = self._policy.is_dynamic, not self._is_dispatching
-        if not is_dynamic and is_free_to_run and not self._queue and self._run_now(job):
+        if is_free_to_run and not self._queue and (not is_dynamic or self._wants_first) and self._run_now(job):
             return
         self._enqueue(job, self._keys.of(job.request) if is_dynamic else None)
         if not is_free_to_run or not self._pool.has_idle:
@@ -73,6 +73,13 @@ class Batcher:
             self._wakeup.soon()
         else:
             self._wakeup.at(perf_counter_ns() + _RETRY_NS)
+
+    @property
+    def _wants_first(self) -> bool:
+        """Whether a request is to run alone, now; never where the model's operator has chosen sizes or a delay."""
+        policy = self._policy
+        is_plain = not policy.delay_ns and policy.preferred_rows == {policy.max_rows}
+        return is_plain and self._pool.wants_first
 
     def _run_now(self, job: InferJob) -> bool:
         instance = self._pool.choose()

@@ -113,6 +113,11 @@ class InstancePool:
         return bool(self._idle or self._spillover)
 
     @property
+    def wants_first(self) -> bool:
+        """Whether the next request is better run now than with others of the event loop's turn."""
+        return bool(self._idle) and self._idle[0].instance.wants_first
+
+    @property
     def is_ready(self) -> bool:
         return any(each.instance.is_ready for each in self._all)
 

@@ -23,6 +23,7 @@ from sluice.errors import ErrorCode, SluiceError
 
 _log = logging.getLogger(__name__)
 
+_VALUE_PREFIX = "sluice:value:"
 _MAX_UNSENT_BYTES = 64 << 20
 """Limit on values on their way to Redis. Beyond it responses are not kept, as they would fill the memory."""
 
@@ -65,6 +66,25 @@ class RedisCache(ResponseCache):
         kept = self._insertions.put((key, value))
         kept.add_done_callback(lambda _: self._was_sent(len(value)))
         return kept
+
+    async def find_value(self, key: Key) -> bytes | None:
+        if not self.is_up:
+            self.usage.num_bypassed += 1
+            return None
+        value = await self.find(_VALUE_PREFIX + key.hex())
+        if value:
+            self.usage.num_hits += 1
+        elif value is None:
+            self.usage.num_bypassed += 1
+        else:
+            self.usage.num_misses += 1
+        return value or None
+
+    def keep_value(self, key: Key, value: bytes) -> bool:
+        if not self.is_up or len(value) > self.max_value_bytes:
+            return False
+        self.keep(_VALUE_PREFIX + key.hex(), value)
+        return True
 
     def _was_sent(self, size: int) -> None:
         self._unsent_bytes -= size

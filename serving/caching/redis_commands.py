@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from redis.exceptions import RedisError
 
@@ -22,6 +22,15 @@ _MAX_BATCH = 32
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+class RedisState(Protocol):
+    """Whether Redis answers, and who learns of each answer."""
+
+    @property
+    def is_up(self) -> bool: ...
+    def succeeded(self) -> None: ...
+    def failed(self, error: Exception) -> None: ...
 
 
 class Availability:
@@ -105,7 +114,7 @@ class CommandBatcher(Generic[Item, Answer]):
         self,
         send: Callable[[list[Item]], Awaitable[list[Answer]]],
         nothing: Answer,
-        availability: Availability,
+        availability: RedisState,
         *,
         max_wait_s: float,
         width: int = 1,

@@ -48,6 +48,14 @@ class ResponseCache(ABC):
         """Return the cache of one model version. A version loaded from other files finds nothing of the last one."""
 
     @abstractmethod
+    async def find_value(self, key: Key) -> bytes | None:
+        """Return the value that `keep_value` kept under `key`; None where there is none, or no answer in time."""
+
+    @abstractmethod
+    def keep_value(self, key: Key, value: bytes) -> bool:
+        """Keep a value of another kind than responses. Returns False where it is there already or too large."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Free its memory and connections. To be called last, by the caller that opened it. Idempotent."""
 
@@ -143,6 +151,15 @@ class LocalCache(ResponseCache):
         usage.num_entries = len(self._entries)
         usage.insertion_ns += perf_counter_ns() - started
         return True
+
+    async def find_value(self, key: Key) -> bytes | None:
+        started = perf_counter_ns()
+        found = self.find(key)
+        self.usage.lookup_ns += perf_counter_ns() - started
+        return None if found is None else bytes(found.outputs[0].raw)
+
+    def keep_value(self, key: Key, value: bytes) -> bool:
+        return self.keep(key, InferResponse([Tensor("value", "UINT8", (len(value),), value)]))
 
     async def close(self) -> None:
         self._entries.clear()

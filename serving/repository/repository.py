@@ -205,6 +205,10 @@ class ModelRepository:
             raise SluiceError(ErrorCode.ALREADY_EXISTS, f"model '{model.name}' is already served")
         managed.add(model)
 
+    def remove(self, model: Model) -> None:
+        """Serve a model that was added no longer. The caller unloads it."""
+        self._updates.managed(model.name).versions.pop(model.version, None)
+
     def expect(self, name: str) -> Callable[[], None]:
         """Expect a model that is loaded elsewhere: ensembles that call it wait for it, and its folder is not loaded.
 

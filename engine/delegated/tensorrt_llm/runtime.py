@@ -86,5 +86,6 @@ TENSORRT_LLM = RuntimeSpec(
     install=RuntimeInstall(by_hand=_BY_HAND),
     settings=SETTINGS,
     sampling_fields=OPTIONAL_FIELDS,
+    kv_tier_advice="--runtime-setting host_cache_size=SIZE gives it host memory",
     ignored_fields=frozenset({"cache_path", "num_threads"}),
 )

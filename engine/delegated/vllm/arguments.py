@@ -1,13 +1,16 @@
 """From an EngineConfig to the engine arguments of vLLM."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig, Speculation
+import msgspec
+
+from engine.config import EngineConfig, Speculation, Task
 from engine.delegated.vllm.library import INSTALL, VllmLibrary
-from engine.delegated.vllm.settings import SETTINGS
-from engine.model_folder import read_json
+from engine.delegated.vllm.settings import LEFT_OUT, SETTINGS
+from engine.model_folder import read_json, served_task
 from engine.runtime_settings import nearest_names
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -23,7 +26,7 @@ _CPU_CACHE_BYTES = 1 << 30
 _CACHE_SIZES = frozenset({"kv_cache_memory_bytes", "gpu_memory_utilization"})
 """A number of blocks is none of them: with it alone vLLM still asks for nearly all memory."""
 _NGRAM_SIZE = 3
-_OWN_SPECULATION = ("speculative_config", "spec_method")
+_OWN_SPECULATION = frozenset({"speculative_config", "spec_method"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,8 @@ class VllmPlan:
     arguments: dict[str, Any]
     has_tokenizer: bool
     """Whether it has the model's tokenizer, which grammars need."""
-    adapters: dict[str, str]
-    """Folders of LoRA adapters by name."""
+    task: Task = Task.GENERATE
+    """The task that the model is served for."""
 
     def __str__(self) -> str:
         return f"AsyncEngineArgs({', '.join(f'{name}={value!r}' for name, value in self.arguments.items())})"
@@ -46,8 +49,12 @@ def plan_vllm(config: EngineConfig, library: VllmLibrary) -> VllmPlan:
     tokenizer = Path(config.tokenizer_path or config.model_path)
     has_tokenizer = (tokenizer / _TOKENIZER_FILE).is_file()
     given = _given(config)
+    task = served_task(config)
+    if task is not Task.GENERATE:
+        config = _without_adapters(config, task)
     arguments = {
-        **_from_fields(config),
+        **_from_fields(config, given),
+        "runner": "generate" if task is Task.GENERATE else "pooling",
         "tokenizer": str(tokenizer),
         "skip_tokenizer_init": not has_tokenizer,
         "enable_logging_iteration_details": True,
@@ -59,17 +66,23 @@ def plan_vllm(config: EngineConfig, library: VllmLibrary) -> VllmPlan:
         arguments["structured_outputs_config"] = {
             **_mapping(arguments.get("structured_outputs_config")), "backend": "guidance"
         }  # fmt: skip
+    if task is not Task.GENERATE:
+        arguments["enable_prefix_caching"] = arguments["enable_prefix_caching"] and None  # vLLM knows for which models
     if library.is_on_cpu and not _CACHE_SIZES & arguments.keys():
         arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
+    if config.enable_sleep_mode and not library.is_on_cpu:  # on a CPU scheduling alone sleeps
+        arguments.setdefault("enable_sleep_mode", True)
     _check_known(given, library)
-    return VllmPlan(arguments, has_tokenizer and not arguments["skip_tokenizer_init"], dict(config.lora_modules))
+    return VllmPlan(arguments, has_tokenizer and not arguments["skip_tokenizer_init"], task)
 
 
 def _given(config: EngineConfig) -> dict[str, Any]:
     """Return what was given by vLLM's own names."""
     settings = {name: value for name, value in SETTINGS.check(config.runtime_settings).items() if SETTINGS[name].target}
-    for name in config.llm_arguments:
-        SETTINGS.check({name: "0"} if name not in SETTINGS else {})  # its error names what is near
+    for name, value in config.llm_arguments.items():
+        SETTINGS.find(name)
+        if name in LEFT_OUT:
+            raise invalid(name, f"{name} must be left out: {LEFT_OUT[name]}, got {value!r}")
     return settings | config.llm_arguments
 
 
@@ -81,7 +94,7 @@ def _check_known(given: dict[str, Any], library: VllmLibrary) -> None:
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param=name)
 
 
-def _from_fields(config: EngineConfig) -> dict[str, Any]:
+def _from_fields(config: EngineConfig, given: Mapping[str, Any]) -> dict[str, Any]:
     if config.kv_cache_memory_fraction is not None:
         message = (
             "kv_cache_memory_fraction has another meaning in vLLM, a share of all memory with the weights in it; give "
@@ -107,9 +120,18 @@ def _from_fields(config: EngineConfig) -> dict[str, Any]:
         arguments["quantization"] = config.quantization
     if config.lora_modules or config.enable_lora:
         arguments |= _for_adapters(config)
-    if config.speculation is not Speculation.OFF and not any(name in config.llm_arguments for name in _OWN_SPECULATION):
+    if config.speculation is not Speculation.OFF and not _OWN_SPECULATION & given.keys():
         arguments["speculative_config"] = _speculation(config)
     return arguments
+
+
+def _without_adapters(config: EngineConfig, task: Task) -> EngineConfig:
+    """Return the configuration of a model that generates nothing. Raises UNIMPLEMENTED for what is for those."""
+    if config.lora_modules or config.speculation is not Speculation.OFF:
+        name = "lora_modules" if config.lora_modules else "speculation"
+        message = f"{name} must be left out where vLLM serves a model for {task}: it is for generation"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param=name)
+    return msgspec.structs.replace(config, enable_lora=False)
 
 
 def _speculation(config: EngineConfig) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class CacheCapacity:
 
     groups: tuple[CacheGroup, ...]
     num_blocks: int
-    """Blocks that requests can use."""
+    """Blocks that requests can use; 0 for an encoder, which keeps nothing."""
     max_model_len: int
     num_in_flight: int
     """Most tokens that are scheduled and not yet settled."""
@@ -68,8 +68,8 @@ def read_capacity(vllm_config: Any, metadata: Sequence[Mapping[str, Any]]) -> Ca
                 "layers of kind %s are reserved for as if they kept all tokens, which is more than needed", kind
             )
     return CacheCapacity(
-        tuple(groups) or (CacheGroup(int(cache.block_size)),),
-        max(int(cache.num_gpu_blocks) - 1, 1),  # vLLM keeps one to itself
+        tuple(groups),
+        max(int(cache.num_gpu_blocks) - 1, 1) if groups else 0,  # vLLM keeps one to itself
         int(vllm_config.model_config.max_model_len),
         int(getattr(vllm_config, "max_in_flight_tokens", vllm_config.scheduler_config.max_num_batched_tokens)),
         _num_lookahead(vllm_config),

@@ -29,19 +29,26 @@ SURFACE: dict[str, tuple[str, ...]] = {
         "max_num_batched_tokens", "num_gpu_blocks_override", "kv_cache_memory_bytes", "kv_cache_dtype",
         "gpu_memory_utilization", "enable_prefix_caching", "quantization", "tensor_parallel_size",
         "pipeline_parallel_size", "enable_lora", "max_loras", "max_lora_rank", "speculative_config",
-        "structured_outputs_config", "enable_logging_iteration_details",
+        "structured_outputs_config", "enable_logging_iteration_details", "runner",
     ),
     "vllm.engine.arg_utils:AsyncEngineArgs.create_engine_config": (),
+    "vllm.engine.arg_utils:AsyncEngineArgs.create_model_config": (),
     "vllm.v1.engine.async_llm:AsyncLLM.from_vllm_config": ("vllm_config", "stat_loggers", "disable_log_stats"),
     "vllm.v1.engine.async_llm:AsyncLLM.generate": ("prompt", "sampling_params", "request_id", "lora_request"),
+    "vllm.v1.engine.async_llm:AsyncLLM.encode": ("prompt", "pooling_params", "request_id"),
+    "vllm.v1.engine.async_llm:AsyncLLM.get_supported_tasks": (),
     "vllm.v1.engine.async_llm:AsyncLLM.abort": ("request_id",),
     "vllm.v1.engine.async_llm:AsyncLLM.check_health": (),
     "vllm.v1.engine.async_llm:AsyncLLM.add_lora": ("lora_request",),
     "vllm.v1.engine.async_llm:AsyncLLM.remove_lora": ("lora_id",),
+    "vllm.v1.engine.async_llm:AsyncLLM.sleep": ("level", "mode"),
+    "vllm.v1.engine.async_llm:AsyncLLM.wake_up": ("tags",),
+    "vllm.v1.engine.async_llm:AsyncLLM.collective_rpc": ("method",),
     "vllm.v1.engine.async_llm:AsyncLLM.shutdown": (),
     "vllm.v1.engine.core:EngineCore.get_kv_cache_group_metadata": (),
     "vllm.v1.engine.core_client:AsyncMPClient.call_utility_async": (),
     "vllm.v1.engine.exceptions:EngineDeadError": (),
+    "vllm.envs:enable_envs_cache": (),
     "vllm.exceptions:VLLMValidationError": (),
     "vllm.sampling_params:SamplingParams": (
         "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
@@ -50,10 +57,14 @@ SURFACE: dict[str, tuple[str, ...]] = {
         "_bad_words_token_ids",
     ),
     "vllm.sampling_params:StructuredOutputsParams": ("grammar",),
+    "vllm.pooling_params:PoolingParams": ("task", "use_activation", "extra_kwargs"),
     "vllm.sampling_params:RequestOutputKind.DELTA": (),
     "vllm.inputs:tokens_input": ("prompt_token_ids", "cache_salt"),
+    "vllm.renderers.base:BaseRenderer.process_for_engine_async": ("prompt", "arrival_time", "skip_mm_cache"),
+    "vllm.multimodal.media.image:ImageMediaIO.load_bytes": ("data",),
+    "vllm.model_executor.model_loader:get_model_cls": ("model_config",),
     "vllm.lora.request:LoRARequest": ("lora_name", "lora_int_id", "lora_path"),
-    "vllm.v1.metrics.loggers:StatLoggerBase.record": (
+    "vllm.v1.metrics.loggers:PrometheusStatLogger.record": (
         "scheduler_stats", "iteration_stats", "mm_cache_stats", "engine_idx",
     ),
     "vllm.v1.metrics.stats:SchedulerStats": (
@@ -64,7 +75,7 @@ SURFACE: dict[str, tuple[str, ...]] = {
     ),
     "vllm.platforms:current_platform.is_cpu": (),
 }  # fmt: skip
-"""What the adapter uses: "module:name", and the parameters or fields that it needs there."""
+"""The adapter uses these: "module:name", and the parameters or fields that it needs there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.config import EngineConfig, Runtime
+from engine.config import EngineConfig, Runtime, Task
 from engine.delegated.vllm.settings import SETTINGS
 from engine.model_folder import ModelFormat
 from engine.runtime_spec import Appraisal, Fitness, RuntimeInstall, RuntimeSpec, StepSizes
@@ -35,6 +35,7 @@ VLLM = RuntimeSpec(
     devices="NVIDIA GPUs and the CPU",
     process="engine.delegated.vllm.process",
     formats=frozenset({ModelFormat.HUGGINGFACE}),
+    tasks=frozenset({Task.GENERATE, Task.EMBED, Task.SCORE}),
     appraise=_appraise,
     default_step_sizes=StepSizes(256, 8192),
     built_in_step_sizes=lambda config: None if num_gpus() else _ON_CPU,
@@ -53,5 +54,6 @@ VLLM = RuntimeSpec(
         size_gb=3.2,
     ),
     settings=SETTINGS,
-    ignored_fields=frozenset({"cache_path"}),
+    kv_tier_advice="--runtime-setting kv_offloading_size=GIB gives it host memory, kv_transfer_config another store",
+    ignored_fields=frozenset({"cache_path", "num_threads"}),
 )

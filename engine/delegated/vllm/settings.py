@@ -94,13 +94,13 @@ media_io_kwargs mm_processor_kwargs model_class_overrides model_loader_extra_con
 offload_params optimization_level pooler_config profiler_config pt_load_map_location quantization_config
 sleep_preserve_parameter_names speculative_config structured_outputs_config watchdog_config
 """
-_LEFT_OUT = {
+_DECIDED = {
     "Sluice names and finds models itself": "model model_weights served_model_name",
     "Sluice chooses it for the model's task": "runner convert",
     "Sluice queues, and orders the queue": "scheduling_policy max_num_queued_reqs max_num_queued_tokens",
     "Sluice counts by vLLM's statistics and writes its own log": "disable_log_stats enable_log_requests log_level "
     "log_config_file custom_histogram_buckets collect_detailed_traces otlp_traces_endpoint",
-    "each engine of Sluice is one replica; start several": "data_parallel_size data_parallel_rank "
+    "use --replicas, or --engines for those of other machines": "data_parallel_size data_parallel_rank "
     "data_parallel_start_rank data_parallel_size_local data_parallel_address data_parallel_rpc_port "
     "data_parallel_backend data_parallel_hybrid_lb data_parallel_external_lb data_parallel_multi_port_external_lb "
     "enable_elastic_ep elastic_ep_max_dp_size",
@@ -109,6 +109,8 @@ _LEFT_OUT = {
     "log probabilities are the model's, as everywhere in Sluice": "logprobs_mode",
     "tokens leave vLLM as they come": "stream_interval",
 }
+LEFT_OUT = {name: reason for reason, names in _DECIDED.items() for name in names.split()}
+"""Arguments that Sluice decides, and why."""
 
 SETTINGS = SettingsTable(
     "vLLM",
@@ -122,10 +124,6 @@ SETTINGS = SettingsTable(
         "Sluice's own": (
             RuntimeSetting(STALL_SETTING, "", number(0.001), "Seconds without a token or step that mean it hangs."),
         ),
-        "left out": tuple(
-            RuntimeSetting(name, name, _left_out(reason), reason)
-            for reason, names in _LEFT_OUT.items()
-            for name in names.split()
-        ),
+        "left out": tuple(RuntimeSetting(name, name, _left_out(reason), reason) for name, reason in LEFT_OUT.items()),
     },
 )

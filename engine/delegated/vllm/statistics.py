@@ -16,14 +16,18 @@ class StatisticsReader:
         self._listener: StatisticsListener | None = None
 
     def logger_class(self, base: type) -> type:
-        """Return the class of vLLM's statistics logger, a `base` whose objects tell this reader."""
+        """Return the class of vLLM's statistics logger, whose objects tell this reader. `base` is that of the logger
+        that writes Prometheus metrics: vLLM adds none where one is given, and nobody would read what it counts."""
         reader = self
 
         class StepLogger(base):  # type: ignore[misc]
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
                 pass
 
             def log_engine_initialized(self) -> None:
+                pass
+
+            def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
                 pass
 
             def record(

@@ -1,6 +1,6 @@
 """The LoRA adapters of a compiled graph: their matrices stacked in its inputs, and the mask of each step."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -25,16 +25,17 @@ class AdapterStacks:
         self._adapters: dict[int, dict[str, Matrices]] = {}
         self._owners: IntArray = np.zeros(0, np.int32)
         """The number of the adapter that each rank belongs to."""
-        self._stack()
+        self._memory: list[NDArray[np.generic]] = []
+        """What the tensors of the inputs point into."""
+        self._stack({})()
 
-    def load(self, number: int, name: str, folder: Path) -> None:
-        """Read an adapter and add it. Raises SluiceError, as `read_adapter`; nothing has changed then."""
-        self._adapters[number] = read_adapter(name, folder, self._shapes)
-        self._stack()
+    def read(self, number: int, name: str, folder: Path) -> Callable[[], None]:
+        """Read an adapter, on any thread; what this returns adds it. Raises SluiceError, as `read_adapter`."""
+        return self._stack({**self._adapters, number: read_adapter(name, folder, self._shapes)})
 
-    def remove(self, number: int) -> None:
-        del self._adapters[number]
-        self._stack()
+    def drop(self, numbers: Collection[int]) -> Callable[[], None]:
+        """Prepare to remove adapters, on any thread; what this returns does."""
+        return self._stack({number: each for number, each in self._adapters.items() if number not in numbers})
 
     def set_mask(self, adapters: IntArray | None, num_tokens: int) -> None:
         """Set which ranks each token of the step has; `adapters` are the tokens' numbers."""
@@ -42,34 +43,46 @@ class AdapterStacks:
             adapters = np.zeros(num_tokens, np.int32)
         self._request.set_tensor(MASK, ov.Tensor(np.ascontiguousarray(adapters[:, None] == self._owners)))
 
-    def _stack(self) -> None:
-        """Write all adapters into the inputs of the graph."""
-        ranks = {number: max(len(a) for a, _ in each.values()) for number, each in self._adapters.items()}
+    def _stack(self, adapters: dict[int, dict[str, Matrices]]) -> Callable[[], None]:
+        """Stack all `adapters`, and return what sets them as the inputs of the graph, which copies nothing."""
+        ranks = {number: max(len(a) for a, _ in each.values()) for number, each in adapters.items()}
         # A product over no ranks is left unwritten by the plugin: there is always one, of nobody.
-        self._owners = np.repeat(np.array([_NOBODY, *ranks], np.int32), [1, *ranks.values()])
-        memory: dict[str, NDArray[np.generic]] = {}
+        owners = np.repeat(np.array([_NOBODY, *ranks], np.int32), [1, *ranks.values()])
+        memory: list[NDArray[np.generic]] = []
+        tensors: dict[str, ov.Tensor] = {}
         for module, shape in self._shapes.items():
-            for input_name, values in zip(stack_names(module), self._stacks(module, shape, ranks), strict=True):
+            stacks = _stacks(module, shape, len(owners), [(adapters[number], rank) for number, rank in ranks.items()])
+            for input_name, values in zip(stack_names(module), stacks, strict=True):
                 # numpy has no bf16, and a tensor of that type does not keep its memory alive
                 stored = values if self._kind == ov.Type.f32 else to_bf16(values).view(np.float16)
-                tensor = ov.Tensor(stored.reshape(-1), ov.Shape(list(values.shape)), self._kind)
-                self._request.set_tensor(input_name, tensor)
-                memory[input_name] = stored
-        self._memory = memory
+                tensors[input_name] = ov.Tensor(stored.reshape(-1), ov.Shape(list(values.shape)), self._kind)
+                memory.append(stored)
+        self._adapters = adapters
 
-    def _stacks(self, module: str, shape: tuple[int, int], ranks: Mapping[int, int]) -> Iterator[FloatArray]:
-        """Yield A and B of a projection. An adapter that leaves it alone, or has a lower rank there, has zeros."""
-        num_out, num_in = shape
-        a, b = np.zeros((len(self._owners), num_in), np.float32), np.zeros((num_out, len(self._owners)), np.float32)
-        begin = 1
-        for number, rank in ranks.items():
-            if module in self._adapters[number]:
-                own_a, own_b = self._adapters[number][module]
-                a[begin : begin + len(own_a)] = own_a
-                b[:, begin : begin + len(own_a)] = own_b
-            begin += rank
-        yield a
-        yield b
+        def use() -> None:
+            for input_name, tensor in tensors.items():
+                self._request.set_tensor(input_name, tensor)
+            self._owners, self._memory = owners, memory
+
+        return use
+
+
+def _stacks(
+    module: str, shape: tuple[int, int], num_ranks: int, adapters: Iterable[tuple[dict[str, Matrices], int]]
+) -> Iterator[FloatArray]:
+    """Yield A and B of a projection for `adapters` with their ranks, behind the rank of nobody. An adapter that leaves
+    the projection alone, or has a lower rank there, has zeros."""
+    num_out, num_in = shape
+    a, b = np.zeros((num_ranks, num_in), np.float32), np.zeros((num_out, num_ranks), np.float32)
+    begin = 1
+    for adapter, rank in adapters:
+        if module in adapter:
+            own_a, own_b = adapter[module]
+            a[begin : begin + len(own_a)] = own_a
+            b[:, begin : begin + len(own_a)] = own_b
+        begin += rank
+    yield a
+    yield b
 
 
 def to_bf16(values: FloatArray) -> NDArray[np.uint16]:

@@ -3,12 +3,15 @@
 import logging
 import math
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import openvino as ov
 
 from engine.config import EngineConfig
+from engine.runners.base import ByteArray
 from engine.runners.openvino.graph.model import is_cache
 from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.weights.mapped import shared_tensor
@@ -52,6 +55,11 @@ class CacheLayout:
     def block_bytes(self) -> int:
         """Bytes of one block: K and V of BLOCK_SIZE tokens in all layers."""
         return sum(cache.block_bytes for cache in self.inputs)
+
+    @property
+    def description(self) -> str:
+        """The types and shapes of all inputs, as text."""
+        return " ".join(f"{each.name}:{each.kind.get_type_name()}{list(each.block_shape)}" for each in self.inputs)
 
     @property
     def dtype(self) -> str:
@@ -130,12 +138,28 @@ class KvCache:
     def __init__(self, layout: CacheLayout, num_blocks: int) -> None:
         self._memory = _anonymous_map(layout.block_bytes * num_blocks)
         self.tensors: dict[str, ov.Tensor] = {}
-        offset = 0
+        self._pieces: list[tuple[slice, ByteArray]] = []
+        """For each input, its place in the content of a block, and its memory as [num_blocks, bytes]."""
+        offset = place = 0
         for cache in layout.inputs:
             size_bytes = cache.block_bytes * num_blocks
             shape = (num_blocks, *cache.block_shape)
             self.tensors[cache.name] = shared_tensor(self._memory, offset, size_bytes, cache.kind, shape)
-            offset += size_bytes
+            rows = np.frombuffer(self._memory, np.uint8, size_bytes, offset).reshape(num_blocks, cache.block_bytes)
+            self._pieces.append((slice(place, place + cache.block_bytes), rows))
+            offset, place = offset + size_bytes, place + cache.block_bytes
+
+    def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        """Copy each block to the array in its place of `contents`, each [block_bytes]."""
+        for block, content in zip(blocks, contents, strict=True):
+            for place, rows in self._pieces:
+                content[place] = rows[block]
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        """Copy to each block the array in its place of `contents`."""
+        for block, content in zip(blocks, contents, strict=True):
+            for place, rows in self._pieces:
+                rows[block] = content[place]
 
 
 def _anonymous_map(size_bytes: int) -> mmap.mmap:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import openvino as ov
 
 from engine.config import EngineConfig
-from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
+from engine.runners.base import ByteArray, FloatArray, IntArray, RunnerInfo, StepBatch
 from engine.runners.openvino.adapters import AdapterStacks
 from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limits, choose_num_blocks
 from engine.runners.openvino.graph.adapters import AdapterInputs
@@ -47,6 +47,9 @@ class OpenVinoRunner:
         self._session = session
         self._decoder = decoder
         self.info = info
+        self.block_bytes = session.layout.block_bytes
+        cpu = ",".join(cpu_capabilities())  # kernels of another CPU round differently
+        self.block_identity = f"{ov.get_version()} {info.dtype} {info.quantization} {cpu} {session.layout.description}"
         self._scratch_block = info.num_blocks
 
     def run(self, batch: StepBatch) -> FloatArray:
@@ -59,17 +62,25 @@ class OpenVinoRunner:
             logits[sampled] = self._session.run(pad_batch(part, self._scratch_block))
         return logits
 
-    def load_adapter(self, number: int, name: str, folder: Path) -> None:
-        """See `AdapterRunner.load_adapter`."""
+    def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
+        """See `AdapterRunner.read_adapter`."""
         if self._session.adapters is None:
             message = f"LoRA adapter {name} cannot be loaded: this model was started without room for adapters"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_modules")
-        self._session.adapters.load(number, name, folder)
+        return self._session.adapters.read(number, name, folder)
 
-    def unload_adapter(self, number: int) -> None:
-        """See `AdapterRunner.unload_adapter`."""
+    def drop_adapters(self, numbers: Collection[int]) -> Callable[[], None]:
+        """See `AdapterRunner.drop_adapters`."""
         assert self._session.adapters is not None
-        self._session.adapters.remove(number)
+        return self._session.adapters.drop(numbers)
+
+    def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        """See `BlockRunner.read_blocks`."""
+        self._session.cache.read_blocks(blocks, contents)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        """See `BlockRunner.write_blocks`."""
+        self._session.cache.write_blocks(blocks, contents)
 
     def close(self) -> None:
         """Free the model and the cache, and with them the logits that `run` returned last."""
@@ -90,7 +101,8 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     session = InferenceSession(core.compile_model(decoder.model, DEVICE, properties), decoder.adapters)
     session.warm_up()
     decoder.weights.release_pages()
-    num_blocks = choose_num_blocks(config, session.layout.block_bytes, decoder.max_model_len, available_bytes())
+    free_bytes = int(config.memory_share * available_bytes())
+    num_blocks = choose_num_blocks(config, session.layout.block_bytes, decoder.max_model_len, free_bytes)
     session.set_num_blocks(num_blocks + 1)
     info = RunnerInfo(
         runtime="openvino",
@@ -139,9 +151,9 @@ class InferenceSession:
 
     def set_num_blocks(self, num_blocks: int) -> None:
         """Allocate a cache of that size. The content of the last one is lost."""
-        self._cache = KvCache(self.layout, num_blocks)
+        self.cache = KvCache(self.layout, num_blocks)
         for request in self._requests:
-            for name, tensor in self._cache.tensors.items():
+            for name, tensor in self.cache.tensors.items():
                 request.set_tensor(name, tensor)
 
     def run(self, batch: StepBatch) -> FloatArray:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.config import EngineConfig, Runtime
+from engine.config import EngineConfig, Runtime, Task
 from engine.model_folder import ModelFormat
 from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec, StepSizes
 from sluice.errors import SluiceError
@@ -32,8 +32,10 @@ OPENVINO = RuntimeSpec(
     devices="the CPU",
     process="engine.process",
     formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.OPENVINO_IR}),
+    tasks=frozenset({Task.GENERATE, Task.EMBED}),
     appraise=_appraise,
     default_step_sizes=StepSizes(_DEFAULTS.max_num_seqs, _DEFAULTS.max_num_batched_tokens),
+    chooses_chunk=True,
     dtypes=("auto", "bf16", "f32"),
     kv_cache_dtypes=("auto", "bf16", "f32", "u8"),
     quantizations=("int8", "int4"),

@@ -5,17 +5,20 @@ from enum import Enum, auto
 from pathlib import Path
 
 import openvino as ov
+from msgspec.structs import replace
 
-from engine.config import EngineConfig
-from engine.model_folder import gives_embeddings, read_json
-from engine.runners.openvino.architectures import ARCHITECTURES, read_decoder_config, read_model_type
+from engine.config import EngineConfig, Task
+from engine.model_folder import read_json, served_task
+from engine.runners.openvino.architectures import ARCHITECTURES, check_stateless, read_decoder_config, read_model_type
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.config.rope import LongRope
 from engine.runners.openvino.convert import can_convert, convert
 from engine.runners.openvino.graph.adapters import AdapterInputs
+from engine.runners.openvino.graph.experts import FEW_EXPERTS
 from engine.runners.openvino.graph.model import Decoder, build_model, choose_max_model_len
 from engine.runners.openvino.graph.paged_attention import check_cache_dtype
 from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
+from engine.runners.openvino.weights.assembled import write_assembled
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights, weight_files
 from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, compress
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -38,7 +41,12 @@ def open_decoder(config: EngineConfig, core: ov.Core, kind: ov.Type = ov.Type.f3
     INVALID for a damaged checkpoint or unfit limits, UNIMPLEMENTED for a model that cannot be built."""
     check_quantization(config.quantization)
     directory = Path(config.model_path)
-    folder_kind, reason = identify_folder(directory)
+    try:
+        folder_kind, reason = identify_folder(directory)
+    except SluiceError as error:
+        if error.code is ErrorCode.UNIMPLEMENTED and served_task(config) is Task.EMBED:
+            error.message += ". --runtime vllm embeds with more models, BERT and other encoders among them"
+        raise
     logger.info("runtime openvino, on the CPU: %s %s", directory, reason)
     match folder_kind:
         case FolderKind.CHECKPOINT:
@@ -55,6 +63,7 @@ def identify_folder(directory: Path) -> tuple[FolderKind, str]:
     if has_ir(directory):
         return FolderKind.IR, f"holds an OpenVINO IR ({IR_GRAPH})"
     model_type = read_model_type(directory)
+    check_stateless(model_type)
     if model_type not in ARCHITECTURES and can_convert():
         return (
             FolderKind.CONVERTIBLE,
@@ -77,13 +86,13 @@ def check_folder(directory: Path) -> FolderKind:
     not fit its config.json."""
     kind, _ = identify_folder(directory)
     if kind is FolderKind.CHECKPOINT:
-        has_head = not gives_embeddings(EngineConfig(model_path=str(directory)))
+        has_head = served_task(EngineConfig(model_path=str(directory))) is not Task.EMBED
         build_model(read_decoder_config(directory), CheckpointWeights.open(directory), has_head=has_head)
     return kind
 
 
 def _build(config: EngineConfig, directory: Path, kind: ov.Type) -> Decoder:
-    is_embedder = gives_embeddings(config)
+    is_embedder = served_task(config) is Task.EMBED
     if is_embedder:
         _check_causal(directory)
         _refuse_adapters(config, "a model of embeddings")
@@ -91,6 +100,8 @@ def _build(config: EngineConfig, directory: Path, kind: ov.Type) -> Decoder:
     adapters = AdapterInputs(kind) if has_adapters else None
     model_config = read_decoder_config(directory)
     check_cache_dtype(model_config, config.kv_cache_dtype)
+    if model_config.latent is not None and config.kv_cache_dtype == "u8":
+        model_config = replace(model_config, latent=replace(model_config.latent, pads_values=True))
     max_model_len = choose_max_model_len(
         config.max_model_len, model_config.max_position_embeddings, model_config.longest_context
     )
@@ -120,7 +131,8 @@ def _check_causal(directory: Path) -> None:
     """Raise UNIMPLEMENTED for a model of embeddings whose tokens see those after them."""
     fields = read_json(directory / "config.json")
     if fields.get("use_bidirectional_attention") or fields.get("is_causal") is False:
-        message = f"{directory} has bidirectional attention; embeddings come from causal language models alone"
+        message = f"{directory} has bidirectional attention; OpenVINO embeds with causal language models alone"
+        message += "; use --runtime vllm"
         raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
 
 
@@ -137,7 +149,7 @@ def _log_longrope(config: DecoderConfig, max_model_len: int) -> None:
 
 
 def _open_ir(config: EngineConfig, directory: Path, core: ov.Core) -> Decoder:
-    if gives_embeddings(config):
+    if served_task(config) is Task.EMBED:
         message = f"embeddings come from HuggingFace checkpoints of {', '.join(ARCHITECTURES)}, not from OpenVINO IRs"
         raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
     _refuse_adapters(config, "an OpenVINO IR, whose graph is fixed")
@@ -162,6 +174,9 @@ def open_weights(directory: Path, quantization: str, cache: Path) -> CheckpointW
     """Open a directory's weights, compressed as requested, or as stored if `sluice build` has compressed them. Raises
     INVALID if they are stored in another quantization than the requested one."""
     weights = CheckpointWeights.open(directory)
+    if weights.quantization == quantization == NONE:
+        files = weight_files(directory)
+        return CheckpointWeights(write_assembled(weights.tensors, files, cache / "assembled", FEW_EXPERTS))
     if quantization in (NONE, weights.quantization):
         return weights
     if weights.quantization != NONE:

@@ -132,7 +132,9 @@ class ControlTokens:
         """Build the control tokens that `tokenizer` would find in a text."""
         added = [token for token in tokenizer.added_tokens if _steers(token)]
         is_normalized = any(token.normalized for token in added)
-        return cls(_any_of(token.content for token in added), tokenizer.normalizer if is_normalized else None)
+        return cls(
+            _any_of(token.content for token in added), tokenizer.library_tokenizer.normalizer if is_normalized else None
+        )
 
     def escape(self, text: str) -> str:
         """Put a space after the first character of each control token: it reads the same, and is no token any more."""

@@ -1,6 +1,7 @@
 """Reranks with a model of the repository, which takes texts or, as a cross-encoder, tokens of question and passage."""
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
+from pipelines.llm.model import scorer_of
+from pipelines.llm.text import LlmText
 from pipelines.rag.encoder import DOCUMENT_PREFIX, QUERY_PREFIX, TO_THE_MODEL, TextEncoder
 from pipelines.rag.encoder_signature import find_tokenizer
 from pipelines.rag.llm_encoder import LlmEncoder
@@ -18,6 +21,7 @@ from pipelines.stages.tokenizer_model import INPUT_IDS, TOKEN_INPUTS, TextTokeni
 from serving.backend import ModelLookup
 from serving.model import Model, infer_one
 from serving.request import InferRequest
+from serving.task_model import gather_all
 from serving.tensors.datatypes import BYTES
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -96,14 +100,15 @@ class ModelReranker:
 class PairTokenizer:
     """Tokenizes pairs of question and passage, with the special tokens and token types of the tokenizer's file."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Take over `tokenizer`, with its truncation and padding."""
+    def __init__(self, tokenizer: tokenizers.Tokenizer, max_tokens: int | None = None) -> None:
+        """Take over `tokenizer`, with its padding, and its truncation unless `max_tokens` limits a pair."""
         self._tokenizer = tokenizer
         limit, padding = self._tokenizer.truncation, self._tokenizer.padding
         self._pad_id = padding["pad_id"] if padding else 0
         self._tokenizer.no_padding()
         # Cuts the longer text of a pair: the passage, unless the question is a whole page.
-        self._tokenizer.enable_truncation(limit["max_length"] if limit else _MAX_TOKENS, strategy="longest_first")
+        most = max_tokens or (limit["max_length"] if limit else _MAX_TOKENS)
+        self._tokenizer.enable_truncation(most, strategy="longest_first")
 
     @classmethod
     def load(cls, path: Path) -> "PairTokenizer":
@@ -148,19 +153,46 @@ class EncoderReranker:
         return PassageScores(cosines.tolist(), asked.num_tokens + found.num_tokens)
 
 
+class LlmReranker:
+    """Scores passages with the cross-encoder `text`, whose engine batches the pairs. Longer ones are cut."""
+
+    def __init__(self, text: LlmText, tokenizer: PairTokenizer) -> None:
+        self._text = text
+        self._tokenizer = tokenizer
+
+    async def score(self, question: str, passages: Sequence[str]) -> PassageScores:
+        """Return the scores of one passage or more. Raises the engine's refusals and failures."""
+        rows = await self._tokenizer.encode(question, passages)
+        slots = asyncio.Semaphore(self._text.info.max_num_seqs)
+
+        async def score(row: tokenizers.Encoding) -> float:
+            second = row.type_ids.index(1) if 1 in row.type_ids else 0
+            async with slots:
+                return float((await self._text.hidden_states(row.ids, second_text_start=second))[0, 0])
+
+        return PassageScores(await gather_all([score(row) for row in rows]), sum(len(row.ids) for row in rows))
+
+
 class RerankerFinder:
     """Finds the models of a repository that rerank by themselves: those that take `query` and `documents`, and
-    cross-encoders, which give one number for a row of tokens and name their tokenizer in `tokenizer_model`."""
+    cross-encoders, which give one number for a row of tokens and name their tokenizer in `tokenizer_model`, or are
+    served by an engine that scores."""
 
     def __init__(self, models: ModelLookup) -> None:
         self._models = models
-        self._tokenizers: WeakKeyDictionary[TextTokenizer, PairTokenizer] = WeakKeyDictionary()
+        self._tokenizers: WeakKeyDictionary[TextTokenizer | LlmText, PairTokenizer] = WeakKeyDictionary()
 
     def is_reranker(self, model: Model) -> bool:
-        return _takes_texts(model) or self._pair_source(model) is not None
+        return scorer_of(model) is not None or _takes_texts(model) or self._pair_source(model) is not None
 
-    async def find(self, model: Model) -> ModelReranker:
-        """Return the reranker of a model for which `is_reranker` holds."""
+    async def find(self, model: Model) -> ModelReranker | LlmReranker:
+        """Return the reranker of a model for which `is_reranker` holds. Raises UNIMPLEMENTED for a tokenizer that takes
+        no pairs."""
+        text = scorer_of(model)
+        if text is not None:
+            if text not in self._tokenizers:
+                self._tokenizers[text] = await asyncio.to_thread(_pair_tokenizer, text)
+            return LlmReranker(text, self._tokenizers[text])
         source = self._pair_source(model)
         if source is None:
             return ModelReranker(self._models, model.name)
@@ -178,6 +210,14 @@ class RerankerFinder:
         except SluiceError:
             return None
         return None if found is None else found.tokenizer
+
+
+def _pair_tokenizer(text: LlmText) -> PairTokenizer:
+    source = text.tokenizer.library_tokenizer
+    if not isinstance(source, tokenizers.Tokenizer):
+        message = f"model '{text.name}' has no tokenizer.json, which pairs of texts need"
+        raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
+    return PairTokenizer(copy.deepcopy(source), text.max_model_len - 1)
 
 
 def _takes_texts(model: Model) -> bool:

@@ -102,8 +102,9 @@ class ArrayBackend(Backend):
         except SluiceError:
             await asyncio.to_thread(_close_sessions, sessions.values())
             raise
+        assemblers = {place: BatchAssembler(spec, session, batch_tensors) for place, session in sessions.items()}
         return [
-            ArrayInstance(each, sessions[place], BatchAssembler(spec, sessions[place], batch_tensors), place.policy)
+            ArrayInstance(each, sessions[place], assemblers[place], place.policy, context.loop_turn)
             for each, place in zip(placements, places, strict=True)
         ]
 

@@ -110,6 +110,8 @@ class BatchAssembler:
         }
         self.can_rerun = not spec.has_sequences or bool(spec.states)
         """Whether a failed run may be repeated: not where it may have changed states that the model itself keeps."""
+        self.keeps_nothing = not spec.has_sequences
+        """Whether no request depends on one before."""
         self._ragged_inputs = {name for name, each in spec.inputs.items() if each.allows_ragged}
         self._states = frozenset(each.output_name for each in spec.states)
         self._outputs = spec.outputs | {

@@ -1,15 +1,17 @@
-"""An instance of an array model: a thread that runs batches."""
+"""An instance of an array model: a thread that runs batches, but for short ones, which the event loop runs itself."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from time import perf_counter_ns
+from time import perf_counter_ns, thread_time_ns
 
 from serving.backends.arrays.batch import BatchAssembler
+from serving.backends.arrays.run_times import RunTimes
 from serving.backends.arrays.session import ArrayRun, ArraySession
 from serving.instance import HostPolicy, Instance, Placement
 from serving.job import InferJob
+from serving.loop_turn import LoopTurn
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from sluice.priority import lower_thread
@@ -32,6 +34,7 @@ class _RunningBatch:
         self.run = run
         self.done = done
         self.responses: list[InferResponse] = []
+        self.num_elements = sum([each.num_elements for job in jobs for each in job.request.inputs.values()])
         for job in jobs:
             job.on_cancel = self._stop_if_unwanted
 
@@ -44,9 +47,15 @@ class ArrayInstance(Instance):
     """Runs batches on a thread of its own. Instances on one device share a session: weights and intra-op threads."""
 
     def __init__(
-        self, placement: Placement, session: ArraySession, assembler: BatchAssembler, policy: HostPolicy | None = None
+        self,
+        placement: Placement,
+        session: ArraySession,
+        assembler: BatchAssembler,
+        policy: HostPolicy | None = None,
+        turn: LoopTurn | None = None,
     ) -> None:
-        """Must be called on the event loop. `policy` binds the instance's thread."""
+        """Must be called on the event loop. `policy` binds the instance's thread. `turn` is shared by all instances
+        whose short runs the loop does; None: it does none."""
         self.name = placement.name
         self.placement = placement
         self._session = session
@@ -58,6 +67,9 @@ class ArrayInstance(Instance):
             1, thread_name_prefix=self.name, initializer=partial(prepare_thread, placement, policy)
         )
         self._batch: _RunningBatch | None = None
+        is_bound = placement.gpu is not None or policy is not None
+        self._turn = None if is_bound or not assembler.keeps_nothing else turn
+        self._times = RunTimes()
 
     @property
     def is_idle(self) -> bool:
@@ -65,12 +77,34 @@ class ArrayInstance(Instance):
 
     def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self._batch = batch = _RunningBatch(jobs, self._session.open_run(), done)
-        self._thread.submit(self._run, batch)
+        turn = self._turn
+        if turn is None or not batch.run.can_stop or not turn.has_time or not self._times.are_short(batch.num_elements):
+            self._thread.submit(self._run, batch)
+        else:
+            self._run_here(batch, turn)
+
+    def _run_here(self, batch: _RunningBatch, turn: LoopTurn) -> None:
+        """Run a batch on the event loop; one that takes long after all is stopped, and begins again on the thread."""
+        turn.begin(batch.run)
+        own_ns = thread_time_ns()
+        batch.responses = self._run_jobs(batch, batch.jobs)
+        self._times.note_loop(batch.num_elements, thread_time_ns() - own_ns, turn.end())
+        if batch.run.is_stopped:
+            batch.run = self._session.open_run()
+            self._thread.submit(self._run, batch)
+        else:
+            self._finish(batch)
 
     def _run(self, batch: _RunningBatch) -> None:
         """Run a batch. Called on the instance's thread."""
+        began_ns, own_ns = perf_counter_ns(), thread_time_ns()
         batch.responses = self._run_jobs(batch, batch.jobs)
-        self._loop.call_soon_threadsafe(self._finish, batch)
+        own_ns, clock_ns = thread_time_ns() - own_ns, perf_counter_ns() - began_ns
+        self._loop.call_soon_threadsafe(self._finish_run, batch, own_ns, clock_ns)
+
+    def _finish_run(self, batch: _RunningBatch, own_ns: int, clock_ns: int) -> None:
+        self._times.note_thread(batch.num_elements, own_ns, clock_ns)
+        self._finish(batch)
 
     def _run_jobs(self, batch: _RunningBatch, jobs: Sequence[InferJob]) -> list[InferResponse]:
         """Return a response for each job. A failed batch of several runs again job by job: one may be the cause."""

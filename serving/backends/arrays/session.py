@@ -44,6 +44,8 @@ class ArrayRun(ABC):
     """One run of a session."""
 
     is_stopped: bool = False
+    can_stop: bool = False
+    """Whether `stop` ends a run that has begun."""
 
     @abstractmethod
     def execute(self, inputs: dict[str, Array], outputs: list[str]) -> list[Array]:

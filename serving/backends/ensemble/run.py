@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextvars import copy_context
 from dataclasses import replace
 from time import perf_counter_ns
 
@@ -76,12 +77,12 @@ class StepRun:
         num_rows = self._run.job.request.batch_size
         split = find_split_inputs(model.spec, request.inputs, num_rows)
         if not split:
-            return model.submit_held(request, receive)
+            return self._run.context.copy().run(model.submit_held, request, receive)
         self._num_rows = num_rows
         if self._level is not None:
             raise invalid("stream", f"only a request of one row can stream, this one has {num_rows}")
         rows = RowJobs(model, receive)
-        rows.submit(request, split, num_rows)
+        self._run.context.copy().run(rows.submit, request, split, num_rows)
         return rows
 
     def cancel(self) -> None:
@@ -153,7 +154,7 @@ class StepRun:
         if error.code not in CANNOT_SERVE or f"'{name}'" in error.message:
             return error
         message = f"model '{name}': {error.message}"
-        return SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s)
+        return error.reworded(message)
 
     def _output_values(self, request: InferRequest, response: InferResponse) -> dict[str, TensorValue]:
         """Return the step's outputs. One that is absent has no tensor: the next step may not need it."""
@@ -184,6 +185,8 @@ class EnsembleRun:
         self._running: set[StepRun] = set()
         self._outer = TensorScope(self.schedule.outer)
         self._sequencer = ResponseSequencer(self._outer)
+        self.context = copy_context()
+        """The request's own. A step may begin in another's, that of the batch which its last input came from."""
         self.step_models: dict[int, Model] = {}
         """Models by step index, the same throughout the request, also when they are unloaded."""
         self._num_unsent = 0
@@ -220,7 +223,7 @@ class EnsembleRun:
             model.refuse_if_full()
         except SluiceError as error:
             message = f"in ensemble '{self.plan.spec.name}', model '{model.name}': {error.message}"
-            raise SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s) from None
+            raise error.reworded(message) from None
 
     def release(self) -> None:
         """Release the models, when the request has ended. Idempotent."""
@@ -297,7 +300,7 @@ class EnsembleRun:
             return
         self.stop()
         message = f"in ensemble '{self.plan.spec.name}', {error.message}"
-        self.job.fail(SluiceError(error.code, message, param=error.param, retry_after_s=error.retry_after_s))
+        self.job.fail(error.reworded(message))
 
     def stop(self) -> None:
         self.is_over = True

@@ -33,6 +33,8 @@ _INVALID_ARGUMENT = "2"
 class OnnxRun(ArrayRun):
     """One run, whose options can stop it at the next operator."""
 
+    can_stop = True
+
     def __init__(self, session: "OnnxSession", entries: dict[str, str]) -> None:
         self._session = session
         self._options = build_run_options(entries)

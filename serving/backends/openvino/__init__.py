@@ -1,1 +1,5 @@
 """Backend `openvino`: models that OpenVINO reads: its IR, ONNX, TensorFlow Lite, PaddlePaddle."""
+
+from sluice.openvino_import import defer_converter
+
+defer_converter()

@@ -22,6 +22,8 @@ _UNCONVERTED = re.compile(r"(?:No conversion rule found for operations|Conversio
 class OpenVinoRun(ArrayRun):
     """One run. It has one of its session's infer requests while it executes."""
 
+    can_stop = True
+
     def __init__(self, session: "OpenVinoSession") -> None:
         self._session = session
         self._request: InferRequest | None = None

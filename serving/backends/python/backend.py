@@ -67,6 +67,10 @@ class PythonInstance(Instance):
         load = self._worker.num_batches
         return load == 0 or all(load <= each.num_batches for each in self._workers if each.is_ready)
 
+    @property
+    def wants_first(self) -> bool:
+        return self._worker.num_batches == 0 and self._worker.is_quick
+
     def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         self._is_busy = True
 

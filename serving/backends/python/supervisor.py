@@ -28,6 +28,8 @@ BUSY_TIMEOUT_S = 1.0
 """Seconds that a model has to end if it was working when it was closed."""
 LOOKAHEAD_NS = 1_000_000
 """Work that a process may get ahead: more than it takes to send it a batch and to get the responses."""
+QUICK_NS = 100_000
+"""Time of a batch below which one more of them costs less than waiting for further requests."""
 MAX_LOOKAHEAD = 15
 """Most batches that a process may get ahead."""
 _SMOOTHING = 0.1
@@ -90,6 +92,11 @@ class SupervisedWorker:
     def depth(self) -> int:
         """Number of batches that keep it busy without making any wait long."""
         return 1 + int(min(LOOKAHEAD_NS / self._execution_ns, MAX_LOOKAHEAD))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether it runs a batch in less time than the event loop takes to read a few requests."""
+        return self._execution_ns < QUICK_NS
 
     @property
     def pid(self) -> int | None:

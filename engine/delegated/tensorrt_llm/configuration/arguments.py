@@ -11,7 +11,6 @@ from engine.config import EngineConfig
 from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
-from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from sluice.errors import SluiceError, invalid
 
 
@@ -188,6 +187,7 @@ FIELDS = (
     EngineField("num_blocks", "kv_cache_config.max_tokens", "times tokens_per_block", is_direct=False),
     EngineField("kv_cache_memory_bytes", "kv_cache_config.max_gpu_total_bytes"),
     EngineField("kv_cache_memory_fraction", "kv_cache_config.free_gpu_memory_fraction", "default 0.9"),
+    EngineField("memory_share", "", "only our own runtime has it; elsewhere each replica has GPUs of its own"),
     EngineField("kv_cache_dtype", "kv_cache_config.dtype", "auto, fp8 or nvfp4; auto for engines",
                 _as_setting("kv_cache_dtype")),
     EngineField("quantization", "quant_config.quant_algo",
@@ -195,11 +195,15 @@ FIELDS = (
     EngineField("cache_path", "", "only our own runtime has it"),
     EngineField("max_num_seqs", "max_batch_size"),
     EngineField("max_num_batched_tokens", "max_num_tokens"),
+    EngineField("chooses_chunk", "", "only our own runtime has it"),
     EngineField("max_queued_requests", "", "requests wait in front of TensorRT-LLM, as with our own runtime"),
     EngineField("max_queued_tokens", "", "likewise"),
     EngineField("scheduler_policy", "scheduler_config.capacity_scheduler_policy", "",
                 lambda policy: str(policy.value).upper()),
     EngineField("enable_prefix_caching", "kv_cache_config.enable_block_reuse"),
+    EngineField("kv_host_cache_bytes", "", "refused: kv_cache_config.host_cache_size is TensorRT-LLM's own"),
+    EngineField("kv_disk_cache", "", "refused: TensorRT-LLM keeps no blocks on disk"),
+    EngineField("kv_disk_cache_bytes", "", "likewise"),
     EngineField("tenant_weights", "", "fair shares are made in front of TensorRT-LLM"),
     EngineField("speculation", "speculative_config",
                 "ngram: NGramDecodingConfig; draft_model: DraftTargetDecodingConfig", is_direct=False),
@@ -208,16 +212,21 @@ FIELDS = (
                 is_direct=False),
     EngineField("num_threads", "", "only our own runtime has it"),
     EngineField("runtime", "", "chose this one"),
-    EngineField("task", "", "only our own runtime embeds, and is chosen for it"),
+    EngineField("task", "", "it generates; embeddings and scores are other runtimes'"),
     EngineField("tensor_parallel_size", "tensor_parallel_size"),
     EngineField("pipeline_parallel_size", "pipeline_parallel_size"),
     EngineField("lora_modules", "lora_config", "with lora_dir", is_direct=False),
     EngineField("enable_lora", "", "adapters at run time are another runtime's; here `lora_modules` has them"),
+    EngineField("enable_sleep_mode", "", "sleeping is another runtime's"),
     EngineField("tokenizer_path", "tokenizer", "only with guided decoding; else skip_tokenizer_init"),
     EngineField("engine_python", "", "Python that runs the engine's process"),
     EngineField("launcher", "", "command that the engine's process is started by"),
     EngineField("runtime_settings", "", "the settings below"),
     EngineField("llm_arguments", "", "arguments of the LLM class as they are, over all else"),
+    EngineField("kv_events_endpoint", "", "events of the prefix cache are our own runtime's"),
+    EngineField("kv_events_replay_endpoint", "", "as above"),
+    EngineField("kv_events_topic", "", "as above"),
+    EngineField("listening", "", "endpoints of the engine's process for clients over TCP"),
 )
 """Every field of EngineConfig: the other half of the table in docs/tensorrt-llm.md."""
 # fmt: on
@@ -232,9 +241,3 @@ def add_fields(arguments: ArgumentSet, config: EngineConfig) -> None:
         if each.target and each.is_direct and value is not None:
             precedence = Precedence.DEFAULT if value == _DEFAULTS[each.name] else Precedence.GIVEN
             arguments.add(each.target, each.convert(value), each.name, precedence)
-
-
-def ignored_fields(config: EngineConfig) -> list[str]:
-    """Return a note on each field that holds something and that only another runtime has."""
-    names = [name for name in sorted(TENSORRT_LLM.ignored_fields) if getattr(config, name) is not None]
-    return [f"{name} has no effect: only our own runtime has it" for name in names]

@@ -13,7 +13,6 @@ from engine.delegated.tensorrt_llm.configuration.arguments import (
     Resolution,
     add_fields,
     flattened,
-    ignored_fields,
 )
 from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from engine.delegated.tensorrt_llm.configuration.limits import DEFAULTED, resolve_limits
@@ -31,6 +30,7 @@ from engine.delegated.tensorrt_llm.configuration.sub_configs import (
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.grammars import LLGUIDANCE, XGRAMMAR
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, is_before
+from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from engine.model_folder import ModelFormat
 from engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import invalid
@@ -106,7 +106,7 @@ def plan_llm(config: EngineConfig, folder: LlmFolder, library: TensorRtLlmLibrar
     arguments = _gather(config)
     llm_class, is_engine = _choose_class(arguments, folder, library)
     resolution = Resolution(config, folder, library, arguments, is_engine)
-    resolution.notes.extend((*ignored_fields(config), *SETTINGS.notes(config.runtime_settings)))
+    resolution.notes.extend((*TENSORRT_LLM.notes_on_ignored(config), *SETTINGS.notes(config.runtime_settings)))
     limits = resolve_limits(resolution)
     _resolve_batching(resolution)
     resolve_speculation(resolution)

@@ -7,30 +7,51 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.model_folder import read_json
-from engine.runners.openvino.architectures import gemma, llama, olmo
+from engine.runners.openvino.architectures import deepseek, experts, gemma, lfm2, llama, normed_heads, olmo, parallel
 from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids
 from engine.runners.openvino.config.decoder_config import DecoderConfig
 from engine.runners.openvino.graph.decoder import Architecture
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "apertus": normed_heads.APERTUS,
     "arcee": llama.ARCEE,
+    "cohere": parallel.COHERE,
+    "cohere2": parallel.COHERE2,
+    "deepseek_v2": deepseek.DEEPSEEK_V2,
+    "deepseek_v3": deepseek.DEEPSEEK_V3,
     "ernie4_5": llama.ERNIE4_5,
     "exaone4": olmo.EXAONE4,
     "gemma": gemma.GEMMA,
     "gemma2": gemma.GEMMA2,
     "gemma3_text": gemma.GEMMA3,
+    "glm": normed_heads.GLM,
+    "glm4": normed_heads.GLM4,
+    "glm4_moe": deepseek.GLM4_MOE,
+    "gpt2": parallel.GPT2,
+    "gpt_neox": parallel.GPT_NEOX,
+    "gpt_oss": experts.GPT_OSS,
     "granite": llama.GRANITE,
+    "granitemoe": experts.GRANITE_MOE,
     "helium": llama.HELIUM,
+    "hunyuan_v1_dense": normed_heads.HUNYUAN,
+    "lfm2": lfm2.LFM2,
+    "lfm2_moe": lfm2.LFM2_MOE,
     "llama": llama.LLAMA,
     "ministral": llama.MINISTRAL,
     "ministral3": llama.MINISTRAL3,
     "mistral": llama.MISTRAL,
+    "mixtral": experts.MIXTRAL,
     "olmo2": olmo.OLMO2,
     "olmo3": olmo.OLMO3,
+    "olmoe": experts.OLMOE,
+    "phi": parallel.PHI,
     "phi3": llama.PHI3,
+    "phimoe": experts.PHI_MOE,
     "qwen2": llama.QWEN2,
+    "qwen2_moe": experts.QWEN2_MOE,
     "qwen3": llama.QWEN3,
+    "qwen3_moe": experts.QWEN3_MOE,
     "seed_oss": llama.SEED_OSS,
     "smollm3": llama.SMOLLM3,
     "stablelm": llama.STABLELM,
@@ -42,8 +63,29 @@ _WITH_TEXT_PART = ("gemma3", "mistral3")
 """Types of models of text and images, whose text part is served."""
 
 
+_WITH_STATES = (
+    *("bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h", "recurrent_gemma"),
+    *("kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "rwkv", "zamba", "zamba2"),
+)
+"""Types whose layers keep a state of the whole sequence: state spaces, linear attention."""
+
+
+def check_stateless(model_type: str) -> None:
+    """Raise UNIMPLEMENTED for a type that keeps more of a sequence than keys and values of its tokens. OpenVINO 2026.4
+    has kernels for some of those (`PagedGatedDeltaNet`, `PagedCausalConv1D`), but no opset of its Python API has them,
+    and a step has no place for the state of a sequence."""
+    if model_type in _WITH_STATES:
+        raise SluiceError(
+            ErrorCode.UNIMPLEMENTED,
+            f"model_type {model_type!r} is not supported on OpenVINO: its layers keep a state of the whole sequence, "
+            "and the KV cache has blocks of tokens; use --runtime vllm",
+            param="model_path",
+        )
+
+
 def find_architecture(model_type: str) -> Architecture:
     """Return the architecture of `model_type`. Raises SluiceError UNIMPLEMENTED for an unknown one."""
+    check_stateless(model_type)
     try:
         return ARCHITECTURES[model_type]
     except KeyError:

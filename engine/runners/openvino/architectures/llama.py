@@ -4,7 +4,6 @@ grouped-query attention and SwiGLU, with biases if config.json has them."""
 from functools import partial
 
 import msgspec
-import openvino as ov
 from msgspec.structs import replace
 
 from engine.runners.openvino.config.config_file import (
@@ -26,15 +25,14 @@ from engine.runners.openvino.graph.decoder import (
     fused_projections,
     grown_queries,
     normed_heads,
+    paired_neighbours,
     pre_norm,
 )
 from engine.runners.openvino.graph.layers import (
-    Context,
     fused_gated_mlp,
     layer_norm,
     plain_mlp,
     rms_norm,
-    uninterleaved,
 )
 
 
@@ -139,11 +137,7 @@ def configure_helium(file: ConfigFile) -> DecoderConfig:
     return replace(configure_llama(file), output_bias=False)
 
 
-def _pair_neighbours(context: Context, heads: ov.Node, name: str) -> ov.Node:
-    return uninterleaved(heads)
-
-
-_ernie4_5_decoder = partial(pre_norm, attention=partial(attention, heads_step=_pair_neighbours))
+_ernie4_5_decoder = partial(pre_norm, attention=partial(attention, heads_step=paired_neighbours))
 ERNIE4_5 = Architecture(configure_ernie4_5, _ernie4_5_decoder)
 HELIUM = Architecture(configure_helium, _ernie4_5_decoder)
 

@@ -85,12 +85,15 @@ class ConfigFile:
         return bool(value)
 
 
-def base_config(file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: float | None = None) -> DecoderConfig:
+def base_config(
+    file: ConfigFile, *, theta: float = DEFAULT_THETA, partial: float | None = None, own_activation: str | None = None
+) -> DecoderConfig:
     """Make a configuration of the common fields: full attention in every layer, one rope, no biases. `theta` and
-    `partial` are the family's defaults for the rope (see `read_rope`). Raises INVALID if a field is missing or
-    malformed, UNIMPLEMENTED for an option that no family supports."""
+    `partial` are the family's defaults for the rope (see `read_rope`), `own_activation` is one that it has beside the
+    common ones. Raises INVALID if a field is missing or malformed, UNIMPLEMENTED for an option that no family
+    supports."""
     common = file.read(_CommonFields)
-    _check_supported(common)
+    _check_supported(common, own_activation)
     num_kv_heads = common.num_key_value_heads or common.num_attention_heads
     head_dim = common.head_dim or common.hidden_size // common.num_attention_heads
     _check_heads(common.num_attention_heads, num_kv_heads, head_dim)
@@ -220,11 +223,11 @@ def unsupported(message: str) -> SluiceError:
     return SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
 
 
-def _check_supported(common: _CommonFields) -> None:
+def _check_supported(common: _CommonFields, own_activation: str | None) -> None:
     if common.quantization_config is not None:
         method = common.quantization_config.get("quant_method", "unknown")
         raise unsupported(f"quantized checkpoints are not supported (this one: {method}); supported: bf16, f16, f32")
-    if common.hidden_act not in ACTIVATIONS:
+    if common.hidden_act not in ACTIVATIONS and common.hidden_act != own_activation:
         supported = ", ".join(ACTIVATIONS)
         raise unsupported(f"hidden_act {common.hidden_act!r} is not supported; supported: {supported}")
 

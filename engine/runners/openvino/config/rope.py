@@ -33,7 +33,7 @@ class DefaultRope(msgspec.Struct, frozen=True, kw_only=True, tag_field="rope_typ
         """Return radians per position, [rotary_dim / 2]."""
         return geometric_frequencies(self.rope_theta, self.rotary_dim(head_dim))
 
-    def amplitude(self) -> float:
+    def amplitude(self, max_model_len: int) -> float:
         """Return the factor of the rotated components."""
         return 1.0
 
@@ -102,12 +102,16 @@ class YarnRope(DefaultRope, frozen=True, kw_only=True, tag="yarn"):
         blended: Frequencies = kept * (1 - squeezed) + kept / self._factor * squeezed
         return blended
 
-    def amplitude(self) -> float:
+    def amplitude(self, max_model_len: int) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
             return _yarn_scale(self._factor, self.mscale) / _yarn_scale(self._factor, self.mscale_all_dim)
         return _yarn_scale(self._factor, 1.0)
+
+    def scale_of_all(self) -> float:
+        """Return the factor of components that are not rotated, by `mscale_all_dim`."""
+        return _yarn_scale(self._factor, self.mscale_all_dim or 0.0)
 
     @property
     def _factor(self) -> float:
@@ -137,6 +141,8 @@ class LongRope(DefaultRope, frozen=True, kw_only=True, tag="longrope"):
     max_position_embeddings: int
     factor: float | None = None
     attention_factor: float | None = None
+    short_mscale: float | None = None
+    long_mscale: float | None = None
 
     def is_long(self, max_model_len: int) -> bool:
         """Return whether the divisors are those for contexts beyond the trained one."""
@@ -150,7 +156,10 @@ class LongRope(DefaultRope, frozen=True, kw_only=True, tag="longrope"):
         divided: Frequencies = kept / np.array(divisors)
         return divided
 
-    def amplitude(self) -> float:
+    def amplitude(self, max_model_len: int) -> float:
+        stated = self.long_mscale if self.is_long(max_model_len) else self.short_mscale
+        if stated is not None:
+            return stated
         if self.attention_factor is not None:
             return self.attention_factor
         factor = self.factor or self.max_position_embeddings / self.original_max_position_embeddings

@@ -15,7 +15,7 @@ from engine.runners.openvino.graph.layers import Context, rotation
 from engine.runners.openvino.graph.nodes import scaled, softcapped
 from engine.runners.openvino.graph.paged_attention import PagedInputs
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights
-from engine.runners.openvino.weights.text_model import EMBEDDING, HEAD, TextModelTensors
+from engine.runners.openvino.weights.text_model import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS, TextModelTensors
 from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def build_model(
 
     Raises SluiceError if the checkpoint does not match its config.json, or is not supported.
     """
-    decoder = find_architecture(config.model_type).decoder
+    architecture = find_architecture(config.model_type)
     step = {name: named_parameter(name, [-1], ov.Type.i32) for name in STEP_INPUTS}
     max_context_len = named_parameter(MAX_CONTEXT_LEN, [], ov.Type.i32)
     caches = tuple((_cache(f"{_KEY_CACHE}{i}"), _cache(f"{_VALUE_CACHE}{i}")) for i in range(config.num_layers))
@@ -94,21 +94,24 @@ def build_model(
     longest = max_model_len or config.max_position_embeddings
     ropes = {layer.rope for layer in config.layers if layer.rope is not None}
     rotations = {rope: rotation(rope, config.head_dim, longest, step["position_ids"]) for rope in ropes}
-    tensors = TextModelTensors(weights)
+    tensors = TextModelTensors(weights, architecture.names)
     tensors.check_num_layers(config)
     context = Context(config, tensors, paged, step["position_ids"], rotations, caches, adapters)
     embedding = tensors.constant(EMBEDDING, (config.vocab_size, config.hidden_size))
     zero = ops.constant(np.int32(0))
     embedded = scaled(ops.gather(embedding, step["token_ids"], zero), config.embedding_scale)
-    hidden = decoder(context, embedded)
+    hidden = architecture.decoder(context, _with_positions(context, embedded))
     sampled = ops.gather(hidden, step["sampled_rows"], zero)
     head = _head(config, tensors, embedding) if has_head else None
+    head_bias = tensors.constant(HEAD_BIAS, (config.vocab_size,)) if has_head and config.head_bias else None
     tensors.check_leftovers(config)
     parameters = [*step.values(), max_context_len, *(cache for pair in caches for cache in pair)]
     parameters += adapters.parameters if adapters is not None else []
     if head is None:
         return ov.Model([ops.result(ops.convert(sampled, "f32"))], parameters, config.model_type)
     logits = ops.matmul(sampled, head, False, True)
+    if head_bias is not None:
+        logits = ops.add(logits, head_bias)
     logits = softcapped(scaled(logits, config.logit_scale), config.logit_softcap)
     return ov.Model([ops.result(logits)], parameters, config.model_type)
 
@@ -136,6 +139,15 @@ def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) 
             return embedding
         logger.warning("the model has an LM head of its own, though by config.json it is tied to the embedding")
     return tensors.constant(HEAD, (config.vocab_size, config.hidden_size))
+
+
+def _with_positions(context: Context, embedded: ov.Node) -> ov.Node:
+    """Add the embedding of each token's position, for a model that has those in the place of ropes."""
+    config = context.config
+    if not config.has_position_embeddings:
+        return embedded
+    positions = context.weights.constant(POSITIONS, (config.max_position_embeddings, config.hidden_size))
+    return ops.add(embedded, ops.gather(positions, context.position_ids, ops.constant(np.int32(0))))
 
 
 def _cache(name: str) -> ov.Node:

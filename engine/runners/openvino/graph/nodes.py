@@ -6,6 +6,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+TO_THE_END = np.iinfo(np.int64).max
+"""The end of a slice that has all from its begin on."""
+
 
 def floating(value: float) -> ov.Node:
     return ops.constant(np.float32(value))

@@ -41,6 +41,8 @@ class Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+    """Size of the heads of values, if it is another than that of queries and keys."""
 
 
 def paged_attention(
@@ -53,12 +55,15 @@ def paged_attention(
     *,
     scale: float,
     window: int | None = None,
+    sinks: ov.Node | None = None,
 ) -> ov.Node:
     """Write this step's `key` and `value` into the caches, then attend causally over each sequence's blocks.
 
-    query [num_tokens, num_heads * head_dim], key and value [num_tokens, num_kv_heads * head_dim]; returns the query's
-    shape. Scores are multiplied by `scale`. With a `window`, a token attends to that many: itself and those just
-    before it. Raises SluiceError UNAVAILABLE for an OpenVINO whose node is different.
+    query [num_tokens, num_heads * head_dim], key and value [num_tokens, num_kv_heads * head_dim], or value_dim for the
+    value; returns [num_tokens, num_heads * (value_dim or head_dim)]. Scores are multiplied by `scale`. With a `window`,
+    a token attends to that many: itself and those just before it. `sinks` [1, num_heads, 1, 1] are scores that take
+    their share of each head's attention and give nothing.
+    Raises SluiceError UNAVAILABLE for an OpenVINO whose node is different.
     """
     no_ints, no_floats = _empty(np.int32), _empty(np.float32)
     zero = ops.constant(np.int32(0))
@@ -83,7 +88,7 @@ def paged_attention(
         "xattention_threshold": no_floats,
         "xattention_block_size": zero,
         "xattention_stride": zero,
-        "sinks": ops.constant(np.zeros((0, 0, 0, 0), np.float32)),
+        "sinks": ops.constant(np.zeros((0, 0, 0, 0), np.float32)) if sinks is None else sinks,
         "adaptive_rkv_start_size": zero,
         "adaptive_rkv_evictable_sizes": no_ints,
         "adaptive_rkv_diversity_block_set_indices": no_ints,
@@ -96,7 +101,8 @@ def paged_attention(
     # The sizes from which the plugin shapes the caches [num_blocks, num_kv_heads, BLOCK_SIZE, head_dim].
     info: Any = node.get_rt_info()
     info["num_k_heads"] = info["num_v_heads"] = heads.num_kv_heads
-    info["k_head_size"] = info["v_head_size"] = heads.head_dim
+    info["k_head_size"] = heads.head_dim
+    info["v_head_size"] = heads.value_dim or heads.head_dim
     return node.output(0)
 
 
@@ -131,11 +137,16 @@ class Scores:
 
 
 def check_cache_dtype(config: DecoderConfig, kv_cache_dtype: str) -> None:
-    """Check the cache type. Raises SluiceError INVALID if softcapped attention cannot read blocks of that type."""
+    """Check the cache type. Raises SluiceError INVALID if the graph reads blocks itself and cannot read that type."""
     if config.attention_softcap is not None and kv_cache_dtype == "u8":
         raise invalid(
             "kv_cache_dtype",
             "kv_cache_dtype must be auto for this model, got u8: its attn_logit_softcapping needs a cache of floats",
+        )
+    if config.convolution_size and kv_cache_dtype == "u8":
+        raise invalid(
+            "kv_cache_dtype",
+            "kv_cache_dtype must be auto for this model, got u8: its convolutions need a cache of floats",
         )
 
 
@@ -151,11 +162,11 @@ def capped_attention(
     """Attend as `paged_attention` does, with softcapped scores. The caches must be of floats (`check_cache_dtype`)."""
     # The node is used to write: each token attends only to itself, which costs almost nothing.
     written = paged_attention(query, key, value, caches, paged, heads, scale=1.0, window=1)
-    blocks = ops.add(paged.block_indices, _zero_after(written))
+    blocks = ops.add(paged.block_indices, zero_after(written))
     return _attend(query, caches, blocks, paged, heads, scores)
 
 
-def _zero_after(x: ov.Node) -> ov.Node:
+def zero_after(x: ov.Node) -> ov.Node:
     """Return a zero, [1] i32, that cannot be computed before x."""
     first = ops.slice(x, ints64([0, 0]), ints64([1, 1]), ints64([1, 1]), ints64([0, 1]))
     return ops.reshape(ops.convert(ops.clamp(first, 0.0, 0.0), "i32"), ints64([1]), False)

@@ -17,8 +17,9 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 _TENSOR = re.compile(
-    r"(?:base_model\.model\.)?(?:|model\.|language_model\.|language_model\.model\.|model\.language_model\.)"
-    r"(?P<module>layers\.\d+\..+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
+    r"(?:base_model\.model\.)?"
+    r"(?:|model\.|language_model\.|language_model\.model\.|model\.language_model\.|gpt_neox\.|transformer\.)"
+    r"(?P<module>(?:layers|h)\.\d+\..+)\.lora_(?P<side>[AB])(?:\.default)?\.weight"
 )
 """The name of a stored matrix, with each prefix that a text model's layers have, alone or within a model of several."""
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -75,7 +76,8 @@ def _read(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Matr
 
 
 def _short(module: str) -> str:
-    return module.removeprefix("model.")
+    """Return a projection's name without the prefix of its text model."""
+    return module.split(".", 1)[1]
 
 
 def _read_config(path: Path) -> dict[str, Any]:

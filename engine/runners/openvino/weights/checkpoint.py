@@ -8,6 +8,8 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
 
+from engine.runners.openvino.graph.nodes import ints64, part
+from engine.runners.openvino.weights.assembled import AssembledTensor, Weight, assemble, stored_tensors
 from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, SCALES, ZEROS, CompressedTensor, pair_up
 from engine.runners.openvino.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -28,7 +30,7 @@ class CheckpointWeights:
 
     def __init__(
         self,
-        tensors: Mapping[str, StoredTensor],
+        tensors: Mapping[str, Weight],
         compressed: Mapping[str, CompressedTensor] | None = None,
         quantization: str = NONE,
     ) -> None:
@@ -48,17 +50,39 @@ class CheckpointWeights:
                 raise _stored_twice(min(twice), files)
             tensors.update(found)
         stored = next((kind for kind in QUANTIZATIONS for path in files if path.name == compressed_file(kind)), None)
-        return cls(tensors) if stored is None else cls(tensors, pair_up(tensors), stored)
+        if stored is not None:
+            return cls(tensors, pair_up(tensors), stored)
+        return cls(assemble(tensors))
 
     def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
         """Return tensor `name` as an f32 node. Raises SluiceError if it is missing or has another shape or dtype."""
+        stored, compressed = self._find(name, shape)
+        if compressed is not None:
+            return compressed.node(name)
+        return _expression(name, stored) if isinstance(stored, AssembledTensor) else _plain(name, stored)
+
+    def matrices(self, name: str, shape: tuple[int, ...]) -> list[ov.Node]:
+        """Return the matrices of all experts, which are tensor `name`, as an f32 node each. Raises as `constant`."""
+        stored, compressed = self._find(name, shape)
+        numbers = range(shape[0])
+        if compressed is not None:
+            return [compressed.matrix(each).node(f"{name}.{each}") for each in numbers]
+        if isinstance(stored, StoredTensor):
+            return [_plain(f"{name}.{each}", stored.matrix(each)) for each in numbers]
+        if stored.are_apart:
+            return [_plain(f"{name}.{each}", matrix) for each, matrix in enumerate(stored.tensors)]
+        whole = _expression(name, stored)
+        return [ops.squeeze(part(whole, each, each + 1, 0), ints64([0])) for each in numbers]
+
+    def _find(self, name: str, shape: tuple[int, ...]) -> tuple[Weight, CompressedTensor | None]:
+        """Return a tensor and its compressed form, if it has one."""
         stored, compressed = self.tensors.get(name), self._compressed.get(name)
         if stored is None:
             raise invalid("model_path", f"the checkpoint has no tensor {name!r}; by config.json it must be {shape}")
         found = stored.shape if compressed is None else compressed.shape
         if found != shape:
             raise invalid("model_path", f"tensor {name!r} has shape {found}; by config.json it must be {shape}")
-        return _plain(name, stored) if compressed is None else compressed.node(name)
+        return stored, compressed
 
     def leftovers(self, used: Container[str]) -> list[str]:
         """Return the names of the tensors that are neither `used` nor a part of one that is, sorted."""
@@ -69,7 +93,7 @@ class CheckpointWeights:
         """Release the resident pages of the maps. If they are accessed again, they are read from the files. Once
         inference has run, the compiled model has the weights in its own layout."""
         parts = [part for compressed in self._compressed.values() for part in compressed.parts]
-        for stored in {id(stored.file): stored for stored in (*self.tensors.values(), *parts)}.values():
+        for stored in {id(stored.file): stored for stored in stored_tensors((*self.tensors.values(), *parts))}.values():
             stored.release()
 
 
@@ -126,3 +150,15 @@ def _plain(name: str, stored: StoredTensor) -> ov.Node:
     # Without this mark the compiler folds the conversion and keeps each weight as f32, in twice the memory.
     converted.get_rt_info()["decompression_0"] = ""
     return converted
+
+
+def _expression(name: str, assembled: AssembledTensor) -> ov.Node:
+    """Return an assembled tensor that is in no file of its own as an expression of the stored ones."""
+    wholes = [_plain(name, stored) for stored in assembled.tensors]
+    if len(wholes) > 1:
+        return ops.concat([ops.unsqueeze(whole, ints64([0])) for whole in wholes], 0)
+    rank = len(assembled.tensors[0].shape)
+    order = [*range(rank - 2), rank - 1, rank - 2]
+    whole = ops.transpose(wholes[0], ints64(order)) if assembled.is_transposed else wholes[0]
+    matrices = part(whole, *assembled.rows, rank - 2)
+    return ops.reshape(matrices, ints64(assembled.shape), False)

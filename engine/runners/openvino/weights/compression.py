@@ -9,18 +9,16 @@ in memory at each start, but the runtime has the weights in its own layout besid
 constants in a file can release their memory.
 """
 
-import hashlib
 import logging
-import mmap
+import math
 import os
-import tempfile
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
@@ -28,8 +26,9 @@ from openvino import opset13 as ops
 from openvino.op import Constant
 
 from engine.runners.base import FloatArray
+from engine.runners.openvino.weights.assembled import Weight
 from engine.runners.openvino.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
-from sluice.errors import ErrorCode, SluiceError
+from engine.runners.openvino.weights.tensor_file import OutputTensors, TensorPart, files_key, write_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +42,14 @@ GROUP = 64
 
 _VOCABULARY = ("embed", "lm_head")
 """Parts of the names of matrices that stay at int8."""
+_ROUTER = re.compile(r"\.(gate|router|router\.layer|shared_expert_gate)\.weight$")
+"""Matches matrices that choose experts. They are small, and a choice that changes costs more than a rounded sum."""
 _FORMAT = "1"
 """Part of the file's key, to be raised when the same weights get other codes."""
 _CHUNK_ELEMENTS = 1 << 18
 """Weights that a thread takes at once: 1 MiB as float32, so that they stay in its cache."""
 _LEAST_SCALE = np.float32(1e-12)
 """Lower bound of a scale, so that a row of zeros does not divide by zero."""
-_DTYPES = {"F32": np.float32, "I8": np.int8, "U8": np.uint8}
-
-OutputTensors = dict[str, NDArray[np.generic]]
 
 
 # -- compressed tensors as graph constants
@@ -67,9 +65,14 @@ class CompressedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the matrix. In int4, two codes share a byte."""
-        rows, columns = self.codes.shape
-        return (rows, columns) if self.zeros is None else (rows, 2 * columns)
+        """The shape of the matrix, or of a stack of them. In int4, two codes share a byte."""
+        *rows, columns = self.codes.shape
+        return (*rows, columns) if self.zeros is None else (*rows, 2 * columns)
+
+    def matrix(self, number: int) -> "CompressedTensor":
+        """Return one matrix of a stack."""
+        zeros = None if self.zeros is None else self.zeros.matrix(number)
+        return CompressedTensor(self.codes.matrix(number), self.scales.matrix(number), zeros)
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
@@ -82,11 +85,10 @@ class CompressedTensor:
         if self.zeros is None:
             codes = _constant(self.codes, ov.Type.i8, self.codes.shape, name)
             return ops.multiply(ops.convert(codes, "f32"), scales)
-        rows, groups, _ = self.scales.shape
-        codes = _constant(self.codes, ov.Type.u4, (rows, groups, GROUP), name)
+        codes = _constant(self.codes, ov.Type.u4, (*self.scales.shape[:-1], GROUP), name)
         zeros = ops.convert(_constant(self.zeros, ov.Type.u8, self.zeros.shape), "f32")
         grouped = ops.multiply(ops.subtract(ops.convert(codes, "f32"), zeros), scales)
-        return ops.reshape(grouped, ops.constant(np.array([rows, groups * GROUP], np.int64)), False)
+        return ops.reshape(grouped, ops.constant(np.array(self.shape, np.int64)), False)
 
 
 def _constant(stored: StoredTensor, kind: ov.Type, shape: tuple[int, ...], name: str = "") -> ov.Node:
@@ -106,130 +108,65 @@ def pair_up(parts: Mapping[str, StoredTensor]) -> dict[str, CompressedTensor]:
 
 
 def compress(
-    tensors: Mapping[str, StoredTensor], files: Sequence[Path], quantization: str, folder: Path
+    tensors: Mapping[str, Weight], files: Sequence[Path], quantization: str, folder: Path
 ) -> dict[str, CompressedTensor]:
     """Return the compressed matrices of `tensors`, which are in `files`. Their file is made in `folder` if missing.
     Raises UNAVAILABLE if the folder cannot be written."""
-    path = folder / f"{_key(files, quantization)}.safetensors"
+    path = folder / f"{files_key(files, _FORMAT, GROUP)}-{quantization}.safetensors"
     if not path.is_file():
         started = time.monotonic()
-        try:
-            _write(path, tensors, quantization)
-        except OSError as error:
-            raise SluiceError(
-                ErrorCode.UNAVAILABLE,
-                f"the compressed weights cannot be written to {folder}: {error}; set cache_path to a folder with room",
-                param="cache_path",
-            ) from error
+        kinds = {name: kind for name, stored in tensors.items() if (kind := code_kind(name, stored, quantization))}
+        parts = [part for name, kind in kinds.items() for part in _parts(tensors[name], name, kind)]
+        write_tensors(path, parts, lambda output: _quantize(output, tensors, kinds))
         seconds, mebibytes = time.monotonic() - started, path.stat().st_size >> 20
         logger.info("compressed weights to %s in %.1f s: %s, %d MiB", quantization, seconds, path, mebibytes)
     return pair_up(map_tensors(path))
 
 
-def code_kind(name: str, stored: StoredTensor, quantization: str) -> str | None:
-    """Return INT8 or INT4 for a matrix that is compressed, None for a tensor that is not."""
-    if len(stored.shape) != 2 or stored.dtype not in FLOAT_TYPES or not name.endswith(".weight"):
+def code_kind(name: str, stored: Weight, quantization: str) -> str | None:
+    """Return INT8 or INT4 for a matrix or a stack of them that is compressed, None for a tensor that is not."""
+    is_matrix = len(stored.shape) == 2 or (len(stored.shape) == 3 and ".experts." in name)
+    if not is_matrix or stored.dtype not in FLOAT_TYPES or not name.endswith(".weight") or _ROUTER.search(name):
         return None
-    has_whole_groups = stored.shape[1] % GROUP == 0
+    has_whole_groups = stored.shape[-1] % GROUP == 0
     is_int4 = quantization == INT4 and has_whole_groups and not any(part in name for part in _VOCABULARY)
     return INT4 if is_int4 else INT8
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A tensor to be written to the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return int(np.prod(self.shape)) * np.dtype(_DTYPES[self.dtype]).itemsize
-
-
-def _key(files: Sequence[Path], quantization: str) -> str:
-    """Return a key that changes with the weights, the quantization and the format."""
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    digest = hashlib.sha256(repr((_FORMAT, GROUP, stats)).encode()).hexdigest()
-    return f"{digest[:16]}-{quantization}"
-
-
-def _write(path: Path, tensors: Mapping[str, StoredTensor], quantization: str) -> None:
-    """Write the file under a temporary name and rename it when it is on the disk, so that it is always complete."""
-    kinds = {name: kind for name, stored in tensors.items() if (kind := code_kind(name, stored, quantization))}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.stem}.unfinished-", delete=False) as file:
-        unfinished = Path(file.name)
-        try:
-            parts = [part for name, kind in kinds.items() for part in _parts(tensors[name], name, kind)]
-            output = _allocate(file.fileno(), parts)
-            _quantize(output, tensors, kinds)
-            os.fsync(file.fileno())
-            unfinished.rename(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-
-def _parts(stored: StoredTensor, name: str, kind: str) -> Iterator[_Part]:
-    rows, columns = stored.shape
+def _parts(stored: Weight, name: str, kind: str) -> Iterator[TensorPart]:
+    *rows, columns = stored.shape
     if kind == INT4:
         groups = columns // GROUP
-        yield _Part(name, "U8", (rows, columns // 2))
-        yield _Part(name + SCALES, "F32", (rows, groups, 1))
-        yield _Part(name + ZEROS, "U8", (rows, groups, 1))
+        yield TensorPart(name, "U8", (*rows, columns // 2))
+        yield TensorPart(name + SCALES, "F32", (*rows, groups, 1))
+        yield TensorPart(name + ZEROS, "U8", (*rows, groups, 1))
     else:
-        yield _Part(name, "I8", (rows, columns))
-        yield _Part(name + SCALES, "F32", (rows, 1))
+        yield TensorPart(name, "I8", (*rows, columns))
+        yield TensorPart(name + SCALES, "F32", (*rows, 1))
 
 
-def _allocate(descriptor: int, parts: Sequence[_Part]) -> OutputTensors:
-    """Write the header and return the file's tensors, which are written through a shared map of the file."""
-    parts = sorted(parts, key=lambda part: part.dtype != "F32")  # float32 first, so that it is aligned
-    header, size_bytes = _header(parts)
-    # Allocated now, because a disk that fills up under a map would end the process instead of raising.
-    os.posix_fallocate(descriptor, 0, len(header) + size_bytes)
-    file = mmap.mmap(descriptor, len(header) + size_bytes)
-    file[: len(header)] = header
-    output: OutputTensors = {}
-    offset = len(header)
-    for part in parts:
-        flat = np.frombuffer(file, np.uint8, part.size_bytes, offset)
-        output[part.name] = flat.view(_DTYPES[part.dtype]).reshape(part.shape)
-        offset += part.size_bytes
-    return output
-
-
-def _header(parts: Sequence[_Part]) -> tuple[bytes, int]:
-    """Return the safetensors header, padded to a multiple of 64 bytes, and the number of bytes of data after it."""
-    entries, offset = {}, 0
-    for part in parts:
-        end = offset + part.size_bytes
-        entries[part.name] = {"dtype": part.dtype, "shape": part.shape, "data_offsets": (offset, end)}
-        offset = end
-    text = msgspec.json.encode(entries)
-    text += b" " * (-(8 + len(text)) % 64)
-    return len(text).to_bytes(8, "little") + text, offset
-
-
-def _quantize(output: OutputTensors, tensors: Mapping[str, StoredTensor], kinds: Mapping[str, str]) -> None:
+def _quantize(output: OutputTensors, tensors: Mapping[str, Weight], kinds: Mapping[str, str]) -> None:
     def work(task: tuple[str, slice]) -> None:
         name, rows = task
-        weights = tensors[name].floats(rows)
+        weights, (*_, columns) = tensors[name].floats(rows), tensors[name].shape
+        codes, scales = output[name], output[name + SCALES]
         if kinds[name] == INT4:
-            output[name][rows], output[name + SCALES][rows], output[name + ZEROS][rows] = quantize_groups(weights)
+            groups, zeros = (-1, columns // GROUP, 1), output[name + ZEROS]
+            packed = quantize_groups(weights)
+            codes.reshape(-1, columns // 2)[rows], scales.reshape(groups)[rows], zeros.reshape(groups)[rows] = packed
         else:
-            output[name][rows], output[name + SCALES][rows] = quantize_rows(weights)
+            codes.reshape(-1, columns)[rows], scales.reshape(-1, 1)[rows] = quantize_rows(weights)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="compress") as workers:
         for _ in workers.map(work, _tasks(tensors, kinds)):
             pass
 
 
-def _tasks(tensors: Mapping[str, StoredTensor], kinds: Mapping[str, str]) -> Iterator[tuple[str, slice]]:
+def _tasks(tensors: Mapping[str, Weight], kinds: Mapping[str, str]) -> Iterator[tuple[str, slice]]:
+    """Yield the rows of each matrix in chunks; those of a stack are counted through."""
     for name in kinds:
-        rows, columns = tensors[name].shape
-        step = max(1, _CHUNK_ELEMENTS // columns)
+        *shape, columns = tensors[name].shape
+        rows, step = math.prod(shape), max(1, _CHUNK_ELEMENTS // columns)
         yield from ((name, slice(start, min(start + step, rows))) for start in range(0, rows, step))
 
 

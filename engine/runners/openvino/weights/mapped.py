@@ -44,14 +44,19 @@ class StoredTensor:
         """Return the bytes as a tensor of OpenVINO's `kind`, without a copy."""
         return shared_tensor(self.file, self.offset, self.size_bytes, kind, shape)
 
+    def matrix(self, number: int) -> "StoredTensor":
+        """Return one of the parts along the first axis."""
+        size_bytes = self.size_bytes // self.shape[0]
+        return StoredTensor(self.file, self.offset + number * size_bytes, size_bytes, self.dtype, self.shape[1:])
+
     def array(self) -> NDArray[np.generic]:
         """Return the elements, without a copy. bf16, which numpy lacks, is returned as its bits."""
         flat = np.frombuffer(self.file, np.uint8, self.size_bytes, self.offset)
         return flat.view(_NUMPY_TYPES[self.dtype]).reshape(self.shape)
 
     def floats(self, rows: slice) -> FloatArray:
-        """Return a copy of the rows in float32."""
-        values = self.array()[rows]
+        """Return a copy of the rows in float32, counted through all axes but the last."""
+        values = self.array().reshape(-1, self.shape[-1])[rows]
         if self.dtype != "BF16":
             return values.astype(np.float32)
         return (values.astype(np.uint32) << 16).view(np.float32)

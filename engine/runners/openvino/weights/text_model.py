@@ -4,10 +4,12 @@ import logging
 import re
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import openvino as ov
 
 from engine.runners.openvino.config.decoder_config import DecoderConfig
+from engine.runners.openvino.weights.assembled import Weight
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights
 from engine.runners.openvino.weights.compression import SCALES, ZEROS
 from engine.runners.openvino.weights.mapped import StoredTensor
@@ -16,7 +18,8 @@ from sluice.errors import invalid
 logger = logging.getLogger(__name__)
 
 EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
+POSITIONS = "model.embed_positions.weight"
+HEAD, HEAD_BIAS = "lm_head.weight", "lm_head.bias"
 _PLAIN = ("model.", "lm_head.")
 _OTHER_PREFIXES = (
     ("language_model.model.", "language_model.lm_head."),
@@ -24,11 +27,11 @@ _OTHER_PREFIXES = (
     ("", "lm_head."),
 )
 """Prefixes of the text model's names in a checkpoint that has an image model beside it, and in one without a head."""
-_LAYER = re.compile(r"layers\.(\d+)\.")
 _SHOWN = 2
 
 _HARMLESS = re.compile(
     r"rotary_emb\.inv_freq$"  # frequencies of the rope, which older transformers stored: config.json implies them
+    r"|\.(attn|attention)\.(masked_)?bias$"  # causal masks (GPT-2, GPT-NeoX)
     r"|\.[kv]_scale$"  # scales of an fp8 KV cache, which the cache here does not have
     r"|^(model\.)?mtp[._]"  # layers that draft tokens (MTP), which no text depends on
     r"|(^|\.)(vision_tower|vision_model|vision_encoder|visual|multi_modal_projector|patch_merger)\."  # image model
@@ -36,16 +39,43 @@ _HARMLESS = re.compile(
 """Matches tensors that the graph may leave out without a change of the text."""
 
 
+class TensorNames(msgspec.Struct, frozen=True):
+    """The names of a family's tensors, where they are not those of a plain text model."""
+
+    body: str = "model."
+    """Prefix of all tensors but the LM head's."""
+    head: str = "lm_head."
+    layers: str = "layers"
+    norm: str = "norm"
+    """The norm after the last layer."""
+    parts: dict[str, str] = {}
+    """Parts of plain names and those that the family has in their place, in the order in which they are replaced."""
+
+    def of_module(self, module: str) -> str:
+        """Return the family's name of a plain one that begins with `model.`."""
+        inner = module.removeprefix(_PLAIN[0]).replace("layers.", f"{self.layers}.")
+        if inner.startswith("norm"):
+            return self.body + self.norm + inner.removeprefix("norm")
+        for plain, own in self.parts.items():
+            inner = inner.replace(plain, own)
+        return self.body + inner
+
+
+PLAIN_NAMES = TensorNames()
+
+
 class TextModelTensors:
     """A checkpoint's tensors under the names of a plain text model, which is found by its embedding. It remembers which
     of them were asked for."""
 
-    def __init__(self, checkpoint: CheckpointWeights) -> None:
+    def __init__(self, checkpoint: CheckpointWeights, names: TensorNames = PLAIN_NAMES) -> None:
         self._checkpoint = checkpoint
+        self._names = names
+        self._layer_number = re.compile(rf"{names.layers}\.(\d+)\.")
         self._used: set[str] = set()
-        self._prefixes = _PLAIN
+        self._prefixes = (names.body, names.head)
         for prefixes in _OTHER_PREFIXES:
-            if EMBEDDING.replace(_PLAIN[0], prefixes[0]) in checkpoint.tensors:
+            if names.of_module(EMBEDDING).replace(names.body, prefixes[0], 1) in checkpoint.tensors:
                 self._prefixes = prefixes
 
     @property
@@ -63,6 +93,16 @@ class TextModelTensors:
         stored_name = self._stored_name(name)
         self._used.add(stored_name)
         return self._checkpoint.constant(stored_name, shape)
+
+    def matrices(self, name: str, shape: tuple[int, ...]) -> list[ov.Node]:
+        """See `CheckpointWeights.matrices`."""
+        stored_name = self._stored_name(name)
+        self._used.add(stored_name)
+        return self._checkpoint.matrices(stored_name, shape)
+
+    def module(self, name: str) -> str:
+        """Return the family's name of a projection, by which LoRA adapters know it."""
+        return self._names.of_module(name)
 
     def check_num_layers(self, config: DecoderConfig) -> None:
         """Raise INVALID if the checkpoint has tensors of more or fewer layers than config.json says. Layers that draft
@@ -102,18 +142,18 @@ class TextModelTensors:
     def _layer(self, name: str) -> int | None:
         """Return the number of the layer that a stored tensor belongs to; None for one outside of the layers."""
         prefix = self._prefixes[0]
-        found = _LAYER.match(name, len(prefix)) if name.startswith(prefix) else None
+        found = self._layer_number.match(name, len(prefix)) if name.startswith(prefix) else None
         return None if found is None else int(found[1])
 
     def _stored_name(self, name: str) -> str:
-        for plain, prefix in zip(_PLAIN, self._prefixes, strict=True):
-            if name.startswith(plain):
-                return prefix + name.removeprefix(plain)
-        return name
+        body, head = self._prefixes
+        if name.startswith(_PLAIN[1]):
+            return head + name.removeprefix(_PLAIN[1])
+        return body + self._names.of_module(name).removeprefix(self._names.body)
 
 
-def _are_equal(one: StoredTensor | None, other: StoredTensor | None) -> bool:
-    if one is None or other is None:
+def _are_equal(one: Weight | None, other: Weight | None) -> bool:
+    if not isinstance(one, StoredTensor) or not isinstance(other, StoredTensor):
         return one is other
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False

@@ -1,0 +1,49 @@
+"""Arithmetic on the statistics of engines: over those that follow each other, and over those that serve together."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from engine.types import EngineStats, KvTierStats
+
+NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
+
+_PARTS = ("iteration", "kv_tiers")
+"""Fields that are statistics of their own."""
+_COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name.endswith("_total"))
+_GAUGES = tuple(n for n in EngineStats.__struct_fields__ if not n.endswith("_total") and n not in _PARTS)
+_TIER_COUNTERS = tuple(name for name in KvTierStats.__struct_fields__ if name.endswith("_total"))
+_SUMMED = tuple(n for n in _GAUGES if n not in ("predicted_wait_s", "prefill_tokens_per_s", "decode_step_s"))
+
+
+def add_counters(before: EngineStats, now: EngineStats) -> EngineStats:
+    """Return `now` with its counters continued from those of `before`, because exported counters must not decrease."""
+    sums = {name: getattr(before, name) + getattr(now, name) for name in _COUNTERS}
+    tiers = now.kv_tiers
+    if tiers is not None and before.kv_tiers is not None:
+        counted = {name: getattr(before.kv_tiers, name) + getattr(tiers, name) for name in _TIER_COUNTERS}
+        tiers = msgspec.structs.replace(tiers, **counted)
+    return msgspec.structs.replace(now, **sums, kv_tiers=tiers)
+
+
+def without_gauges(stats: EngineStats) -> EngineStats:
+    """Return the counters of a lost engine, with all gauges at 0."""
+    tiers = stats.kv_tiers
+    if tiers is not None:
+        tiers = KvTierStats(**{name: getattr(tiers, name) for name in _TIER_COUNTERS})
+    return msgspec.structs.replace(stats, **dict.fromkeys(_GAUGES, 0), iteration=None, kv_tiers=tiers)
+
+
+def sum_stats(each: Iterable[EngineStats], predicted_wait_s: float) -> EngineStats:
+    """Return the sums over engines that serve together, as those of one engine with that predicted wait."""
+    found = list(each)
+    sums = {name: sum(getattr(stats, name) for stats in found) for name in (*_SUMMED, *_COUNTERS)}
+    return EngineStats(**sums, predicted_wait_s=predicted_wait_s, kv_tiers=_sum_tiers(found))
+
+
+def _sum_tiers(found: Iterable[EngineStats]) -> KvTierStats | None:
+    tiers = [stats.kv_tiers for stats in found if stats.kv_tiers is not None]
+    if not tiers:
+        return None
+    sums = {name: sum(getattr(each, name) for each in tiers) for name in KvTierStats.__struct_fields__}
+    return KvTierStats(**{**sums, "is_disk_off": any(each.is_disk_off for each in tiers)})

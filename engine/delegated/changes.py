@@ -1,0 +1,89 @@
+"""Changes of a runtime while it serves: its LoRA adapters, and its sleep."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from engine.delegated.abilities import change_adapters
+from engine.delegated.interface import DelegatedRuntime, SleepingRuntime
+from engine.frames import AdapterOutcome, ChangeCommand, Sleep, SleepOutcome, WakeUp
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+
+class RuntimeChanges:
+    """Makes the changes one after the other, each in a task, and keeps the answers. Used on the executor's loop."""
+
+    def __init__(
+        self,
+        runtime: DelegatedRuntime,
+        adapters: tuple[str, ...],
+        on_change: Callable[[], None],
+        abort: Callable[[], None],
+    ) -> None:
+        """`on_change` is called when there is an answer, and before the runtime falls asleep; `abort` ends what the
+        runtime has."""
+        self._abort = abort
+        self._runtime = runtime
+        self._on_change = on_change
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = asyncio.Lock()
+        self.adapters = adapters
+        """Names of the adapters that requests may use."""
+        self.is_asleep = False
+        """Whether the runtime gets no requests."""
+        self.is_frozen = False
+        """Whether those that it has bring nothing."""
+        self.adapter_outcomes: list[AdapterOutcome] = []
+        self.sleep_outcomes: list[SleepOutcome] = []
+
+    def begin(self, command: ChangeCommand) -> None:
+        task = asyncio.create_task(self._obey(command))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def take_outcomes(self) -> tuple[list[AdapterOutcome], list[SleepOutcome]]:
+        outcomes = self.adapter_outcomes, self.sleep_outcomes
+        self.adapter_outcomes, self.sleep_outcomes = [], []
+        return outcomes
+
+    async def _obey(self, command: ChangeCommand) -> None:
+        async with self._lock:
+            if isinstance(command, Sleep | WakeUp):
+                slept = await self._sleep_or_wake(command)  # meanwhile frames take the lists
+                self.sleep_outcomes.append(slept)
+            else:
+                outcome = await change_adapters(self._runtime, command, self.adapters)
+                self.adapters = outcome.adapters if outcome.code is None else self.adapters
+                self.adapter_outcomes.append(outcome)
+        self._on_change()
+
+    async def _sleep_or_wake(self, command: Sleep | WakeUp) -> SleepOutcome:
+        title = self._runtime.title
+        try:
+            if not isinstance(self._runtime, SleepingRuntime):
+                raise SluiceError(ErrorCode.UNIMPLEMENTED, f"{title} cannot sleep")
+            if isinstance(command, Sleep):
+                await self._sleep(self._runtime, command)
+            elif await self._runtime.wake_up(command.tags):
+                self.is_asleep = self.is_frozen = False
+        except SluiceError as error:
+            return SleepOutcome(self.is_asleep, error.code, error.message)
+        except Exception as error:
+            log.exception("%s cannot obey %s", title, command)
+            return SleepOutcome(self.is_asleep, ErrorCode.INTERNAL, f"{title} cannot obey: {error}")
+        return SleepOutcome(self.is_asleep)
+
+    async def _sleep(self, runtime: SleepingRuntime, command: Sleep) -> None:
+        before = self.is_asleep, self.is_frozen
+        self.is_asleep, self.is_frozen = True, command.mode != "wait"
+        self._on_change()
+        if command.mode == "abort":
+            self._abort()
+        try:
+            await runtime.sleep(command.level, command.mode)
+            self.is_frozen = True
+        except BaseException:
+            self.is_asleep, self.is_frozen = before
+            raise

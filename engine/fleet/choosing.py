@@ -1,0 +1,106 @@
+"""The choice of a replica for a request: gathers what the router (`engine.fleet.router`) decides by."""
+
+import secrets
+from collections.abc import Iterable, Sequence
+from functools import partial
+from time import perf_counter
+from typing import NamedTuple
+
+from engine.blocks import HashChain
+from engine.fleet.prefix_index import PrefixIndex
+from engine.fleet.replica import Replica
+from engine.fleet.router import Choice, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from engine.frames import PrefixChanges
+from engine.types import EngineInfo, GenerateRequest
+
+MAX_HASHED_BLOCKS = 4096
+"""Blocks of a prompt that are looked up, 131,072 tokens in blocks of 32: their hashes take some 5 ms of the loop."""
+
+
+class Pick(NamedTuple):
+    """The chosen replica, and by its statistics the seconds that the request costs there, and those that it waits."""
+
+    replica: Replica
+    cost_s: float
+    wait_s: float
+    num_cached_tokens: int
+    choice: Choice
+
+
+class ReplicaChooser:
+    """Chooses for the requests of one fleet, on its event loop."""
+
+    def __init__(self, policy: RoutingPolicy = RoutingPolicy.PREFIX) -> None:
+        self.index = PrefixIndex()
+        self._settings = RouterSettings(policy=policy, seed=secrets.randbits(16))
+        self._ticket = 0
+        self._last: tuple[GenerateRequest, RoutedRequest] | None = None
+        """The last request, which is mostly the next one too: the second best replica is chosen after the best."""
+
+    @property
+    def compares_waits(self) -> bool:
+        """Whether a request goes elsewhere where that is sooner."""
+        return self._settings.policy is not RoutingPolicy.ROUND_ROBIN
+
+    def choose(self, request: GenerateRequest, candidates: Sequence[Replica]) -> Pick | None:
+        """Return the best of the candidates, which all have the request's adapter; None without any."""
+        if not candidates:
+            return None
+        by_number = {each.number: each for each in candidates}
+        views = [each.view() for each in candidates]
+        choice = choose(self._routed(request, candidates[0].engine.info), views, self.index, self._settings)
+        wait_s = choice.parts.get("wait", 0.0)
+        return Pick(by_number[choice.replica.number], choice.cost_s, wait_s, choice.num_cached_tokens, choice)
+
+    def leading_blocks(self, request: GenerateRequest, info: EngineInfo) -> Sequence[int]:
+        """Return how many leading blocks of the prompt each replica is thought to have, by its number."""
+        return self.index.leading_blocks(self._routed(request, info).block_hashes)
+
+    def follow(self, replica: Replica) -> None:
+        """Hear from now on what the replica's prefix cache has."""
+        if self._settings.policy is RoutingPolicy.PREFIX:
+            replica.engine.on_prefixes = partial(self._apply, replica.number)
+
+    def _apply(self, number: int, changes: PrefixChanges) -> None:
+        self.index.apply(number, changes.number, changes.stored, changes.removed, changes.is_first)
+
+    def note_sent(self, request: GenerateRequest, pick: Pick) -> None:
+        """Count the request as the replica's from now on: in its load, and in what its prefix cache will have."""
+        replica = pick.replica
+        replica.note_sent(max(len(request.prompt_token_ids) - pick.num_cached_tokens, 0))
+        if self._settings.policy is RoutingPolicy.PREFIX:
+            hashes = self._routed(request, replica.engine.info).block_hashes
+            self.index.expect(replica.number, hashes, perf_counter())
+
+    def _routed(self, request: GenerateRequest, info: EngineInfo) -> RoutedRequest:
+        """Return what the router sees of the request; the same for the same request."""
+        if self._last is not None and self._last[0] is request:
+            return self._last[1]
+        self._ticket += 1
+        hashes: Sequence[bytes] = ()
+        if self._settings.policy is RoutingPolicy.PREFIX:
+            num_blocks = min(len(request.prompt_token_ids) // info.block_size, MAX_HASHED_BLOCKS)
+            hashes = hash_chain(request, info).hashes(request.prompt_token_ids, num_blocks)
+        routed = RoutedRequest(
+            ticket=self._ticket,
+            num_prompt_tokens=len(request.prompt_token_ids) + len(request.resume_token_ids),
+            max_tokens=request.sampling.max_tokens,
+            block_hashes=hashes,
+        )
+        self._last = request, routed
+        return routed
+
+
+def hash_chain(request: GenerateRequest, info: EngineInfo) -> HashChain:
+    """Return the chain of the request's block hashes, as the engines have it."""
+    adapter = info.adapter_digests.get(request.adapter, request.adapter)
+    return HashChain(request.cache_salt, info.block_size, adapter)
+
+
+def find_candidates(replicas: Iterable[Replica]) -> list[Replica]:
+    """Return the replicas that may get a request now, all of the best kind that there is: those that take requests at
+    once, those that probe, those that restart, those that leave the fleet."""
+    alive = [each for each in replicas if each.engine.failure is None]
+    staying = [each for each in alive if not each.is_leaving and each.weight > 0.0]
+    open_ = [each for each in staying if each.engine.is_open]
+    return open_ or [each for each in staying if each.engine.is_serving] or staying or alive

@@ -1,0 +1,139 @@
+"""Members from a file of YAML or JSON, which is read again when it changes.
+
+    client_key: gateway.key_secret
+    engines:
+      - name: a
+        address: tcp://10.0.0.1:5557
+        server_key: a.key
+
+Instead of `engines` it may have `endpoints` in the form that llm-d's router discovers in a file: a name, the address of
+a host, and a port.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from engine.fleet.membership.members import Member, check_members
+from sluice.errors import SluiceError, invalid
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often the file is looked at."""
+
+
+class EngineEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One of the file's `engines`. An engine of twice the weight gets twice the requests."""
+
+    name: str
+    address: str
+    weight: float = 1.0
+    version: str = ""
+    server_key: str | None = None
+    client_key: str | None = None
+
+
+class _Endpoint(msgspec.Struct, frozen=True):
+    """An endpoint of llm-d, whose other fields are about HTTP."""
+
+    name: str
+    address: str
+    port: int | str
+
+
+class EnginesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The file as a whole, which `sluice fleet` writes."""
+
+    engines: tuple[EngineEntry, ...] = ()
+    endpoints: tuple[_Endpoint, ...] = ()
+    client_key: str | None = None
+    """For engines that name none."""
+    server_key: str | None = None
+
+
+class FileMembership:
+    """The members that a file names."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def watch(self) -> AsyncIterator[tuple[Member, ...]]:
+        mark = await asyncio.to_thread(self._mark)
+        members = await asyncio.to_thread(read_members, self._path)
+        yield members
+        while True:
+            await asyncio.sleep(LOOK_S)
+            before, mark = mark, await asyncio.to_thread(self._mark)
+            if mark == before:
+                continue
+            try:
+                found = await asyncio.to_thread(read_members, self._path)
+            except SluiceError as error:
+                log.error("%s; the %d engines that it had stay", error.message, len(members))
+                continue
+            if found != members:
+                members = found
+                yield members
+
+    def _mark(self) -> tuple[int, ...]:
+        try:
+            status = self._path.stat()
+        except OSError:
+            return ()
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def read_members(path: Path) -> tuple[Member, ...]:
+    """Read a file. Raises INVALID, which names the file, the field, what it has and what was expected."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise invalid("engines", f"{path} cannot be read: {' '.join(str(error).split())}") from None
+    try:
+        found = msgspec.convert(content, EnginesFile)
+        if bool(found.engines) == bool(found.endpoints):
+            raise invalid("engines", "there must be either engines or endpoints, each a list that is not empty")
+        members = (
+            *(_of_engine(each, found) for each in found.engines),
+            *(_of_endpoint(e, found) for e in found.endpoints),
+        )
+        members = tuple(_with_paths(each, path.parent) for each in members)
+        check_members(members)
+    except msgspec.ValidationError as error:
+        raise invalid("engines", f"{path}: {error}") from None
+    except SluiceError as error:
+        raise error.reworded(f"{path}: {error.message}") from None
+    return members
+
+
+def _of_engine(engine: EngineEntry, file: EnginesFile) -> Member:
+    return Member(
+        name=engine.name,
+        address=engine.address,
+        server_key=engine.server_key or file.server_key,
+        client_key=engine.client_key or file.client_key,
+        version=engine.version,
+        weight=engine.weight,
+    )
+
+
+def _of_endpoint(endpoint: _Endpoint, file: EnginesFile) -> Member:
+    host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
+    return Member(
+        name=endpoint.name,
+        address=f"tcp://{host}:{endpoint.port}",
+        server_key=file.server_key,
+        client_key=file.client_key,
+    )
+
+
+def _with_paths(member: Member, folder: Path) -> Member:
+    """Resolve the files of keys, which are named from the file's folder."""
+    keys = {name: getattr(member, name) for name in ("server_key", "client_key")}
+    found = {name: str(folder / value) for name, value in keys.items() if value is not None}
+    return msgspec.structs.replace(member, **found)

@@ -1,0 +1,27 @@
+"""Replicas that other processes have started, here or on other machines."""
+
+from engine.client.attached import AttachedEngineClient
+from engine.config import EngineConfig
+from engine.fleet.client import FleetClient
+from engine.fleet.membership.members import Member, Membership
+from engine.fleet.router import RoutingPolicy
+
+
+def make_fleet(
+    config: EngineConfig,
+    membership: Membership,
+    *,
+    policy: RoutingPolicy = RoutingPolicy.PREFIX,
+    heartbeat_timeout_s: float = 10.0,
+    drain_s: float = 30.0,
+) -> FleetClient:
+    """Make the client of the engines that `membership` names, now and later. `config` is this server's own: limits of
+    the queue while no engine can be reached, and the tokenizer. Streams of an engine that is named no more have
+    `drain_s` to end there."""
+
+    def make_client(member: Member) -> AttachedEngineClient:
+        return AttachedEngineClient(
+            config, member.address, curve=member.curve(), heartbeat_timeout_s=heartbeat_timeout_s
+        )
+
+    return FleetClient(config, policy=policy, membership=membership, make_client=make_client, drain_s=drain_s)

@@ -1,0 +1,222 @@
+"""A fleet in simulated time: requests come, the router chooses, replicas compute."""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import SchedulerPolicy
+from engine.fleet.prefix_index import PrefixIndex
+from engine.fleet.router import ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from engine.scheduling.policies import find_policy
+from engine.simulation.gaps import GapCounts
+from engine.simulation.profile import ReplicaProfile
+from engine.simulation.replica import SimulatedReplica
+from engine.simulation.sequence import SimulatedSequence
+from engine.simulation.traces import InfiniteCache, TracedRequest, block_hashes
+
+Floats = NDArray[np.float64]
+REPORT_EVERY = 256
+"""Requests between two reports of progress."""
+
+
+class FleetConfig(NamedTuple):
+    """The fleet to simulate."""
+
+    profile: ReplicaProfile
+    num_replicas: int
+    router: RouterSettings = RouterSettings()
+    policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
+
+
+class ReplicaTotals(NamedTuple):
+    """What one replica did."""
+
+    num_requests: int
+    busy_s: float
+    num_steps: int
+    num_computed_tokens: int
+    """Tokens of prompts that it computed."""
+
+
+class FleetRun(NamedTuple):
+    """A simulated run. The arrays have a value for each request of the trace, in its order; times are seconds, NaN for
+    requests that were rejected."""
+
+    config: FleetConfig
+    requests: Sequence[TracedRequest]
+    replica: NDArray[np.int32]
+    """The replica that had it; -1 for a request that no replica can ever hold."""
+    wait_s: Floats
+    """From its arrival to its admission."""
+    ttft_s: Floats
+    e2e_s: Floats
+    itl_p99_s: Floats
+    """The 99th percentile of its own gaps; 0 for a single token."""
+    num_cached: NDArray[np.int64]
+    num_shareable: int
+    """Tokens of prompts that one infinite cache would have had."""
+    gaps: GapCounts
+    """The gaps between all tokens."""
+    totals: tuple[ReplicaTotals, ...]
+    end_s: float
+    """When the last token came."""
+
+
+def simulate(
+    requests: Sequence[TracedRequest],
+    config: FleetConfig,
+    report: Callable[[int], None] | None = None,
+) -> FleetRun:
+    """Let the fleet serve the requests, which are in the order of their times. `report` is told now and then how many
+    have ended. The same arguments give the same run."""
+    return _Simulation(requests, config, report).run()
+
+
+class _Simulation:
+    """The state of one run."""
+
+    def __init__(
+        self, requests: Sequence[TracedRequest], config: FleetConfig, report: Callable[[int], None] | None
+    ) -> None:
+        self._requests, self._config, self._report = requests, config, report
+        policy, profile = find_policy(config.policy), config.profile
+        self._replicas = [SimulatedReplica(number, profile, policy, self._end) for number in range(config.num_replicas)]
+        self._has_index = config.router.policy is RoutingPolicy.PREFIX
+        self._index = PrefixIndex(max_blocks=2 * config.num_replicas * profile.num_blocks + 1024)
+        self._numbers = [0] * config.num_replicas
+        if self._has_index:
+            for number in range(config.num_replicas):
+                self._index.apply(number, 0, b"", b"", True)
+        self._views: list[ReplicaView | None] = [None] * config.num_replicas
+        self._due: list[tuple[float, int]] = []
+        """When the steps of replicas end, and steps that have ended earlier than was planned."""
+        self._sessions: dict[str, str] = {}
+        self._num_ended = 0
+        self._end_s = 0.0
+        size = len(requests)
+        self._replica = np.full(size, -1, np.int32)
+        self._times = np.full((4, size), math.nan)
+        self._num_cached = np.zeros(size, np.int64)
+        self._gaps = GapCounts()
+        self._num_served = [0] * config.num_replicas
+
+    def run(self) -> FleetRun:
+        infinite, num_shareable = InfiniteCache(), 0
+        for number, request in enumerate(self._requests):
+            if not self._fits(request):
+                self._count_ended()
+                continue
+            num_shareable += infinite.take(request, self._config.profile.block_size)
+            arrives_at = request.at_s + self._config.profile.request_s
+            self._advance(arrives_at)
+            self._route(number, request, arrives_at)
+        self._advance(math.inf)
+        for replica in self._replicas:
+            replica.check()
+        wait_s, ttft_s, e2e_s, itl_p99_s = self._times
+        totals = tuple(
+            ReplicaTotals(self._num_served[each.number], each.busy_s, each.num_steps, each.num_computed_tokens)
+            for each in self._replicas
+        )
+        return FleetRun(
+            self._config,
+            self._requests,
+            self._replica,
+            wait_s,
+            ttft_s,
+            e2e_s,
+            itl_p99_s,
+            self._num_cached,
+            num_shareable,
+            self._gaps,
+            totals,
+            self._end_s,
+        )
+
+    def _fits(self, request: TracedRequest) -> bool:
+        """Return whether a replica can ever hold the request, as an engine checks at submit."""
+        profile = self._config.profile
+        num_tokens = request.num_prompt + (request.max_tokens or request.num_output)
+        return num_tokens <= min(profile.max_model_len, profile.num_blocks * profile.block_size)
+
+    def _advance(self, until: float) -> None:
+        """Let all steps end that end before `until`."""
+        due = self._due
+        while due and due[0][0] <= until:
+            at, number = heapq.heappop(due)
+            replica = self._replicas[number]
+            if replica.ends_at != at:
+                continue  # its steps were to end then, and a request has ended them earlier
+            replica.finish_step()
+            self._note(replica)
+
+    def _note(self, replica: SimulatedReplica) -> None:
+        """Take in that a replica's state has changed."""
+        self._views[replica.number] = None
+        if replica.ends_at != math.inf:
+            heapq.heappush(self._due, (replica.ends_at, replica.number))
+        stored, removed = replica.take_changes()
+        if self._has_index and (stored or removed):
+            self._numbers[replica.number] += 1
+            self._index.apply(replica.number, self._numbers[replica.number], stored, removed, False)
+
+    def _route(self, number: int, request: TracedRequest, now: float) -> None:
+        hashes = block_hashes(request, number, self._config.profile.block_size)
+        views = [view or self._view(place) for place, view in enumerate(self._views)]
+        routed = RoutedRequest(
+            ticket=number,
+            num_prompt_tokens=request.num_prompt,
+            max_tokens=request.max_tokens or request.num_output,
+            block_hashes=hashes,
+            session=request.session,
+            session_replica=self._sessions.get(request.session, "") if request.session else "",
+        )
+        choice = choose(routed, views, self._index, self._config.router)
+        replica = self._replicas[choice.replica.number]
+        if request.session:
+            self._sessions[request.session] = choice.replica.name
+        if self._has_index:
+            self._index.expect(replica.number, hashes, now)
+        self._replica[number] = replica.number
+        self._num_served[replica.number] += 1
+        sequence = SimulatedSequence(
+            number,
+            request.num_prompt,
+            request.num_output,
+            request.max_tokens or request.num_output,
+            hashes,
+            self._config.profile.block_size,
+            now,
+            request.priority,
+            request.tenant,
+        )
+        replica.submit(sequence, now)
+        self._note(replica)
+
+    def _view(self, place: int) -> ReplicaView:
+        view = self._views[place] = self._replicas[place].view()
+        return view
+
+    def _end(self, replica: SimulatedReplica, sequence: SimulatedSequence) -> None:
+        number, gaps = sequence.stream_id, self._gaps
+        request = self._requests[number]
+        at_s = request.at_s
+        itl_p99_s = gaps.add(sequence.gaps, sequence.gap_counts)
+        self._times[:, number] = (
+            sequence.admitted_at - at_s,
+            sequence.first_token_at - at_s,
+            sequence.last_token_at - at_s,
+            itl_p99_s,
+        )
+        self._num_cached[number] = sequence.num_cached_tokens
+        self._end_s = max(self._end_s, sequence.last_token_at)
+        self._count_ended()
+
+    def _count_ended(self) -> None:
+        self._num_ended += 1
+        if self._report is not None and self._num_ended % REPORT_EVERY == 0:
+            self._report(self._num_ended)

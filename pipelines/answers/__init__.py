@@ -1,0 +1,1 @@
+"""Answers of language models and encoders that are kept for equal requests."""
