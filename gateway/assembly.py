@@ -8,26 +8,47 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.client.base import EngineClient
+from starlette.types import ASGIApp
+
+from engine.client.interface import Engine
+from gateway.access.control import AccessControl, TokenVerifier
+from gateway.access.identity import QuotaLimits
+from gateway.access.ring import KeyRing
+from gateway.access.store import open_keys
 from gateway.batches.service import BatchService
+from gateway.calls import CallLog, note_cached
 from gateway.checkpoint import served_name
 from gateway.grpc.server import GrpcServer
-from gateway.http.app import create_app, create_metrics_app
-from gateway.http.server import HttpServer
+from gateway.http.app import create_app
+from gateway.ledger.access_log import AccessLog
+from gateway.ledger.ledger import CallLedger
+from gateway.ledger.lines import RotatingFile, StandardOutput
+from gateway.ledger.opening import open_ledger
+from gateway.ledger.prices import PriceTable, read_prices
+from gateway.ledger.request_log import Redaction, RequestLog
+from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig
+from gateway.options.ledger import JSON, TEXT, LedgerOptions
 from gateway.options.option import OptionError
+from gateway.options.quotas import MEMORY, QuotaOptions
 from gateway.options.rag import RagOptions
 from gateway.options.serving import OFF, InstanceOptions
 from gateway.options.telemetry import LoggingOptions, TraceOptions
+from gateway.quotas.metrics import QuotaCollector
+from gateway.quotas.observer import QuotaObserver
+from gateway.quotas.store import MemoryQuotas, QuotaStore
 from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
+from gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
+from gateway.telemetry.routes import RouteCollector
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.trace import TraceSetting, TraceSettings
+from pipelines.answers.cache import AnswerCache
 from pipelines.llm.backend import LlmBackend, load_checkpoint
-from pipelines.llm.model import LlmModel
+from pipelines.llm.model import embedder_of
 from pipelines.llm.services import LlmServices
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary
@@ -35,6 +56,7 @@ from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.retriever import RetrieverBackend
 from pipelines.rag.stores.opening import open_store
 from pipelines.remote.backend import OpenAIBackend
+from pipelines.routes.settings import ROUTES_FLAG, RouteSettings, read_routes
 from pipelines.stages.backend import replace_python_stage
 from pipelines.text.model import text_model_of
 from serving.backend import BackendContext, CustomMetrics, ModelLookup
@@ -55,8 +77,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def make_service(config: ServeConfig) -> InferenceService:
-    """Build the service over a repository that has loaded nothing yet. Raises OptionError."""
+def make_service(config: ServeConfig, choose_socket: Callable[[], Path | None] = lambda: None) -> InferenceService:
+    """Build the service over a repository that has loaded nothing yet. Raises OptionError.
+
+    `choose_socket` returns where the next engine lets workers attach to it.
+    """
     metrics, metrics_settings = GatewayMetrics(), config.metrics.parsed()
     cache_settings = config.response_cache.parsed()
     cache = open_cache(cache_settings) if cache_settings is not None else None
@@ -71,8 +96,13 @@ def make_service(config: ServeConfig) -> InferenceService:
         make_rate_limiter(config.instances),
         make_host_policies(config.instances),
         library,
+        choose_socket,
     )
     repository = make_repository(config, shared)
+    access = make_access(config)
+    calls, prices = CallLog(access), make_prices(config)
+    ledger = make_ledger(config, calls, prices)
+    answers = None if cache is None else AnswerCache(cache, note_cached)
     service = InferenceService(
         repository,
         metrics,
@@ -82,12 +112,139 @@ def make_service(config: ServeConfig) -> InferenceService:
         trace=make_trace_settings(config.trace),
         log_settings=make_log_settings(config.logging),
         library=library,
+        calls=calls,
+        ledger=ledger,
         takes_model_files=config.repository.takes_model_files,
+        allows_lora_updates=config.requests.allows_lora_updates,
         allows_client_shm=config.http.allows_client_shm,
-        closes_last=[library.close, page.close, *([cache.close] if cache is not None else [])],
+        routes=make_routes(config),
+        answers=answers,
+        closes_last=[each.close for each in (access, library, page, cache, ledger) if each is not None],
     )
+    if ledger is not None:
+        metrics.registry.register(ledger)
+        service.notices.append(lambda: ledger.problem)
     metrics.registry.register(EngineCollector(service))
+    watch_replicas(service, config.fleet.scale_wait_target_s)
+    metrics.registry.register(RouteCollector(service.routes, answers))
+    write_logs(service, config.ledger)
+    limit_use(service, open_quotas(config.quotas), config.quotas.default_limits, prices)
     return service
+
+
+def watch_replicas(service: InferenceService, scale_wait_target_s: float) -> None:
+    """Collect metrics of the replicas of models, and how close each model is to needing more of them."""
+    pressure = ScalePressure(scale_wait_target_s)
+    registry = service.metrics.registry
+    registry.register(ReplicaCollector(service.llms, pressure))
+    registry.register(RoutingCollector(service.llms))
+    service.watchers.append(lambda: pressure.observe(service.llms()))
+    service.notices.append(lambda: missing_replicas(service.llms()))
+
+
+def limit_use(
+    service: InferenceService, store: QuotaStore, default_limits: QuotaLimits, prices: PriceTable | None = None
+) -> None:
+    """Hold the service's requests to the limits of their keys and tenants. It closes the store."""
+    service.quotas = store
+    ring = service.calls.access.ring
+    quotas = QuotaObserver(store, lambda: ring.tenants, default_limits, prices.price if prices is not None else None)
+    service.calls.observe(quotas, only_known=True)
+    service.metrics.registry.register(QuotaCollector(quotas))
+    service.notices.append(lambda: store.problem)
+    service.close_last(store.close)
+
+
+def open_quotas(options: QuotaOptions) -> QuotaStore:
+    """Open the place where use is counted."""
+    if options.store == MEMORY:
+        return MemoryQuotas()
+    from gateway.quotas.redis_store import RedisQuotas  # few servers need Redis' client
+
+    return RedisQuotas(options.store)
+
+
+def make_access(config: ServeConfig) -> AccessControl:
+    """Build what decides who may send requests. It opens the store of keys when it is started. Raises OptionError."""
+    options = config.access
+    place = options.store_place(config.state_folder())
+    if place is not None and options.keys_store is None and not _is_reachable(Path(place)):
+        log.warning("no keys are read: %s is not accessible; --keys-store names another place", place)
+        place = None
+    ring = KeyRing(None if place is None else open_keys(place), options.server_key())
+    return AccessControl(ring, options.trusted_proxies, _make_verifier(options))
+
+
+def _is_reachable(path: Path) -> bool:
+    try:
+        path.exists()
+    except OSError:
+        return False
+    return True
+
+
+def _make_verifier(options: AccessOptions) -> TokenVerifier | None:
+    if options.jwt_issuer is None or options.jwt_audience is None:
+        return None
+    try:
+        from gateway.access.tokens import IssuerTokens, TokenSettings  # few servers need PyJWT
+    except ImportError as error:
+        raise OptionError(f"--jwt-issuer needs PyJWT ({error}): pip install 'sluice[jwt]'") from None
+    claims = options.jwt_claims or {}
+    return IssuerTokens(TokenSettings(options.jwt_issuer, options.jwt_audience, options.jwt_jwks_url, claims))
+
+
+def make_prices(config: ServeConfig) -> PriceTable:
+    """Read the price table; without one all is free. Raises OptionError."""
+    path = config.ledger.price_table
+    try:
+        return PriceTable() if path is None else read_prices(path)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+
+
+def make_routes(config: ServeConfig) -> dict[str, RouteSettings]:
+    """Read the routes by name. Raises OptionError."""
+    path = config.routes.file
+    try:
+        routes = {} if path is None else read_routes(path)
+    except ValueError as error:
+        raise OptionError(str(error)) from None
+    if config.response_cache.parsed() is None:
+        for name in (name for name, route in routes.items() if route.cache):
+            message = f"route {name!r}: cache needs a response cache: --cache-config local,size=256000000, or redis"
+            raise OptionError(f"{ROUTES_FLAG} {path}: {message}")
+    return routes
+
+
+def make_ledger(config: ServeConfig, calls: CallLog, prices: PriceTable) -> CallLedger | None:
+    """Build the ledger, which observes `calls`; None where there is none. Raises OptionError."""
+    options = config.ledger
+    place = options.store_place(config.state_folder())
+    if place is None:
+        return None
+    with _as_config_error():
+        store = open_ledger(place)
+    only_known = options.place is None
+    ledger = CallLedger(store, prices, retention_days=options.retention_days, only_known=only_known)
+    calls.observe(ledger, only_known=only_known)
+    return ledger
+
+
+def write_logs(service: InferenceService, options: LedgerOptions) -> None:
+    """Have the lines of the access log and of the request log written, where they are wanted."""
+    logs: list[AccessLog | RequestLog] = []
+    if options.access_log != OFF:
+        logs.append(AccessLog(StandardOutput(), is_json=options.access_log == JSON))
+    if options.request_log is not None:
+        file = RotatingFile(Path(options.request_log), options.request_log_max_bytes, options.request_log_max_days)
+        redaction = Redaction(options.request_log_redact)
+        keeps_text = options.request_log_content == TEXT
+        logs.append(RequestLog(file, redaction, sample_rate=options.request_log_sample_rate, keeps_text=keeps_text))
+    for each in logs:
+        service.calls.observe(each)
+        service.metrics.registry.register(each)
+        service.close_last(each.close)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +258,7 @@ class SharedResources:
     rate_limiter: RateLimiter | None = None
     host_policies: dict[str, HostPolicy] = field(default_factory=dict)
     library: DocumentLibrary | None = None
+    choose_socket: Callable[[], Path | None] = lambda: None
 
 
 def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> DocumentLibrary:
@@ -116,9 +274,9 @@ def make_library(options: RagOptions, models: Callable[[], ModelLookup]) -> Docu
 def _find_encoder(models: ModelLookup, name: str) -> TextEncoder | LlmEncoder:
     """Return the encoder of a collection. One that does not serve says so when it is asked for vectors."""
     with suppress(SluiceError):
-        model = models.find(name)
-        if isinstance(model, LlmModel) and model.text.info.embedding_size:
-            return LlmEncoder(model.text)
+        text = embedder_of(models.find(name))
+        if text is not None:
+            return LlmEncoder(text)
     return TextEncoder(models, name)
 
 
@@ -199,6 +357,8 @@ def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegist
         config.shutdown.heartbeat_timeout_s,
         config.request_limits(),
         config.chat_settings(),
+        config.fleet.router,
+        shared.choose_socket,
     )
     registry = BackendRegistry()
     registry.register(LlmBackend(services), "llm", "tensorrtllm", "vllm")
@@ -214,7 +374,7 @@ async def load_model(
     service: InferenceService,
     config: ServeConfig,
     checkpoint: Path,
-    engine: EngineClient,
+    engine: Engine,
     engine_start: "asyncio.Task[None]",
 ) -> None:
     """Load MODEL, whose engine starts meanwhile, and test it with one token. Raises SluiceError."""
@@ -231,19 +391,16 @@ async def load_model(
     service.repository.add(model)
 
 
-def make_http_servers(
+def make_http_application(
     service: InferenceService, batches: BatchService, config: ServeConfig, listeners: "Listeners"
-) -> list[HttpServer]:
-    """Build the protocols' server, which ends first, and the metrics' server, where there is one."""
+) -> ASGIApp:
+    """Build the application of the protocols."""
     metrics_port = None if listeners.metrics is None else listeners.metrics.getsockname()[1]
-    servers = [HttpServer(create_app(service, config, metrics_port, batches), listeners.http)]
-    if listeners.metrics is not None:
-        servers.append(HttpServer(create_metrics_app(service.metrics, config.access), listeners.metrics))
-    return servers
+    return create_app(service, config, metrics_port, batches)
 
 
 def make_grpc_server(service: InferenceService, config: ServeConfig) -> GrpcServer | None:
     """Build the gRPC server; None where it is switched off."""
     if not config.grpc.is_allowed:
         return None
-    return GrpcServer(service, config.grpc, config.http.host, config.access.api_key)
+    return GrpcServer(service, config.grpc, config.http.host)

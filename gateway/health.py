@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sluice.errors import ErrorCode, SluiceError
 
 if TYPE_CHECKING:
-    from engine.client.base import EngineClient
+    from engine.client.interface import Engine
 
 _LOADING = "the server is loading its models"
 _RETRY_LOADING_S = 1.0
@@ -40,14 +40,14 @@ _HEALTHY = ProbeResult()
 class ServerHealth:
     """Judges the server by its phase, its engines and its repository.
 
-    While loading it is live and not ready; models that are ready serve already. While a lost engine is replaced it is
-    live and not ready: requests are taken and wait. When an engine is given up it is neither, so that a supervisor
-    restarts the server.
+    While loading it is live and not ready; models that are ready serve already. While a lost engine is replaced, or
+    one sleeps, it is live and not ready: requests are taken and wait. When an engine is given up it is neither, so that
+    a supervisor restarts the server.
     """
 
     def __init__(
         self,
-        engines: Callable[[], Iterable["EngineClient"]],
+        engines: Callable[[], Iterable["Engine"]],
         repository_problem: Callable[[], str],
         heartbeat_timeout_s: float,
     ) -> None:
@@ -82,21 +82,23 @@ class ServerHealth:
             message = "the server is shutting down"
             raise SluiceError(ErrorCode.UNAVAILABLE, message, retry_after_s=_RETRY_ELSEWHERE_S)
 
-    def _first_problem(self, judge: Callable[["EngineClient"], ProbeResult]) -> ProbeResult:
+    def _first_problem(self, judge: Callable[["Engine"], ProbeResult]) -> ProbeResult:
         return next((health for health in map(judge, self._engines()) if not health.is_ok), _HEALTHY)
 
-    def _check_live(self, engine: "EngineClient") -> ProbeResult:
+    def _check_live(self, engine: "Engine") -> ProbeResult:
         if engine.failure is not None:
             return ProbeResult(f"the engine failed: {engine.failure}")
         return _HEALTHY if engine.can_restart else self._check_heartbeat(engine)
 
-    def _check_ready(self, engine: "EngineClient") -> ProbeResult:
+    def _check_ready(self, engine: "Engine") -> ProbeResult:
         if engine.is_restarting:
             return ProbeResult("the engine is restarting")
+        if engine.sleeping.is_sleeping:
+            return ProbeResult("an engine sleeps; POST /wake_up")
         liveness = self._check_live(engine)
         return self._check_heartbeat(engine) if liveness.is_ok else liveness
 
-    def _check_heartbeat(self, engine: "EngineClient") -> ProbeResult:
+    def _check_heartbeat(self, engine: "Engine") -> ProbeResult:
         age_s = engine.heartbeat_age_s()
         if age_s < self._heartbeat_timeout_s:
             return _HEALTHY

@@ -4,11 +4,10 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
-import sys
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -17,24 +16,29 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
-from engine.client.process import ProcessEngineClient
+from engine.fleet.local import make_engine
+from engine.fleet.remote import make_fleet
+from gateway.announcements import describe_served, print_line
 from gateway.checkpoint import served_name
-from gateway.listeners import ListenError, Listeners, is_loopback, listen, listener_url
+from gateway.listeners import Listeners, SocketFolder, is_loopback, listen, listen_together, listener_url
 from gateway.options.config import ServeConfig
-from serving.repository.managed_model import ModelState
-from serving.repository.settings import ControlMode
+from gateway.process_settings import favour_event_loop, raise_file_limit
+from gateway.start_checks import check_start
 from sluice.errors import ErrorCode, SluiceError
+from sluice.heap import settle_objects
+from sluice.start_times import START_TIMES
 
 if TYPE_CHECKING:  # imported for real while the engine loads
-    from engine.client.base import EngineClient
+    from starlette.types import ASGIApp
+
+    from engine.client.interface import Engine
     from gateway.batches.service import BatchService
     from gateway.grpc.server import GrpcServer
     from gateway.http.server import HttpServer
     from gateway.service import InferenceService
+    from gateway.workers.host import WorkerPool
 
 log = logging.getLogger(__name__)
-_SWITCH_INTERVAL_S = 0.001
-"""How long a thread may keep the interpreter's lock while others wait: the event loop waits so for each long work."""
 
 FLUSH_TIMEOUT_S = 2.0
 """Seconds that the last bytes may take to reach a slow client after the last stream ended."""
@@ -44,8 +48,8 @@ SIGNAL_ECHO_S = 0.1
 """Seconds within which a second signal counts as the first: `timeout` and others signal a process and its group."""
 HANG_TIMEOUT_S = 15.0
 """Seconds that the rest of a shutdown may take beyond open streams, before the process ends by force."""
-MAX_NAMED_MODELS = 8
-"""Most models that the ready line names."""
+WORKERS_READY_S = 60.0
+"""Longest time that the ready line waits for the workers."""
 WATCH_INTERVAL_S = 1.0
 """Seconds between checks for a change in readiness."""
 
@@ -55,13 +59,13 @@ def run_server(config: ServeConfig, checkpoint: Path | None, started: float) -> 
 
     Raises ListenError for a port that is not available, SluiceError where the model cannot be served.
     """
+    http = config.http
     listeners = Listeners(
-        listen(config.http.host, config.http.port, "--http-port", shares_port=config.http.shares_port),
+        listen_together(http.host, http.port, "--http-port", http.num_workers, shares_port=http.shares_port),
         _listen_for_metrics(config),
     )
-    if config.access.api_key is None and not is_loopback(listeners.http):
-        log.warning("listening on %s without an API key: whoever reaches it may use it", config.http.host)
-    _raise_file_limit()
+    raise_file_limit()
+    START_TIMES.mark("Python started, options read, ports bound")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, checkpoint, listeners, started))
 
@@ -72,12 +76,6 @@ def _listen_for_metrics(config: ServeConfig) -> socket.socket | None:
     if config.metrics.host is None:
         return listen(config.http.host, config.metrics.port, "--metrics-port")
     return listen(config.metrics.host, config.metrics.port, "--metrics-port", host_flag="--metrics-address")
-
-
-def _raise_file_limit() -> None:
-    """Raise the limit of open files: each connection is one, and the usual limit of 1024 is a login shell's."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(config: ServeConfig, checkpoint: Path | None, listeners: Listeners, started: float) -> None:
@@ -97,20 +95,33 @@ class GatewayServer:
         self._checkpoint = checkpoint
         self._listeners = listeners
         self._started = started
-        self._engine = None if checkpoint is None else make_engine(config, checkpoint)
+        self._sockets = SocketFolder() if config.http.num_workers > 1 else None
+        self._engine = None if checkpoint is None else make_model_engine(config, checkpoint, self._choose_socket)
         self._stopping = asyncio.Event()
         self._signalled = 0.0
         self._service: InferenceService | None = None
         self._batches: BatchService | None = None
         self._servers: list[HttpServer] = []
+        self._workers: WorkerPool | None = None
         self._grpc: GrpcServer | None = None
         self._grpc_address = ""
 
+    def _choose_socket(self) -> Path | None:
+        """Return where the next engine lets workers attach to it; None without workers."""
+        return None if self._sockets is None else self._sockets.choose()
+
     def handle_signals(self) -> None:
-        """Let SIGTERM and SIGINT shut the server down, and a second one end it at once."""
+        """Let SIGTERM and SIGINT shut the server down, and a second one end it at once. SIGHUP replaces the workers."""
         loop = asyncio.get_running_loop()
+        if self._sockets is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._replace_workers)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
+
+    def _replace_workers(self) -> None:
+        if self._workers is not None and not self._stopping.is_set():
+            log.info("SIGHUP: the HTTP workers are replaced, one after the other")
+            self._workers.restart()
 
     def _on_signal(self, number: signal.Signals) -> None:
         now = perf_counter()
@@ -139,8 +150,9 @@ class GatewayServer:
 
     def _end_by_force(self, number: signal.Signals) -> NoReturn:
         for engine in self._engines():
-            if isinstance(engine, ProcessEngineClient):
-                engine.kill()
+            engine.kill()
+        if self._workers is not None:
+            self._workers.kill()
         os._exit(128 + number)
 
     async def run(self) -> None:
@@ -162,21 +174,22 @@ class GatewayServer:
         engine_start = asyncio.create_task(self._start_engine(), name="engine-start")
         try:
             await asyncio.to_thread(_import_heavy_modules)
+            START_TIMES.mark("protocols and libraries imported")
             service = await self._open()
+            START_TIMES.mark("HTTP and gRPC listen")
             gc.freeze()  # what is imported stays
             gc.enable()
             await self._load_all(service, engine_start)
         finally:
             await _cancel(engine_start)
-        self._check_loaded(service)
-        self._warn_if_empty(service)
-        # The objects of the start stay: the garbage collector need not traverse them with every request's garbage.
-        gc.collect()
-        gc.freeze()
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        check_start(service, self._config.repository)
+        settle_objects()
+        favour_event_loop()
         service.begin_serving()
         assert self._batches is not None
         self._batches.start()
+        if self._workers is not None and not await self._workers.wait_ready(WORKERS_READY_S):
+            log.warning("not all HTTP workers are ready after %g s; the host answers meanwhile", WORKERS_READY_S)
         self._print_ready(service)
         reading = asyncio.create_task(self._read_documentation(service), name="documentation")
         try:
@@ -194,7 +207,9 @@ class GatewayServer:
             finally:
                 if settled is not None:
                     settled()
+            START_TIMES.mark("MODEL loaded")
             await loading
+            START_TIMES.mark("the rest of the repository loaded")
         finally:
             await _cancel(loading)
 
@@ -225,21 +240,47 @@ class GatewayServer:
 
     async def _open(self) -> "InferenceService":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
-        from gateway.assembly import make_grpc_server, make_http_servers, make_service
+        from gateway.assembly import make_grpc_server, make_http_application, make_service
         from gateway.batches.service import BatchService
 
-        service = make_service(self._config)
+        service = make_service(self._config, self._choose_socket)
         self._service = service
+        await service.calls.access.ring.start()
+        if not service.calls.access.is_enforced and not is_loopback(self._listeners.http[0]):
+            log.warning("listening on %s without an API key: whoever reaches it may use it", self._config.http.host)
         self._batches = BatchService(service, self._config)
-        self._servers = make_http_servers(service, self._batches, self._config, self._listeners)
-        for server in self._servers:
-            server.start()
+        app = make_http_application(service, self._batches, self._config, self._listeners)
+        await self._start_http(service, app)
         self._grpc = make_grpc_server(service, self._config)
         await self._listen_for_grpc()
         more = [f"metrics {self._metrics_url}"] if self._metrics_url else []
         more += [f"gRPC {self._grpc_address}"] if self._grpc_address else []
-        _print_line(f"Listening on {listener_url(self._listeners.http)}" + (f" ({', '.join(more)})" if more else ""))
+        print_line(f"Listening on {self._http_url}" + (f" ({', '.join(more)})" if more else ""))
         return service
+
+    async def _start_http(self, service: "InferenceService", app: "ASGIApp") -> None:
+        """Serve the protocols, by workers where there are several, and the metrics."""
+        from gateway.http.app import create_metrics_app
+        from gateway.http.server import HttpServer
+
+        gather = None
+        if self._sockets is None:
+            self._servers.append(HttpServer(app, self._listeners.http[0]))
+        else:
+            from gateway.workers.host import WorkerPool
+
+            self._workers = WorkerPool(self._config, self._listeners.http, self._sockets.path, service, app)
+            await self._workers.start()
+            gather = self._workers.gather
+        if self._listeners.metrics is not None:
+            metrics_app = create_metrics_app(service.metrics, service.calls, gather)
+            self._servers.append(HttpServer(metrics_app, self._listeners.metrics))
+        for server in self._servers:
+            server.start()
+
+    @property
+    def _http_url(self) -> str:
+        return listener_url(self._listeners.http[0])
 
     @property
     def _metrics_url(self) -> str:
@@ -250,34 +291,21 @@ class GatewayServer:
     async def _listen_for_grpc(self) -> None:
         if self._grpc is None:
             return
-        try:
-            port = await self._grpc.start()
-        except OSError as error:
-            raise ListenError(f"{error}; choose another with --grpc-port (0 takes a free one)") from None
+        port = await self._grpc.start()
         self._grpc_address = f"{self._config.grpc.host or self._config.http.host}:{port}"
 
-    def _check_loaded(self, service: "InferenceService") -> None:
-        """Raise UNAVAILABLE for a model of the repository that failed to load, with --exit-on-error."""
-        failed = [entry for entry in service.repository.index() if entry.state is ModelState.UNAVAILABLE]
-        if failed and self._config.repository.exits_on_error:
-            reasons = "; ".join(f"{entry.name} version {entry.version}: {entry.reason}" for entry in failed)
-            raise SluiceError(ErrorCode.UNAVAILABLE, f"not everything could be loaded (--exit-on-error): {reasons}")
-
-    def _warn_if_empty(self, service: "InferenceService") -> None:
-        """Warn of a repository without models where clients can load none: its path is most likely wrong."""
-        options = self._config.repository
-        if options.paths and options.control_mode is ControlMode.NONE and not service.repository.index():
-            log.warning("there is no model in %s; without --model-control-mode none can come", ", ".join(options.paths))
-
     def _print_ready(self, service: "InferenceService") -> None:
-        http = listener_url(self._listeners.http)
+        http = self._http_url
         grpc = f" and gRPC {self._grpc_address}" if self._grpc_address else ""
         metrics = f" - metrics {self._metrics_url}" if self._metrics_url else ""
-        _print_line(
+        print_line(
             f"Sluice {version('sluice')} serving {describe_served(service)}"
             f" - OpenAI {http}/v1 - v2 {http}/v2{grpc}{metrics}"
             f" - ready in {perf_counter() - self._started:.1f} s"
         )
+        START_TIMES.mark("ready")
+        for line in START_TIMES.lines():
+            log.debug("start: %s", line)
 
     async def _watch(self, service: "InferenceService") -> None:
         """Log changes of readiness. An engine that was given up stays so: requests get 503 until a restart."""
@@ -288,6 +316,8 @@ class GatewayServer:
             for task in ended:
                 task.result()
                 raise SluiceError(ErrorCode.INTERNAL, "an HTTP server ended unexpectedly")
+            for watch in service.watchers:
+                watch()
             readiness, is_live = service.readiness(), service.is_live()
             if not readiness.is_ok and (was_ready or is_live != was_live):
                 log.log(logging.WARNING if is_live else logging.CRITICAL, "not ready: %s", readiness.reason)
@@ -302,7 +332,10 @@ class GatewayServer:
         assert self._batches is not None
         await self._batches.stop()
         self._service.begin_drain()
-        self._servers[0].begin_stop()
+        if self._workers is not None:
+            self._workers.begin_stop()
+        elif self._servers:
+            self._servers[0].begin_stop()
         timeout_s = self._config.shutdown.exit_timeout_s
         if self._grpc is not None:
             self._grpc.begin_stop()
@@ -316,7 +349,7 @@ class GatewayServer:
     async def _close(self) -> None:
         """Close everything, whatever the start has reached. The engines' processes have ended when this returns."""
         try:
-            servers = (*self._servers, self._grpc)
+            servers = (*self._servers, self._grpc, self._workers)
             await asyncio.gather(*(server.stop(FLUSH_TIMEOUT_S) for server in servers if server is not None))
         finally:
             if self._batches is not None and self._service is not None:
@@ -324,13 +357,13 @@ class GatewayServer:
                 await self._service.close()
             if self._engine is not None:
                 await self._engine.stop()
-            for listener in self._listeners:
-                if listener is not None:
-                    listener.close()
+            self._listeners.close()
+            if self._sockets is not None:
+                self._sockets.close()
 
-    def _engines(self) -> "list[EngineClient]":
+    def _engines(self) -> "list[Engine]":
         """Return MODEL's engine, which exists from the start, and those of loaded models."""
-        own: list[EngineClient] = [] if self._engine is None else [self._engine]
+        own: list[Engine] = [] if self._engine is None else [self._engine]
         return own + (self._service.engines() if self._service is not None else [])
 
 
@@ -340,43 +373,29 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
     await asyncio.wait(tasks)
 
 
-def make_engine(config: ServeConfig, checkpoint: Path) -> ProcessEngineClient:
-    """Make the engine of MODEL, which has not started."""
-    heartbeat_timeout_s = config.shutdown.heartbeat_timeout_s
-    return ProcessEngineClient(config.engine(str(checkpoint)), heartbeat_timeout_s=heartbeat_timeout_s)
+def make_model_engine(
+    config: ServeConfig, checkpoint: Path, choose_socket: Callable[[], Path | None] = lambda: None
+) -> "Engine":
+    """Make the engine of MODEL, or its replicas, which have not started. `choose_socket` returns where workers attach
+    to the next one. Raises SluiceError where the machine has too few GPUs."""
+    if config.fleet.engines is not None:
+        return make_fleet(
+            config.engine(str(checkpoint)),
+            config.fleet.membership(),
+            policy=config.fleet.router,
+            heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
+            drain_s=config.shutdown.exit_timeout_s,
+        )
+    return make_engine(
+        config.engine(str(checkpoint)),
+        config.fleet.num_replicas,
+        policy=config.fleet.router,
+        heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
+        choose_socket=choose_socket,
+    )
 
 
 def _import_heavy_modules() -> None:
     """Import heavy modules; to be called on a thread, so that the event loop goes on."""
     for name in ("gateway.assembly", "pipelines.llm.backend"):
         import_module(name)
-
-
-def describe_served(service: "InferenceService") -> str:
-    """Describe the one language model with its limits, or name the models; and count those that are missing."""
-    from pipelines.llm.model import llm_text_of  # imported by now
-
-    models = service.repository.models()
-    names = sorted({model.name for model in models})
-    missing = ""
-    if count := sum(entry.state is ModelState.UNAVAILABLE for entry in service.repository.index()):
-        missing = f", {count} not available (the log says why, `sluice repository check` what to write)"
-    texts = [text for model in models if (text := llm_text_of(model)) is not None]
-    if len(texts) == 1:
-        text, info = texts[0], texts[0].info
-        what = f"{info.model_type}, {info.dtype}, context {info.max_model_len} tokens"
-        beside = f" and {len(names) - 1} models beside it" if len(names) > 1 else ""
-        return f"{text.name} ({what}; KV cache {info.num_blocks * info.block_size} tokens){beside}{missing}"
-    shown = ", ".join(names[:MAX_NAMED_MODELS]) + (", ..." if len(names) > MAX_NAMED_MODELS else "")
-    return f"{len(names)} models ({shown}){missing}" if names else f"no models yet{missing}"
-
-
-def _print_line(line: str) -> None:
-    """Print a line for the operator. Scripts read the addresses from it. A full disk or a closed pipe stops nothing."""
-    try:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
-    except OSError as error:
-        log.warning("standard output takes no lines (%s): %s", error, line)
-        # What could not be written is still buffered, and the interpreter would fail to flush it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

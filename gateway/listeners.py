@@ -1,8 +1,12 @@
 """The sockets of the server. They are bound before anything slow begins, so that a taken port is reported at once."""
 
 import errno
+import itertools
+import shutil
 import socket
+import tempfile
 from ipaddress import ip_address
+from pathlib import Path
 from typing import NamedTuple
 
 _BACKLOG = 2048
@@ -13,10 +17,16 @@ class ListenError(OSError):
 
 
 class Listeners(NamedTuple):
-    """The sockets of HTTP and metrics; None without metrics. gRPC's library binds its own."""
+    """The sockets of HTTP, one for each worker, and of metrics; None without metrics. gRPC binds its own."""
 
-    http: socket.socket
+    http: tuple[socket.socket, ...]
     metrics: socket.socket | None
+
+    def close(self) -> None:
+        """Close all of them."""
+        for each in (*self.http, self.metrics):
+            if each is not None:
+                each.close()
 
 
 def listen(host: str, port: int, flag: str, *, shares_port: bool = False, host_flag: str = "--host") -> socket.socket:
@@ -44,6 +54,26 @@ def listen(host: str, port: int, flag: str, *, shares_port: bool = False, host_f
     return listener
 
 
+def listen_together(
+    host: str, port: int, flag: str, number: int, *, shares_port: bool = False
+) -> tuple[socket.socket, ...]:
+    """Return so many sockets that listen on one port, each of which gets some of the connections. Raises ListenError.
+
+    Each may be served by another process, one after the other: what waits to be accepted stays as long as this process
+    has it open.
+    """
+    first = listen(host, port, flag, shares_port=shares_port)
+    if number == 1:
+        return (first,)
+    port = first.getsockname()[1]
+    if not shares_port:
+        first.close()  # alone it has shown that nobody else listens there
+    else:
+        number -= 1
+    more = tuple(listen(host, port, flag, shares_port=True) for _ in range(number))
+    return (first, *more) if shares_port else more
+
+
 def _explain(error: OSError, host: str, port: int, flag: str) -> str:
     match error:
         case PermissionError():
@@ -52,6 +82,22 @@ def _explain(error: OSError, host: str, port: int, flag: str) -> str:
             return f"port {port} on {host} is taken; choose another with {flag} (0 takes a free one)"
         case _:
             return f"cannot listen on {host} port {port}: {error.strerror}"
+
+
+class SocketFolder:
+    """A folder of sockets between the processes of one server, which only this user can reach."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="sluice-"))
+        self._numbers = itertools.count(1)
+
+    def choose(self) -> Path:
+        """Return a place for the socket of another engine."""
+        return self.path / f"engine-{next(self._numbers)}"
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 def listener_url(listener: socket.socket) -> str:

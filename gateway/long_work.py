@@ -49,8 +49,16 @@ def breathe() -> None:
 
 async def prepare_inputs(request: InferRequest, model: Model) -> None:
     """Prepare long BYTES inputs aside. Raises like `prepare_strings`."""
-    if any(each.datatype == BYTES.name and each.num_elements > LONG_ELEMENTS for each in request.inputs.values()):
+    if not has_short_inputs(request):
         await run_aside(lambda: prepare_strings(request, model.spec))
+
+
+def has_short_inputs(request: InferRequest) -> bool:
+    """Whether a request has no long BYTES input, which `prepare_inputs` would prepare aside."""
+    for each in request.inputs.values():
+        if each.datatype == BYTES.name and each.num_elements > LONG_ELEMENTS:
+            return False
+    return True
 
 
 def trim_later() -> None:

@@ -1,30 +1,9 @@
-"""Access to the server: the API key of all requests, and categories of requests that need a header of their own.
-
-The latter are `--http-restricted-api` and `--grpc-restricted-protocol`.
-"""
+"""Categories of requests that need a header of their own: `--http-restricted-api` and `--grpc-restricted-protocol`."""
 
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-
-from sluice.errors import ErrorCode, SluiceError
-
-
-def check_api_key(sent: bytes | None, key: bytes, name: str, kind: str) -> SluiceError | None:
-    """Return why a request is refused whose authorization is `sent`; None for the right key.
-
-    `name` and `kind` are the protocol's words for where it stands. The message never repeats what was sent.
-    """
-    if sent is None:
-        message = f"this server asks for an API key: send the {kind} '{name}: Bearer KEY'"
-        return SluiceError(ErrorCode.UNAUTHENTICATED, message)
-    scheme, _, given = sent.partition(b" ")
-    if scheme.lower() != b"bearer":
-        return SluiceError(ErrorCode.UNAUTHENTICATED, f"the {name} {kind} must read 'Bearer KEY'")
-    if not hmac.compare_digest(given.strip(), key):
-        return SluiceError(ErrorCode.UNAUTHENTICATED, "the API key is wrong")
-    return None
 
 
 class ApiCategory(StrEnum):

@@ -1,24 +1,33 @@
 """The one data plane under every protocol: finds models, streams from them, and counts open requests."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from engine.client.base import EngineClient
+from engine.client.interface import Engine
+from gateway.adapters import RuntimeAdapters
+from gateway.calls import CallLog, answer_scope, is_visible, keeps_answers, note_model
 from gateway.health import Phase, ProbeResult, ServerHealth
+from gateway.ledger.ledger import CallLedger
+from gateway.quotas.store import QuotaStore
+from gateway.routing import RouteTable
+from gateway.streams.store import StreamStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
-from pipelines.llm.model import LlmModel
+from pipelines.answers.cache import AnswerCache, AnswerSource, Embedder
+from pipelines.llm.model import LlmModel, embedder_of
 from pipelines.llm.text import LlmText
-from pipelines.llm.text_models import choose_text_model, find_owner, list_text_models, split_name
+from pipelines.llm.text_models import choose_text_model, find_owner, list_text_models, model_and_adapter, split_name
 from pipelines.rag.classifier import TextClassifier, is_classifier
 from pipelines.rag.encoder import TextEncoder, is_encoder
 from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.rag.retrieval.reranker import EncoderReranker, ModelReranker, RerankerFinder
+from pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker, RerankerFinder
+from pipelines.routes.settings import RouteSettings
+from pipelines.routes.text import RoutedText
 from pipelines.text.model import TextModel, text_model_of
 from pipelines.text.stream import OpenTexts
 from pipelines.text.types import TextEvent, TextRequest
@@ -50,30 +59,52 @@ class InferenceService:
         trace: TraceSettings | None = None,
         log_settings: LogSettings | None = None,
         library: DocumentLibrary | None = None,
+        calls: CallLog | None = None,
+        ledger: CallLedger | None = None,
         takes_model_files: bool = False,
+        allows_lora_updates: bool = False,
         allows_client_shm: bool = False,
+        routes: Mapping[str, RouteSettings] | None = None,
+        answers: AnswerCache | None = None,
         closes_last: Sequence[Callable[[], Awaitable[None]]] = (),
     ) -> None:
-        """`closes_last` are awaited after everything else is closed. `library` None: no collections of documents."""
+        """`routes` are names that stand for models. `answers` keeps those of routes and keys that want it.
+        `closes_last` are awaited after everything else is closed. `library` None: no collections of documents. `calls`
+        None: nobody is asked for a key. `ledger` None: no usage is kept."""
         self.repository = repository
         self.metrics = metrics
+        self.calls = calls or CallLog()
+        self.ledger = ledger
         self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
         self.shared_memory = SharedMemoryRegistry(allows_client_shm)
         self.trace = trace or TraceSettings()
         self.log_settings = log_settings or LogSettings()
         self.library = library
         self.takes_model_files = takes_model_files
+        self.adapters = RuntimeAdapters(self._language_models, is_allowed=allows_lora_updates)
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
+        self.quotas: QuotaStore | None = None
+        """Where use is counted; None where it is not."""
+        self.notices: list[Callable[[], str]] = []
+        """Each says what is not as it should be, or ""."""
+        self.watchers: list[Callable[[], None]] = []
+        """Called about once a second while the server serves."""
+        self.streams: StreamStore | None = None
+        """The streams that are kept; None before the applications are made."""
         self._closes_last = list(closes_last)
         self._texts = OpenTexts()
         self._rerankers = RerankerFinder(repository)
+        self.answers = answers
+        self._routed = frozenset(routes or {})
+        self.routes = RouteTable(routes or {}, self._find_target, self._find_encoder, answers)
 
     # --- models ---
 
     def find(self, name: str, version: int = LATEST) -> Model:
         """Return the model `name`. Raises NOT_FOUND in Triton's words, and UNAVAILABLE while it cannot serve."""
         self._health.refuse_if_draining()
+        self._note_model(name)
         try:
             return self.repository.find(name, version)
         except SluiceError as error:
@@ -82,6 +113,7 @@ class InferenceService:
     def route(self, name: str, version: int = LATEST, key: str = "") -> Model:
         """Find a model like `find`, for inference: where versions have weights, `key` chooses the version."""
         self._health.refuse_if_draining()
+        self._note_model(name)
         try:
             return self.repository.route(name, version, key)
         except SluiceError as error:
@@ -90,6 +122,10 @@ class InferenceService:
     def has_weights(self, name: str) -> bool:
         """Whether `route` uses the key of a request to the model `name`. Raises NOT_FOUND."""
         return self.repository.has_weights(name)
+
+    def _note_model(self, name: str, adapter: str = "", *, is_checked: bool = True) -> None:
+        if self.calls.is_active:
+            note_model(name, adapter, is_checked=is_checked)
 
     def route_sequence(self, model: Model, request: InferRequest, version: int = LATEST, key: str = "") -> Model:
         """Return the version for a request that was parsed for `model`: all requests of a sequence get the same one.
@@ -101,20 +137,35 @@ class InferenceService:
         return self.repository.route(model.name, LATEST, str(request.correlation_id))
 
     def llm(self, name: str, key: str = "") -> TextModel:
-        """Return the language model `name`, or the pipeline with one at its end; `base:adapter` has a LoRA adapter,
-        and so has `adapter` where one model has it.
+        """Return the language model `name`, the pipeline with one at its end, or the route; `base:adapter` has a LoRA
+        adapter, and so has `adapter` where one model has it.
 
         Where versions have weights, `key` chooses one. Raises NOT_FOUND in OpenAI's words, and UNAVAILABLE while the
         model cannot serve.
         """
         self._health.refuse_if_draining()
+        if name in self._routed:
+            return self.routes.text(name, key)
+        self._note_model(name, is_checked=False)
         try:
             found = self._find_plain(name, key) or self._find_adapter(name, key)
         except SluiceError as error:
             raise self._health.explain_absence(name, error) from None
-        if found.failure is not None:
-            raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {found.failure}")
-        return found
+        if self.calls.is_active:
+            self._note_model(*model_and_adapter(found))
+        return _living(found)
+
+    def _find_target(self, name: str, key: str) -> TextModel:
+        """Return the text model of a route's target, whoever may use it. Raises as `llm`."""
+        found = self._find_plain(name, key)
+        return _living(found or self._choose_adapter(name, key, self.repository.models()))
+
+    def _find_encoder(self, name: str) -> TextEncoder | LlmEncoder:
+        """Return the encoder of a route's target, whoever may use it. Raises as `encoder`."""
+        model = self.repository.find(name)
+        if not self._is_encoder(model):
+            raise invalid("model", f"model {name!r} has no embeddings")
+        return self._open_encoder(model)
 
     def _find_plain(self, name: str, key: str) -> TextModel | None:
         """Return the text model of the model `name`; None where none with a text model serves under that name."""
@@ -132,7 +183,11 @@ class InferenceService:
         """Return the adapter that `name` means. Raises NOT_FOUND, which lists the models."""
         if self.has_embeddings(name):
             raise invalid("model", f"model {name!r} gives embeddings and no text; POST /v1/embeddings")
-        models = self.repository.models()
+        if name in {each.name for each in self.rerankers()}:
+            raise invalid("model", f"model {name!r} gives scores and no text; POST /v1/score")
+        return self._choose_adapter(name, key, self._visible(self.repository.models()))
+
+    def _choose_adapter(self, name: str, key: str, models: Sequence[Model]) -> TextModel:
         owner = find_owner(models, name)
         if owner is not None:
             return choose_text_model(self.repository.route(owner, LATEST, key), name)
@@ -142,20 +197,20 @@ class InferenceService:
     def text_models(self) -> list[TextModel]:
         """Return the highest version of everything that `llm` finds.
 
-        Language models come first, then pipelines, both by name; adapters follow their model.
+        Language models come first, then pipelines, then routes, each by name; adapters follow their model.
         """
-        return list(list_text_models(sorted(self.repository.models(), key=_is_pipeline)))
+        models = list(list_text_models(sorted(self._visible(self.repository.models()), key=_is_pipeline)))
+        if self.calls.is_active:
+            models = [each for each in models if is_visible(*model_and_adapter(each))]
+        return [*models, *self.routes.texts()]
 
-    def language_model(self, name: str) -> LlmModel:
-        """Return the latest version of the language model `name`. Raises NOT_FOUND."""
-        model = self.find(name)
-        if not isinstance(model, LlmModel):
-            raise SluiceError(ErrorCode.NOT_FOUND, f"model {name!r} is no language model", param="model")
-        return model
+    def _visible(self, models: Iterable[Model]) -> list[Model]:
+        """Return the models that the sender of the current request may use."""
+        return [each for each in models if not self.calls.is_active or is_visible(each.name)]
 
     def encoders(self) -> list[TextEncoder | LlmEncoder]:
         """Return every model that has embeddings and no text, by name."""
-        found = {model.name: model for model in self.repository.models() if self._is_encoder(model)}
+        found = {model.name: model for model in self._visible(self.repository.models()) if self._is_encoder(model)}
         return [self._open_encoder(found[name]) for name in sorted(found)]
 
     def has_embeddings(self, name: str) -> bool:
@@ -167,11 +222,12 @@ class InferenceService:
 
     def _is_encoder(self, model: Model) -> bool:
         if isinstance(model, LlmModel):
-            return bool(model.text.info.embedding_size)
+            return embedder_of(model) is not None
         return text_model_of(model) is None and is_encoder(model, self.repository)
 
     def _open_encoder(self, model: Model) -> TextEncoder | LlmEncoder:
-        return LlmEncoder(model.text) if isinstance(model, LlmModel) else TextEncoder(self.repository, model.name)
+        text = embedder_of(model)
+        return TextEncoder(self.repository, model.name) if text is None else LlmEncoder(text)
 
     def encoder(self, name: str) -> TextEncoder | LlmEncoder:
         """Return the embedding model `name`.
@@ -183,6 +239,14 @@ class InferenceService:
             names = [each.name for each in self.encoders()]
             raise self._unusable(name, "has no embeddings; models with embeddings", names)
         return self._open_encoder(self.find(name))
+
+    def embedder(self, name: str) -> Embedder:
+        """Return what encodes texts for a request: the embedding model `name`, or the route. Raises as `encoder`."""
+        if name in self._routed:
+            self._health.refuse_if_draining()
+            return self.routes.encoder(name)
+        source = AnswerSource(self.answers if keeps_answers() else None, answer_scope())
+        return source.wrap(self.encoder(name))
 
     def _unusable(self, name: str, fault: str, usable: Iterable[str]) -> SluiceError:
         """Return why the model `name` cannot be used: its absence, or else its `fault`, which ends in the `usable`."""
@@ -197,10 +261,10 @@ class InferenceService:
 
     def rerankers(self) -> list[ModelReranker]:
         """Return every model that scores passages by itself, by name."""
-        names = {model.name for model in self.repository.models() if self._rerankers.is_reranker(model)}
+        names = {each.name for each in self._visible(self.repository.models()) if self._rerankers.is_reranker(each)}
         return [ModelReranker(self.repository, name) for name in sorted(names)]
 
-    async def reranker(self, name: str) -> ModelReranker | EncoderReranker:
+    async def reranker(self, name: str) -> ModelReranker | EncoderReranker | LlmReranker:
         """Return the reranker `name`, or one that compares the vectors of the encoder `name`. Raises as `encoder`."""
         if self.has_embeddings(name):
             return EncoderReranker(self.encoder(name))
@@ -212,7 +276,7 @@ class InferenceService:
 
     def classifiers(self) -> list[TextClassifier]:
         """Return every model that classifies texts, by name."""
-        names = {model.name for model in self.repository.models() if is_classifier(model, self.repository)}
+        names = {each.name for each in self._visible(self.repository.models()) if is_classifier(each, self.repository)}
         return [TextClassifier(self.repository, name) for name in sorted(names)]
 
     def classifier(self, name: str) -> TextClassifier:
@@ -227,7 +291,7 @@ class InferenceService:
         """Return the highest version of every loaded language model of our own."""
         return list({model.name: model.text for model in self._language_models()}.values())
 
-    def engines(self) -> list[EngineClient]:
+    def engines(self) -> list[Engine]:
         """Return the engines of every version of all language models."""
         return [model.engine for model in self._language_models()]
 
@@ -244,6 +308,10 @@ class InferenceService:
         """Whether a new request would be served now."""
         return self._health.readiness()
 
+    def degradations(self) -> list[str]:
+        """Say what is not as it should be while requests are served."""
+        return [problem for each in self.notices if (problem := each())]
+
     def is_live(self) -> bool:
         return self.liveness().is_ok
 
@@ -251,9 +319,9 @@ class InferenceService:
         return self.readiness().is_ok
 
     def is_model_ready(self, name: str, version: int = LATEST) -> bool:
-        """Whether that version is loaded and would serve now."""
+        """Whether that version is loaded and would serve now; for an adapter, whether its model is."""
         try:
-            return self.find(name, version).is_ready
+            return self.find(self.adapters.base_of(name) or name, version).is_ready
         except SluiceError:
             return False
 
@@ -269,6 +337,8 @@ class InferenceService:
         Closing the stream early cancels the request in the engine. It counts as open from its start to its end.
         """
         self._health.refuse_if_draining()
+        if self.answers is not None and keeps_answers() and not isinstance(model, RoutedText):
+            return AnswerSource(self.answers, answer_scope()).answer(model, request, self._texts)
         return model.generate(request, self._texts)
 
     def begin_serving(self) -> None:
@@ -293,7 +363,10 @@ class InferenceService:
         return True
 
     async def abort_all(self, error: SluiceError) -> None:
-        """End every open request: streams of language models with `error`, which clients see as an error event."""
+        """End every open request: streams of language models with `error`, which clients see as an error event. Streams
+        that other gateways can go on with are left to them."""
+        if self.streams is not None and self.streams.shared is not None:
+            await self.streams.shared.close()
         for engine in self.engines():
             engine.abort_all(error)
         models = self.repository.models()
@@ -321,6 +394,13 @@ class InferenceService:
     def num_open(self) -> int:
         """Number of requests that have begun and not ended."""
         return self._texts.count + sum(model.num_in_flight for model in self.repository.models())
+
+
+def _living(text: TextModel) -> TextModel:
+    """Return the text model. Raises UNAVAILABLE where its engine is dead."""
+    if text.failure is not None:
+        raise SluiceError(ErrorCode.UNAVAILABLE, f"the engine failed: {text.failure}")
+    return text
 
 
 def _is_pipeline(model: Model) -> bool:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from gateway.access.identity import Identity
 from gateway.batches.lines import RequestLine
 from gateway.batches.places import Place, PlaceKeeper
 from gateway.batches.results import BatchResult, ResultFiles
@@ -26,16 +27,19 @@ _WINDOW_S = 300.0
 
 
 class Answered(NamedTuple):
-    """An answer of the application: its HTTP status and its body."""
+    """An answer of the application: its HTTP status and its body. One that `is_final` comes again at each try."""
 
     status: int
     body: bytes
+    is_final: bool = False
 
 
 class Answer(Protocol):
     """Answers a POST of `body` to `url` as the server would, under that request id."""
 
-    async def __call__(self, url: str, body: bytes, *, request_id: str, tenant: str) -> Answered: ...
+    async def __call__(
+        self, url: str, body: bytes, *, request_id: str, tenant: str, sender: Identity | None
+    ) -> Answered: ...
 
 
 class LineRun:
@@ -50,6 +54,7 @@ class LineRun:
         self,
         batch_id: str,
         tenant: str,
+        sender: Identity | None,
         answer: Answer,
         places: PlaceKeeper,
         results: ResultFiles,
@@ -58,6 +63,7 @@ class LineRun:
     ) -> None:
         self._batch_id = batch_id
         self._tenant = tenant
+        self._sender = sender
         self._answer = answer
         self._places = places
         self._results = results
@@ -101,8 +107,10 @@ class LineRun:
     async def _ask(self, line: RequestLine, request_id: str) -> Answered:
         num_retries = 0
         while True:
-            answered = await self._answer(line.url, line.body, request_id=request_id, tenant=self._tenant)
-            if answered.status not in _RETRIED:
+            answered = await self._answer(
+                line.url, line.body, request_id=request_id, tenant=self._tenant, sender=self._sender
+            )
+            if answered.status not in _RETRIED or answered.is_final:
                 return answered
             if num_retries == self._most_retries:
                 raise SluiceError(ErrorCode.UNAVAILABLE, _error_message(answered.body))

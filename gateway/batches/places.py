@@ -198,7 +198,7 @@ def measure_capacity(service: InferenceService, model: str, num_lines: int, *, i
     stats = engine.stats
     num_others = max(0, stats.num_running + stats.num_waiting - num_lines)
     limit = info.max_num_seqs - max(1, info.max_num_seqs // _SPARE_SHARE) - num_others
-    if stats.num_blocks_reserved > _MAX_RESERVED * info.num_blocks:
+    if stats.num_blocks_reserved > _MAX_RESERVED * info.capacity_blocks:
         limit = min(limit, num_lines)
     if not num_others:
         limit = max(limit, 1)

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from gateway.access.identity import Identity
+
 PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 """Purposes of files that clients upload."""
 BATCH_PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
@@ -99,7 +101,7 @@ class BatchUsage(msgspec.Struct, frozen=True):
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch. The files of its results have their ids from the start, and are shown once they are published.
 
-    Its requests count for `tenant`.
+    Its requests count for `tenant`, and have the rights of `sender`, None where nobody was asked for a key.
     """
 
     id: str
@@ -122,6 +124,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int = 0
     counts: ResultCounts = ResultCounts()
     usage: BatchUsage = BatchUsage()
+    sender: Identity | None = None
     forecast_at: int | None = None
     is_expired: bool = False
     """Whether its time was over before all its requests were finished."""

@@ -7,6 +7,7 @@ from functools import partial
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.access.identity import Identity
 from gateway.batches.line_run import Answer
 from gateway.batches.lines import ENDPOINTS
 from gateway.batches.places import PlaceKeeper, measure_capacity
@@ -72,6 +73,7 @@ class BatchService:
         self,
         owner: str,
         tenant: str,
+        sender: Identity | None,
         input_file_id: str,
         endpoint: str,
         window: str,
@@ -87,6 +89,7 @@ class BatchService:
             id=new_id("batch_"),
             owner=owner,
             tenant=tenant,
+            sender=sender,
             endpoint=endpoint,
             input_file_id=input_file_id,
             completion_window=window,
@@ -123,7 +126,7 @@ def check_model(service: InferenceService, endpoint: str, model: str) -> None:
     if endpoint in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         service.llm(model)
     elif endpoint == "/v1/embeddings":
-        service.encoder(model)
+        service.embedder(model)
     else:
         service.find(model)
 

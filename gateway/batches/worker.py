@@ -186,7 +186,7 @@ class BatchWorker:
 
     async def _ask_pending(self, batch: Batch, results: ResultFiles) -> None:
         """Ask until all is finished, the time is over, or the batch is to be cancelled."""
-        line_run = LineRun(batch.id, batch.tenant, self._answer, self._places, results, self._count)
+        line_run = LineRun(batch.id, batch.tenant, batch.sender, self._answer, self._places, results, self._count)
         lines = pending_lines(self._store.path(batch.input_file_id), results.finished)
         forecast = FinishForecast()
         running = asyncio.create_task(line_run.run(lines))

@@ -6,19 +6,20 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2 as pb
 
+from gateway.calls import is_visible
 from gateway.grpc.unary import async_handler, sync_handler
 from gateway.v2.log_settings import LOG_SETTINGS, LogValue
-from gateway.v2.server import (
-    V2Service,
-    build_overrides,
-    index_row,
-    model_metadata,
-    parse_version,
-    server_metadata,
-    statistics,
+from gateway.v2.repository import (
+    ADAPTER_PARAMETERS,
+    BASE_MODEL,
+    LoadRequest,
+    build_load,
+    index_rows,
+    load_model,
+    unload_model,
 )
+from gateway.v2.server import V2Service, model_metadata, parse_version, server_metadata, statistics
 from gateway.v2.trace import TRACE_SETTINGS, TraceValue
-from serving.backend import LoadOverrides
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
 
@@ -86,18 +87,17 @@ class RepositoryCalls:
 
     def model_statistics(self, request: Any) -> Any:
         version = parse_version(request.version)
-        return pb.ModelStatisticsResponse(**statistics(self._service.repository.models(), request.name, version))
+        models = [each for each in self._service.repository.models() if is_visible(each.name)]
+        return pb.ModelStatisticsResponse(**statistics(models, request.name, version))
 
     async def repository_index(self, request: Any) -> Any:
         _refuse_repository(request)
-        await self._service.repository.refresh()
-        rows = [index_row(entry) for entry in self._service.repository.index(request.ready)]
-        return pb.RepositoryIndexResponse(models=rows)
+        return pb.RepositoryIndexResponse(models=await index_rows(self._service, request.ready))
 
     async def load(self, request: Any) -> Any:
         _refuse_repository(request)
-        overrides = _parse_overrides(self._service, request.parameters)
-        await self._finish(self._service.repository.load(request.model_name, overrides))
+        load = _parse_load(self._service, request.parameters)
+        await self._finish(load_model(self._service, request.model_name, load))
         return pb.RepositoryModelLoadResponse()
 
     async def unload(self, request: Any) -> Any:
@@ -106,7 +106,11 @@ class RepositoryCalls:
         if dependents is not None and dependents.WhichOneof("parameter_choice") != "bool_param":
             raise _invalid("invalid value type for 'unload_dependents' parameter, expected bool_param.")
         unload_dependents = dependents is not None and dependents.bool_param
-        await self._finish(self._service.repository.unload(request.model_name, unload_dependents))
+        base = request.parameters.get(BASE_MODEL)
+        if base is not None:
+            _expect(BASE_MODEL, base.WhichOneof("parameter_choice"), "string_param")
+        base_model = "" if base is None else base.string_param
+        await self._finish(unload_model(self._service, request.model_name, base_model, unload_dependents))
         return pb.RepositoryModelUnloadResponse()
 
     async def _finish(self, change: Coroutine[Any, Any, None]) -> None:
@@ -117,7 +121,8 @@ class RepositoryCalls:
         await asyncio.shield(task)
 
 
-def _parse_overrides(service: V2Service, parameters: Any) -> LoadOverrides | None:
+def _parse_load(service: V2Service, parameters: Any) -> LoadRequest:
+    adapter: dict[str, str] = {}
     config_json: str | None = None
     files: list[tuple[str, bytes]] = []
     for name, value in parameters.items():
@@ -125,12 +130,15 @@ def _parse_overrides(service: V2Service, parameters: Any) -> LoadOverrides | Non
         if name == "config":
             _expect(name, kind, "string_param")
             config_json = value.string_param
+        elif name in ADAPTER_PARAMETERS:
+            _expect(name, kind, "string_param")
+            adapter[name] = value.string_param
         elif name.startswith(_FILE_PREFIX):
             _expect(name, kind, "bytes_param")
             files.append((name.removeprefix(_FILE_PREFIX), value.bytes_param))
         else:
             raise _invalid(f"unrecognized load parameter '{name}'.")
-    return build_overrides(service, config_json, files)
+    return build_load(service, config_json, files, adapter)
 
 
 def _expect(name: str, kind: str | None, expected: str) -> None:

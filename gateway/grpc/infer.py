@@ -1,15 +1,26 @@
 """ModelInfer, and what it shares with ModelStreamInfer: reading requests and writing responses."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from time import perf_counter_ns
-from typing import Any, TypeVar
+from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.messages import InferMessage, split_message
+from gateway.access.control import TENANT_HEADER, check_tenant
+from gateway.calls import allowed_priority, current_call
+from gateway.grpc.messages import (
+    INLINE_BYTES,
+    InferMessage,
+    WireMessage,
+    add_raw_contents,
+    as_stream_response,
+    split_message,
+)
+from gateway.grpc.methods import DirectCall
 from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
-from gateway.long_work import LONG_BYTES, LONG_ELEMENTS, prepare_inputs, run_aside, trim_later
+from gateway.long_work import LONG_BYTES, LONG_ELEMENTS, has_short_inputs, prepare_inputs, run_aside, trim_later
 from gateway.path_masking import client_message
 from gateway.v2.classification import classify
 from gateway.v2.forwarded_headers import ForwardedHeaders
@@ -17,15 +28,17 @@ from gateway.v2.server import V2Service, parse_version
 from gateway.v2.shared_memory import write_output
 from gateway.v2.trace import Trace
 from pipelines.text.model import text_model_of
+from serving.job import InferJob
 from serving.model import Model, infer_one
 from serving.request import LATEST, InferResponse, Parameter
+from serving.tensors.datatypes import BYTES
 from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError
 
-T = TypeVar("T")
-_TENANT = "x-sluice-tenant"
 _STICKY = "x-sluice-sticky"
-_MAX_TENANT_LENGTH = 128
+_COPIED_BYTES = 32 << 10
+"""Most bytes of tensors that are copied into a message; longer ones follow it."""
+_NOTHING = memoryview(b"")
 _FINAL = "triton_final_response"
 Metadata = Iterable[tuple[str, Any]]
 
@@ -34,6 +47,7 @@ class InferReader:
     """Reads messages into requests to models."""
 
     def __init__(self, service: V2Service, header_forward_pattern: str | None) -> None:
+        self.access = service.calls.access
         self._service = service
         self._forwarded = ForwardedHeaders(header_forward_pattern)
 
@@ -49,12 +63,36 @@ class InferReader:
         # Requests to an LLM and its pipelines say themselves whether they stream; other decoupled models always do.
         if is_unary and model.spec.is_decoupled and model.streams_unasked:
             raise _only_for_streams()
-        if not self._forwarded and text_model_of(model) is None:
+        call = current_call.get()
+        if call is None and not self._forwarded and text_model_of(model) is None:
             return await self._parse(infer, model, is_unary=is_unary)
         metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
         parsed = await self._parse(infer, model, self._forwarded.choose(metadata), is_unary=is_unary)
-        parsed.request.tenant = _read_tenant(metadata)
+        if call is None:
+            parsed.request.tenant = _read_tenant(metadata)
+            return parsed
+        parsed.request.tenant = call.tenant
+        parsed.request.priority = allowed_priority(parsed.request.priority or None)
         return parsed
+
+    def read_plain(self, raw: bytes | memoryview) -> GrpcInferRequest | None:
+        """Parse a unary request that needs no waiting, no trace and nothing of its call; None for another.
+
+        Raises like `read`.
+        """
+        if len(raw) > INLINE_BYTES or self._forwarded or self._service.trace.is_on:
+            return None
+        infer = split_message(raw)
+        name, version = infer.header.model_name, parse_version(infer.header.model_version)
+        model = self._service.find(name, version)
+        if model.spec.is_decoupled or text_model_of(model) is not None:
+            return None
+        if any(each.data_type is BYTES for each in model.spec.outputs.values()):
+            return None  # many strings take long to write
+        if version == LATEST and self._service.has_weights(name):
+            return None
+        parsed = parse_infer_request(infer, model, self._service.shared_memory, None, is_unary=True)
+        return None if parsed.is_decoupled or parsed.classes or not has_short_inputs(parsed.request) else parsed
 
     async def _parse(
         self, infer: InferMessage, model: Model, forwarded: Mapping[str, str] | None = None, *, is_unary: bool
@@ -63,7 +101,8 @@ class InferReader:
             return parse_infer_request(infer, model, self._service.shared_memory, forwarded, is_unary=is_unary)
 
         parsed = await run_aside(parse) if infer.contents else parse()
-        await prepare_inputs(parsed.request, model)
+        if not has_short_inputs(parsed.request):
+            await prepare_inputs(parsed.request, model)
         return parsed
 
     def begin_trace(self, parsed: GrpcInferRequest, received_ns: int) -> Trace | None:
@@ -80,7 +119,7 @@ class ModelInfer:
     def __init__(self, reader: InferReader) -> None:
         self._reader = reader
 
-    async def __call__(self, raw: bytes, context: Any) -> bytes:
+    async def __call__(self, raw: bytes | memoryview, context: Any) -> WireMessage:
         """Answer one request. Raises SluiceError. Cancelling the call cancels the request."""
         received_ns = perf_counter_ns()
         parsed = await self._reader.read(split_message(raw), context, is_unary=True)
@@ -89,11 +128,30 @@ class ModelInfer:
         trace = self._reader.begin_trace(parsed, received_ns)
         if trace is None:
             response = await infer_one(parsed.model, parsed.request)
-            return await encode(parsed, response, lambda: _serialize(parsed, response))
+            return await _encode(parsed, response)
         try:
             return await _infer_traced(parsed, trace)
         finally:
             trace.finish()
+
+    def begin(self, raw: bytes | memoryview, call: DirectCall) -> InferJob | None:
+        """Begin to answer a plain request without a task; None for another. Raises SluiceError."""
+        parsed = self._reader.read_plain(raw)
+        if parsed is None:
+            return None
+        return parsed.model.submit(parsed.request, partial(_answer_directly, parsed, call))
+
+
+def _answer_directly(parsed: GrpcInferRequest, call: DirectCall, response: InferResponse) -> None:
+    if response.error is not None:
+        call.fail(response.error)
+        return
+    try:
+        message = _serialize(parsed, response)
+    except Exception as error:
+        call.fail(error)
+    else:
+        call.respond(message)
 
 
 def _only_for_streams() -> SluiceError:
@@ -101,22 +159,32 @@ def _only_for_streams() -> SluiceError:
     return SluiceError(ErrorCode.UNIMPLEMENTED, message)
 
 
-async def encode(parsed: GrpcInferRequest, response: InferResponse, work: Callable[[], T]) -> T:
-    """Return the result of `work`, which encodes `response`, from a thread where that takes long."""
-    in_python = [each for each in response.outputs if each.datatype == "BYTES" or each.name in parsed.classes]
-    if sum(each.num_elements for each in in_python) > LONG_ELEMENTS:
-        return await run_aside(work)
-    return work()
+def takes_long(parsed: GrpcInferRequest, response: InferResponse) -> bool:
+    """Whether `response` has so many strings or classes that a thread should encode it."""
+    num_elements = 0
+    for each in response.outputs:
+        if each.data_type is BYTES or each.name in parsed.classes:
+            num_elements += each.num_elements
+    return num_elements > LONG_ELEMENTS
 
 
-def _serialize(parsed: GrpcInferRequest, response: InferResponse) -> bytes:
+async def _encode(parsed: GrpcInferRequest, response: InferResponse) -> WireMessage:
+    if takes_long(parsed, response):
+        return await run_aside(lambda: _serialize(parsed, response))
+    return _serialize(parsed, response)
+
+
+def _serialize(parsed: GrpcInferRequest, response: InferResponse) -> WireMessage:
     message = service_pb2.ModelInferResponse()
-    _write_response(message, parsed, response)
+    raws = _write_response(message, parsed, response)
+    if sum(map(len, raws)) > _COPIED_BYTES:
+        return add_raw_contents(message.SerializeToString(), raws)
+    message.raw_output_contents.extend(map(bytes, raws))
     serialized: bytes = message.SerializeToString()
     return serialized
 
 
-async def _infer_traced(parsed: GrpcInferRequest, trace: Trace) -> bytes:
+async def _infer_traced(parsed: GrpcInferRequest, trace: Trace) -> WireMessage:
     """Run the request like `infer_one`, and note where the job's time goes."""
     answered: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
 
@@ -135,15 +203,13 @@ async def _infer_traced(parsed: GrpcInferRequest, trace: Trace) -> bytes:
     trace.capture("INFER_RESPONSE_COMPLETE")
     trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
     trace.capture("GRPC_SEND_START")
-    return await encode(parsed, response, lambda: _serialize(parsed, response))
+    return await _encode(parsed, response)
 
 
 def _read_tenant(metadata: Metadata) -> str:
     """Return the tenant that an LLM's tokens are charged to. Raises INVALID for what is no name."""
-    tenant: str = dict(metadata).get(_TENANT, "")
-    if len(tenant) > _MAX_TENANT_LENGTH or not tenant.isprintable():
-        raise invalid(_TENANT, f"{_TENANT} must have at most {_MAX_TENANT_LENGTH} printable characters")
-    return tenant
+    tenant = dict(metadata).get(TENANT_HEADER, "")
+    return check_tenant(tenant) if tenant else ""
 
 
 def _find_routing_key(message: "service_pb2.ModelInferRequest", context: Any) -> str:
@@ -161,14 +227,15 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-def stream_message(parsed: GrpcInferRequest, response: InferResponse) -> "service_pb2.ModelStreamInferResponse":
+def stream_message(parsed: GrpcInferRequest, response: InferResponse) -> WireMessage:
     """Make one message of a stream: outputs, an error, or only that the request has ended."""
+    raws: list[memoryview] = []
     message = service_pb2.ModelStreamInferResponse()
     inner = message.infer_response
     error = response.error
     if error is None and not (response.is_empty and parsed.is_decoupled):
         try:
-            _write_response(inner, parsed, response)
+            raws = _write_response(inner, parsed, response)
         except SluiceError as caught:
             error = caught
             inner.Clear()
@@ -178,32 +245,40 @@ def stream_message(parsed: GrpcInferRequest, response: InferResponse) -> "servic
         inner.model_name = parsed.model.name
         inner.id = response.id
     inner.parameters[_FINAL].bool_param = response.is_final
-    return message
+    if sum(map(len, raws)) > _COPIED_BYTES:
+        return as_stream_response(add_raw_contents(inner.SerializeToString(), raws))
+    inner.raw_output_contents.extend(map(bytes, raws))
+    serialized: bytes = message.SerializeToString()
+    return serialized
 
 
-def refusal_message(request_id: str, error: SluiceError) -> "service_pb2.ModelStreamInferResponse":
+def refusal_message(request_id: str, error: SluiceError) -> bytes:
     """Make the message for a request of a stream that was refused."""
     message = service_pb2.ModelStreamInferResponse(error_message=client_message(error))
     message.infer_response.id = request_id
     message.infer_response.SetInParent()
-    return message
+    serialized: bytes = message.SerializeToString()
+    return serialized
 
 
 def _write_response(
     message: "service_pb2.ModelInferResponse", parsed: GrpcInferRequest, response: InferResponse
-) -> None:
-    """Fill `message` and shared memory. Raises SluiceError for outputs that cannot have their requested form."""
+) -> list[memoryview]:
+    """Fill `message` and shared memory, and return the outputs' values, which are to follow.
+
+    Raises SluiceError for outputs that cannot have their requested form.
+    """
     model = parsed.model
     message.model_name = model.name
     message.model_version = str(model.version)
     message.id = response.id
     for name, value in response.parameters.items():
         _write_parameter(message.parameters[name], value)
-    for tensor in response.outputs:
-        _write_output(message, parsed, tensor)
+    return [_write_output(message, parsed, tensor) for tensor in response.outputs]
 
 
-def _write_output(message: "service_pb2.ModelInferResponse", parsed: GrpcInferRequest, tensor: Tensor) -> None:
+def _write_output(message: "service_pb2.ModelInferResponse", parsed: GrpcInferRequest, tensor: Tensor) -> memoryview:
+    """Add an output to `message`, and return its values; none where they are in shared memory."""
     if parsed.classes and tensor.name in parsed.classes:
         labels = parsed.model.labels.get(tensor.name, ())
         tensor = classify(tensor, parsed.classes[tensor.name], labels, parsed.model.spec.max_batch_size > 0)
@@ -211,11 +286,10 @@ def _write_output(message: "service_pb2.ModelInferResponse", parsed: GrpcInferRe
     output.name = tensor.name
     output.datatype = tensor.datatype
     output.shape.extend(tensor.shape)
-    raw = tensor.raw
     if parsed.windows and tensor.name in parsed.windows:
         write_output(parsed.windows[tensor.name], tensor)
-        raw = b""
-    message.raw_output_contents.append(raw if isinstance(raw, bytes) else bytes(raw))
+        return _NOTHING
+    return memoryview(tensor.raw).cast("B")
 
 
 def _write_parameter(parameter: "service_pb2.InferParameter", value: Parameter) -> None:

@@ -14,6 +14,8 @@ from tritonclient.grpc import service_pb2
 
 from sluice.errors import ErrorCode, SluiceError
 
+WireMessage = bytes | list[bytes | memoryview]
+"""A message as it is sent; a long one in parts, so that tensors are not copied."""
 INLINE_BYTES = 64 << 10
 """Longest message that is parsed in a single call."""
 MAX_FIELDS = 4096
@@ -22,6 +24,10 @@ _LONG_INPUT_BYTES = 4096
 _PIECE_BYTES = 64 << 10
 _INPUTS, _RAW_CONTENTS = 5, 7
 """Fields of ModelInferRequest."""
+_RAW_OUTPUT_CONTENTS = 6
+"""Field of ModelInferResponse."""
+_INFER_RESPONSE = 2
+"""Field of ModelStreamInferResponse."""
 _CONTENTS = 5
 """Field of an input, a message itself."""
 _EMPTY_CONTENTS = b"\x2a\x00"
@@ -50,7 +56,7 @@ def parse_message(message_type: Any, raw: bytes | memoryview) -> Any:
         raise _unparsable() from None
 
 
-def parse_settings(message_type: Any, raw: bytes) -> Any:
+def parse_settings(message_type: Any, raw: bytes | memoryview) -> Any:
     """Parse a message that is no inference. Raises like `parse_message`, and INVALID for a long one.
 
     The files of a load may be long.
@@ -64,7 +70,7 @@ def parse_settings(message_type: Any, raw: bytes) -> Any:
     return parse_message(message_type, raw)
 
 
-def split_message(raw: bytes) -> InferMessage:
+def split_message(raw: bytes | memoryview) -> InferMessage:
     """Parse the message of an inference request. Raises INTERNAL, and INVALID for a long one of very many fields."""
     if len(raw) <= INLINE_BYTES:
         message = parse_message(service_pb2.ModelInferRequest, raw)
@@ -180,6 +186,29 @@ def _read_varint(message: memoryview, at: int) -> tuple[int, int]:
             return result, at
         shift += 7
     raise _unparsable()
+
+
+def join_message(message: WireMessage) -> bytes:
+    """Return a message in one piece."""
+    return message if isinstance(message, bytes) else b"".join(message)
+
+
+def message_size(message: WireMessage) -> int:
+    """Return the bytes of a message."""
+    return len(message) if isinstance(message, bytes) else sum(map(len, message))
+
+
+def add_raw_contents(head: bytes, raws: "Sequence[bytes | memoryview]") -> list[bytes | memoryview]:
+    """Return a ModelInferResponse in parts: `head` without the values of its tensors, and these."""
+    parts: list[bytes | memoryview] = [head]
+    for raw in raws:
+        parts += (_tag(_RAW_OUTPUT_CONTENTS, _LENGTH) + _varint(len(raw)), raw)
+    return parts
+
+
+def as_stream_response(response: list[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Return a ModelStreamInferResponse in parts, of the parts of its ModelInferResponse."""
+    return [_tag(_INFER_RESPONSE, _LENGTH) + _varint(sum(map(len, response))), *response]
 
 
 def _varint(value: int) -> bytes:

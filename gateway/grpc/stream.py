@@ -7,16 +7,19 @@ sends them; those of decoupled models come at once. An error is a message, and t
 import asyncio
 from collections import deque
 from functools import partial
+from secrets import token_hex
 from time import perf_counter_ns
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2
 
-from gateway.grpc.infer import InferReader, encode, refusal_message, stream_message
-from gateway.grpc.messages import InferMessage, split_message
+from gateway.calls import Call, current_call
+from gateway.grpc.access import parse_peer
+from gateway.grpc.infer import InferReader, refusal_message, stream_message, takes_long
+from gateway.grpc.messages import InferMessage, WireMessage, message_size, split_message
 from gateway.grpc.requests import GrpcInferRequest
-from gateway.grpc.unary import as_sluice_error
+from gateway.grpc.unary import GRPC_CODE, as_sluice_error
+from gateway.long_work import run_aside
 from gateway.v2.trace import Trace
 from serving.job import InferJob
 from serving.model import MAX_UNREAD
@@ -32,7 +35,7 @@ _METHOD = "ModelStreamInfer"
 class _Slot:
     """One request's place in its stream."""
 
-    __slots__ = ("held", "is_ordered", "is_over", "job", "parsed", "trace")
+    __slots__ = ("call", "held", "is_ordered", "is_over", "job", "parsed", "trace")
 
     def __init__(self) -> None:
         self.parsed: GrpcInferRequest | None = None
@@ -42,10 +45,15 @@ class _Slot:
         self.is_ordered = True
         self.is_over = False
         self.trace: Trace | None = None
+        self.call: Call | None = None
 
-    def end_trace(self) -> None:
+    def end(self) -> None:
+        """End the request's trace and its call. Idempotent."""
         if self.trace is not None:
             self.trace.finish()
+        if self.call is not None:
+            self.call.release()
+            self.call = None
 
 
 class InferStream:
@@ -87,7 +95,7 @@ class InferStream:
     async def _read(self) -> None:
         try:
             while (raw := await self._context.read()) is not grpc.aio.EOF:
-                await self._begin(split_message(raw))
+                await self._begin(split_message(raw), len(raw))
                 while self._is_full:
                     self._room = asyncio.get_running_loop().create_future()
                     await self._room
@@ -96,14 +104,23 @@ class InferStream:
             self._failure = as_sluice_error(error, _METHOD)
             self._end()
 
-    async def _begin(self, message: InferMessage) -> None:
+    async def _begin(self, message: InferMessage, num_bytes: int) -> None:
         received_ns = perf_counter_ns()
         failure: Exception | None = None
+        call = current_call.get()
+        if call is not None:
+            call = call.sibling(message.header.id or token_hex(12))
+            call.source, call.bytes_in = parse_peer(self._context.peer()), num_bytes
+            current_call.set(call)
         try:
+            if call is not None:
+                call.identity = self._reader.access.resume(call.identity, None)
+                await call.begin()
             parsed = await self._reader.read(message, self._context)
         except Exception as error:
             failure = error
         slot = _Slot()
+        slot.call = call
         self._slots.add(slot)
         try:
             if failure is not None:
@@ -171,11 +188,19 @@ class InferStream:
                 await self._arrived
                 continue
             slot, response = unwritten.popleft()
-            serialized = await _encode(slot, response)
+            if slot.parsed is not None and takes_long(slot.parsed, response):
+                serialized = await run_aside(partial(_message, slot, response))
+            else:
+                serialized = _message(slot, response)
             if serialized is not None:
                 await write(serialized)
-            if slot.trace is not None and response.is_final:
-                slot.end_trace()
+            if slot.call is not None:
+                slot.call.bytes_out += message_size(serialized or b"")
+                if response.is_final or response.error is not None:
+                    code = grpc.StatusCode.OK if response.error is None else GRPC_CODE[response.error.code]
+                    slot.call.status = code.value[0]
+            if response.is_final:
+                slot.end()
             if self._room is not None and not self._room.done():
                 self._room.set_result(None)
 
@@ -196,25 +221,15 @@ class InferStream:
         slots, self._slots = self._slots, set()
         self._order.clear()
         for slot, _ in self._unwritten:
-            slot.end_trace()
+            slot.end()
         for slot in slots:
             if slot.job is not None:
                 slot.job.cancel()
-            slot.end_trace()
+            slot.end()
 
 
-async def _encode(slot: _Slot, response: InferResponse) -> bytes | None:
+def _message(slot: _Slot, response: InferResponse) -> WireMessage | None:
     """Return the message for `response` in its wire form; None where the client gets none."""
-
-    def serialize() -> bytes | None:
-        message = _message(slot, response)
-        return None if message is None else message.SerializeToString()
-
-    return serialize() if slot.parsed is None else await encode(slot.parsed, response, serialize)
-
-
-def _message(slot: _Slot, response: InferResponse) -> "service_pb2.ModelStreamInferResponse | None":
-    """Return the message for `response`; None where the client gets none."""
     parsed = slot.parsed
     if parsed is None:
         assert response.error is not None

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from gateway.grpc.messages import parse_settings
+from gateway.grpc.messages import WireMessage, join_message, parse_settings
 from gateway.path_masking import client_message
 from sluice.errors import ErrorCode, SluiceError
 
@@ -28,13 +28,15 @@ GRPC_CODE: dict[ErrorCode, grpc.StatusCode] = {
     ErrorCode.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
     ErrorCode.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-Call = Callable[[bytes, Any], Awaitable[bytes]]
+RawCall = Callable[[bytes | memoryview, Any], Awaitable[WireMessage]]
+Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str | bytes], ...]]
+"""How a call ends: code, text and trailing metadata."""
 
 
-def raw_handler(name: str, call: Call) -> "grpc.RpcMethodHandler[bytes, bytes]":
+def raw_handler(name: str, call: RawCall) -> "grpc.RpcMethodHandler[bytes, bytes]":
     """Make a handler of raw messages, which no layer of gRPC copies or decodes."""
 
-    async def serve(raw: bytes, context: Any) -> bytes:
+    async def serve(raw: bytes | memoryview, context: Any) -> WireMessage:
         try:
             return await call(raw, context)
         except Exception as error:
@@ -43,13 +45,13 @@ def raw_handler(name: str, call: Call) -> "grpc.RpcMethodHandler[bytes, bytes]":
             error.__traceback__ = None
             await abort(context, refusal)
 
-    return grpc.unary_unary_rpc_method_handler(serve)
+    return grpc.unary_unary_rpc_method_handler(serve, response_serializer=join_message)
 
 
 def sync_handler(name: str, request_type: Any, answer: Callable[[Any], Any]) -> "grpc.RpcMethodHandler[bytes, bytes]":
     """Make a handler of a function from message to message."""
 
-    async def call(raw: bytes, context: Any) -> bytes:
+    async def call(raw: bytes | memoryview, context: Any) -> bytes:
         serialized: bytes = answer(parse_settings(request_type, raw)).SerializeToString()
         return serialized
 
@@ -60,7 +62,7 @@ def async_handler(
     name: str, request_type: Any, answer: Callable[[Any], Awaitable[Any]]
 ) -> "grpc.RpcMethodHandler[bytes, bytes]":
 
-    async def call(raw: bytes, context: Any) -> bytes:
+    async def call(raw: bytes | memoryview, context: Any) -> bytes:
         serialized: bytes = (await answer(parse_settings(request_type, raw))).SerializeToString()
         return serialized
 
@@ -77,9 +79,14 @@ def as_sluice_error(error: Exception, method: str) -> SluiceError:
 
 
 async def abort(context: "grpc.aio.ServicerContext[Any, Any]", error: SluiceError) -> NoReturn:
-    """End the call with `error`. Its retry time reaches clients that have a retry policy."""
-    metadata: tuple[tuple[str, str], ...] = ()
+    """End the call with `error`."""
+    await context.abort(*status_of(error))
+    raise AssertionError("abort raises")
+
+
+def status_of(error: SluiceError) -> Status:
+    """Return how a call ends that failed with `error`. Its retry time reaches clients that have a retry policy."""
+    metadata: tuple[tuple[str, str | bytes], ...] = ()
     if error.retry_after_s is not None:
         metadata = (("grpc-retry-pushback-ms", str(max(1, round(error.retry_after_s * 1000)))),)
-    await context.abort(GRPC_CODE[error.code], client_message(error), metadata)
-    raise AssertionError("abort raises")
+    return GRPC_CODE[error.code], client_message(error), metadata

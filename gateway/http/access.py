@@ -1,25 +1,60 @@
-"""Access over HTTP: one API key for everybody, and headers for restricted categories of requests."""
+"""Access over HTTP: who sends a request and what he may, and headers for restricted categories of requests."""
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway.access.control import TENANT_HEADER, Credentials
+from gateway.access.identity import RouteGroup
+from gateway.access.rights import CATEGORY_GROUPS
+from gateway.calls import Call, CallLog
 from gateway.http.errors import error_response, is_anthropic
-from gateway.restrictions import ApiCategory, Restrictions, check_api_key
+from gateway.http.sse import DIRECT_WRITER, PIECE_WRITER, DirectWriter, WritePiece
+from gateway.restrictions import ApiCategory, Restrictions
 from sluice.errors import ErrorCode, SluiceError
 
+IN_PROCESS = "sluice.in_process"
+"""Key of the ASGI scope of requests that the server sends to itself: the identity of whoever had this done, None
+where nobody was asked. It was admitted before, so only its rights are looked at again."""
+_METRICS = "/metrics"
+"""Its requests come every few seconds, and are nobody's use."""
+_TENANT = TENANT_HEADER.encode()
+_MAX_CACHED_PATHS = 4096
+_MAX_CACHED_CHARS = 256
+"""Longer paths are looked up anew, so that what strangers send fills no memory."""
 _OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 """Paths of probes, which need no API key."""
 
-_BY_PATH = {
+
+class RoutePlace(NamedTuple):
+    """Where requests belong: their part of the protocols, as Triton restricts it, and the group that keys name."""
+
+    category: ApiCategory | None
+    group: RouteGroup | None
+
+
+_EMBEDDINGS = RoutePlace(ApiCategory.INFERENCE, RouteGroup.EMBEDDINGS)
+_RAG = RoutePlace(ApiCategory.INFERENCE, RouteGroup.RAG)
+_COLLECTIONS = RoutePlace(ApiCategory.MODEL_REPOSITORY, RouteGroup.RAG)
+_ADMIN = RoutePlace(None, RouteGroup.ADMIN)
+_BY_PATH: dict[str, ApiCategory | RoutePlace] = {
     "/": ApiCategory.METADATA,
     "/health": ApiCategory.HEALTH,
     "/ping": ApiCategory.HEALTH,
     "/version": ApiCategory.METADATA,
-    **dict.fromkeys(
-        ("/pooling", "/classify", "/tokenize", "/detokenize", "/rerank", "/v2/rerank", "/score"), ApiCategory.INFERENCE
-    ),
+    _METRICS: RoutePlace(None, RouteGroup.METRICS),
+    **dict.fromkeys(("/v1/usage", "/v1/usage/requests"), RoutePlace(None, None)),
+    **dict.fromkeys(("/tokenize", "/detokenize"), ApiCategory.INFERENCE),
+    **dict.fromkeys(("/pooling", "/classify", "/rerank", "/v2/rerank", "/score"), _EMBEDDINGS),
+    **dict.fromkeys(("/v1/embeddings", "/v1/rerank", "/v1/score", "/api/embed", "/api/embeddings"), _EMBEDDINGS),
     "/v1/chat/completions": ApiCategory.INFERENCE,
     "/v1/completions": ApiCategory.INFERENCE,
-    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), ApiCategory.MODEL_REPOSITORY),
+    **dict.fromkeys(
+        ("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/sleep", "/wake_up", "/is_sleeping"),
+        ApiCategory.MODEL_REPOSITORY,
+    ),
 }
 _BY_SECTION = {
     "health": ApiCategory.HEALTH,
@@ -42,27 +77,118 @@ _BY_MODEL_ACTION = {
 """Categories by the last word of a path under /v2/models/NAME."""
 
 
-class ApiKeyMiddleware:
-    """Answers 401, in the protocol's own shape, to requests without the header `Authorization: Bearer KEY`.
+class CallMiddleware:
+    """Opens a call for each request where calls are active, and ends it with the answer.
 
-    Anthropic's clients send `x-api-key: KEY` instead.
+    Answers 401 or 403, in the protocol's own shape, to requests that lack a key or a right. Keys come as
+    `Authorization: Bearer KEY`; Anthropic's clients send `x-api-key: KEY`.
     """
 
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, calls: CallLog, find_protocol: Callable[[str], str]) -> None:
+        """`find_protocol` returns a path's protocol."""
         self._app = app
-        self._key = api_key.encode()
+        self._calls = calls
+        self._find_protocol = find_protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
-            sent = _find_header(scope, b"authorization")
-            if sent is None and is_anthropic(scope["path"]):
-                key = _find_header(scope, b"x-api-key")
-                sent = None if key is None else b"Bearer " + key
-            refusal = check_api_key(sent, self._key, "Authorization", "header")
-            if refusal is not None:
-                await error_response(scope["path"], refusal)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        path: str = scope["path"]
+        group = find_place(path).group
+        request_id = scope["state"]["request_id"]
+        is_observed = group is not RouteGroup.METRICS
+        call = self._calls.open(self._find_protocol(path), path, request_id, is_observed=is_observed)
+        call.group = group if scope["method"] == "POST" else None
+
+        async def counted_receive() -> Message:
+            message = await receive()
+            piece = message.get("body", b"")
+            call.bytes_in += len(piece)
+            if call.note_request is not None:
+                call.note_request(piece)
+            return message
+
+        async def counted_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                call.status = message["status"]
+                if call.answer_headers is not None:
+                    message["headers"] = [*message.get("headers", ()), *call.answer_headers()]
+            piece = message.get("body", b"")
+            call.bytes_out += len(piece)
+            if call.note_answer is not None:
+                call.note_answer(piece)
+            await send(message)
+
+        extensions = scope.get("extensions", {})
+        if PIECE_WRITER in extensions:
+            extensions[PIECE_WRITER] = _counted_writer(call, extensions[PIECE_WRITER])
+        if DIRECT_WRITER in extensions:
+            extensions[DIRECT_WRITER] = _CountedDirectWriter(call, extensions[DIRECT_WRITER])
+        try:
+            try:
+                await self._identify(call, scope, group)
+                await call.begin()
+            except SluiceError as refusal:
+                await error_response(path, refusal)(scope, counted_receive, counted_send)
+            else:
+                await self._app(scope, counted_receive, counted_send)
+        finally:
+            call.release()
+
+    async def _identify(self, call: Call, scope: Scope, group: RouteGroup | None) -> None:
+        sent = _read_credentials(scope)
+        if IN_PROCESS in scope:
+            call.identity, call.tenant = self._calls.access.resume(scope[IN_PROCESS], group), sent.tenant
+        else:
+            await self._calls.identify(call, sent, group)
+
+
+def _read_credentials(scope: Scope) -> Credentials:
+    authorization: bytes | None = None
+    own_key: bytes | None = None
+    forwarded_for = tenant = ""
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            authorization = authorization or value
+        elif name == _TENANT:
+            tenant = value.decode("latin-1")
+        elif name == b"x-forwarded-for":
+            forwarded_for += "," + value.decode("latin-1")
+        elif name == b"x-api-key":
+            own_key = value
+    if authorization is None and own_key is not None and is_anthropic(scope["path"]):
+        authorization = b"Bearer " + own_key
+    client = scope.get("client")
+    return Credentials(authorization, client[0] if client else "", forwarded_for, tenant)
+
+
+def _counted_writer(call: Call, write: WritePiece) -> WritePiece:
+    async def write_counted(piece: bytes) -> None:
+        call.bytes_out += len(piece)
+        if call.note_answer is not None:
+            call.note_answer(piece)
+        await write(piece)
+
+    return write_counted
+
+
+class _CountedDirectWriter:
+    """Writes pieces at once, and counts them in their call."""
+
+    __slots__ = ("_call", "_write", "is_open")
+
+    def __init__(self, call: Call, writer: DirectWriter) -> None:
+        self._call = call
+        self._write = writer.write_now
+        self.is_open = writer.is_open
+
+    def write_now(self, piece: bytes) -> None:
+        call = self._call
+        call.bytes_out += len(piece)
+        if call.note_answer is not None:
+            call.note_answer(piece)
+        self._write(piece)
 
 
 class RestrictedApiMiddleware:
@@ -84,16 +210,35 @@ class RestrictedApiMiddleware:
 
 def find_api_category(path: str) -> ApiCategory | None:
     """Return the category of requests to `path`; None for what is not of the protocols."""
-    if path in _BY_PATH:
-        return _BY_PATH[path]
+    return find_place(path).category
+
+
+def find_place(path: str) -> RoutePlace:
+    """Return where requests to `path` belong. What has no group is open to every key."""
+    return _find_place(path) if len(path) <= _MAX_CACHED_CHARS else _find_place.__wrapped__(path)
+
+
+@lru_cache(_MAX_CACHED_PATHS)
+def _find_place(path: str) -> RoutePlace:
+    found = _BY_PATH[path] if path in _BY_PATH else _find_by_pattern(path)
+    if isinstance(found, RoutePlace):
+        return found
+    return RoutePlace(found, None if found is None else CATEGORY_GROUPS[found])
+
+
+def _find_by_pattern(path: str) -> ApiCategory | RoutePlace | None:
     match path.removesuffix("/").split("/")[1:]:
         case ["v1", "rag", "collections", *_] | ["v1", "rag", _, "documents", *_]:
-            return ApiCategory.MODEL_REPOSITORY
+            return _COLLECTIONS
+        case ["v1", "rag", *_]:
+            return _RAG
+        case ["v1", "admin", *_]:
+            return _ADMIN
         case ["v1", "models", *_] | ["v2"]:
             return ApiCategory.METADATA
         case ["api", "tags" | "show" | "ps" | "version"]:
             return ApiCategory.METADATA
-        case ["v1", *_] | ["api", "chat" | "generate" | "embed" | "embeddings"]:
+        case ["v1", *_] | ["api", "chat" | "generate"]:
             return ApiCategory.INFERENCE
         case ["api", *_]:
             return ApiCategory.MODEL_REPOSITORY

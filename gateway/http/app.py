@@ -1,30 +1,41 @@
 """The HTTP applications: the protocols on one port, the metrics on another."""
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.batches.service import BatchService
-from gateway.http import root
-from gateway.http.access import ApiKeyMiddleware, RestrictedApiMiddleware
+from gateway.calls import BATCH, CallLog
+from gateway.http import admin, root, sleep, usage
+from gateway.http.access import IN_PROCESS, CallMiddleware, RestrictedApiMiddleware
+from gateway.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
 from gateway.http.anthropic import routes as anthropic_routes
+from gateway.http.direct import Direct, GuardedDirect
 from gateway.http.errors import install_error_handlers, is_ollama, is_v2
-from gateway.http.in_process import IN_PROCESS, InProcessClient
+from gateway.http.in_process import InProcessClient
 from gateway.http.ollama import routes as ollama_routes
 from gateway.http.openai import batches as batch_routes
 from gateway.http.openai import routes as openai_routes
 from gateway.http.openapi import serve_docs
 from gateway.http.rag import routes as rag_routes
 from gateway.http.request import RequestIdMiddleware
+from gateway.http.streams import routes as stream_routes
+from gateway.http.streams.middleware import StreamMiddleware
+from gateway.http.streams.service import StreamService
 from gateway.http.v2.app import V2App
 from gateway.options.config import ServeConfig
-from gateway.options.http import AccessOptions
-from gateway.restrictions import Restrictions
+from gateway.restrictions import ApiCategory, Restrictions
 from gateway.service import InferenceService
+from gateway.streams.metrics import StreamCollector
 from gateway.telemetry.metrics import GatewayMetrics
 from sluice import __version__
 
@@ -50,63 +61,116 @@ def create_app(
     restrictions = Restrictions(config.http.restrictions)
     app.include_router(root.router(service, restrictions, metrics_port))
     app.include_router(openai_routes.router(service, config))
+    app.include_router(sleep.router(service))
     app.include_router(anthropic_routes.router(service, config))
     app.include_router(ollama_routes.router(service, config))
     if batches is not None:
         app.include_router(batch_routes.router(batches, config))
     if service.library is not None:
         app.include_router(rag_routes.build_router(service, service.library, config))
+    app.include_router(admin.tenant_router(service.calls.access, config.http))
+    app.include_router(usage.router(service))
+    app.include_router(admin.router(service.calls.access, config.http))
+    streams = open_streams(service, config)
+    app.include_router(stream_routes.router(streams, config.http))
     install_error_handlers(app)
     serve_docs(app)
-    app.add_middleware(_Guards, metrics=service.metrics, access=config.access, restrictions=restrictions)
+    app.add_middleware(StreamMiddleware, streams=streams, options=config.http)
+    guards: Callable[[ASGIApp], ASGIApp] = partial(
+        _Guards, metrics=service.metrics, calls=service.calls, restrictions=restrictions
+    )
+    app.add_middleware(guards)
     v2 = V2App(service, config)
-    whole = _Protocols(app, _Guards(v2, service.metrics, config.access, restrictions))
+    count = service.metrics.count_response
+    direct = GuardedDirect(v2.direct, service.calls, lambda path, status: count("v2", status))
+    is_restricted = restrictions.find(ApiCategory.INFERENCE) is not None
+    whole: ASGIApp = _Protocols(app, guards(v2), None if is_restricted else direct)
+    if service.routes or service.answers is not None:
+        whole = AnswerHeadersMiddleware(whole)
+    if origins := config.access.cors_origins:
+        exposed = ("x-request-id", "retry-after", "warning", "x-sluice-stream", "idempotent-replayed", *ANSWER_HEADERS)
+        whole = CORSMiddleware(whole, origins, allow_methods=("*",), allow_headers=("*",), expose_headers=exposed)
     if batches is not None:
         batches.answer = InProcessClient(whole)
     return whole
 
 
+def open_streams(service: InferenceService, config: ServeConfig) -> StreamService:
+    """Build what keeps streams and answers. It ends with the service."""
+    streams = StreamService(config.streams)
+    service.close_last(streams.close)
+    service.streams = streams.store
+    service.metrics.registry.register(StreamCollector(streams.store))
+    if streams.store.shared is not None:
+        shared = streams.store.shared
+        service.notices.append(lambda: shared.problem)
+    return streams
+
+
 class _Protocols:
     """Sends what is under /v2 to an application of its own: the framework's routing costs more than an inference."""
 
-    def __init__(self, app: ASGIApp, v2: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, v2: ASGIApp, direct: Direct | None) -> None:
+        """`direct` answers what needs none of what an application may be wrapped in; None: nothing does."""
         self._app = app
         self._v2 = v2
+        self.direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await (self._v2 if is_v2(scope.get("path", "")) else self._app)(scope, receive, send)
 
 
 class _Guards:
-    """Wraps an application in what every request passes: its id, its count, and the keys where there are any."""
+    """Wraps an application in what every request passes: its id, its call, its count, and keys, if there are any."""
 
     def __init__(
-        self, app: ASGIApp, metrics: GatewayMetrics, access: AccessOptions, restrictions: Restrictions | None = None
+        self,
+        app: ASGIApp,
+        metrics: GatewayMetrics,
+        calls: CallLog,
+        restrictions: Restrictions | None = None,
     ) -> None:
         unguarded = app
         if restrictions:
             app = RestrictedApiMiddleware(app, restrictions)
-        if access.api_key is not None:
-            app = ApiKeyMiddleware(app, api_key=access.api_key)
-        self._unguarded = RequestIdMiddleware(unguarded, lambda path, status: None)
-        self._guarded = RequestIdMiddleware(app, lambda path, status: metrics.count_response(_protocol(path), status))
+        self._calls = calls
+        self._guarded = self._with_id(app, unguarded, metrics)
+        in_calls = CallMiddleware(app, self._calls, _protocol), CallMiddleware(unguarded, self._calls, _batch)
+        self._guarded_calls = self._with_id(*in_calls, metrics)
+
+    def _with_id(self, guarded: ASGIApp, unguarded: ASGIApp, metrics: GatewayMetrics) -> tuple[ASGIApp, ASGIApp]:
+        return (
+            RequestIdMiddleware(guarded, lambda path, status: metrics.count_response(_protocol(path), status)),
+            RequestIdMiddleware(unguarded, lambda path, status: None),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await (self._unguarded if IN_PROCESS in scope else self._guarded)(scope, receive, send)
+        apps = self._guarded_calls if self._calls.is_active else self._guarded
+        await apps[IN_PROCESS in scope](scope, receive, send)
 
 
-def create_metrics_app(metrics: GatewayMetrics, access: AccessOptions) -> Starlette:
-    """Return the application of GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks."""
+def create_metrics_app(
+    metrics: GatewayMetrics, calls: CallLog, gather: Callable[[], Awaitable[CollectorRegistry]] | None = None
+) -> Starlette:
+    """Return the application of GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks.
+
+    `gather` returns the registry of a server with several processes; None: there is no other than that of `metrics`.
+    """
 
     async def scrape(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(metrics.registry), headers={"content-type": content_type})
+        registry = metrics.registry if gather is None else await gather()
+        return Response(encode(registry), headers={"content-type": content_type})
 
     app = Starlette(routes=[Route("/metrics", scrape)])
     app.router.redirect_slashes = False
     install_error_handlers(app)
-    app.add_middleware(_Guards, metrics=metrics, access=access)
+    app.add_middleware(_Guards, metrics=metrics, calls=calls)
     return app
+
+
+def _batch(path: str) -> str:
+    return BATCH
 
 
 def _protocol(path: str) -> str:

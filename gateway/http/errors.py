@@ -51,6 +51,8 @@ OPENAI_TYPE: dict[ErrorCode, str] = {
     ErrorCode.UNAVAILABLE: "service_unavailable_error",
     ErrorCode.DEADLINE: "timeout_error",
 }
+INSUFFICIENT_QUOTA = "insufficient_quota"
+"""The one of OpenAI's codes that is a type too."""
 ANTHROPIC_TYPE: dict[ErrorCode, str] = {
     ErrorCode.UNAUTHENTICATED: "authentication_error",
     ErrorCode.FORBIDDEN: "permission_error",
@@ -67,6 +69,8 @@ ANTHROPIC_TYPE: dict[ErrorCode, str] = {
 _CODE_OF_STATUS = {status: code for code, status in HTTP_STATUS.items()}
 _SHOWN_CHARS = 60
 """Most characters of a client's value that a message quotes."""
+_CONTEXT_CODE = "context_length_exceeded"
+"""OpenAI's code of a request that is too long for the model."""
 COHERE_RERANK = "/v2/rerank"
 """The one path under /v2 that is not Triton's."""
 CLIENT_CLOSED_REQUEST = 499
@@ -87,9 +91,10 @@ def client_names(names: Mapping[str, str]) -> Iterator[None]:
 def openai_error_body(error: SluiceError) -> bytes:
     """Return `{"error": {"message", "type", "param", "code"}}`, as OpenAI's clients parse it."""
     is_model = error.code is ErrorCode.NOT_FOUND and error.param == "model"
-    code = "model_not_found" if is_model else error.code.value
-    fields = {"message": client_message(error), "type": OPENAI_TYPE[error.code], "param": error.param, "code": code}
-    return orjson.dumps({"error": fields})
+    code = "model_not_found" if is_model else _CONTEXT_CODE if error.exceeds_context else None
+    code = code or error.openai_code or error.code.value
+    kind = code if code == INSUFFICIENT_QUOTA else OPENAI_TYPE[error.code]
+    return orjson.dumps({"error": {"message": client_message(error), "type": kind, "param": error.param, "code": code}})
 
 
 def anthropic_error_body(error: SluiceError) -> bytes:

@@ -5,11 +5,12 @@ import asyncio
 from starlette.types import ASGIApp, Message
 
 from engine.types import BACKGROUND_PRIORITY
+from gateway.access.control import TENANT_HEADER
+from gateway.access.identity import Identity
 from gateway.batches.line_run import Answered
-from gateway.http.request import PRIORITY_HEADER, TENANT_HEADER
-
-IN_PROCESS = "sluice.in_process"
-"""Key of the ASGI scope of such requests. Whoever had their work done was admitted, so no guard looks at them again."""
+from gateway.calls import NO_RETRY
+from gateway.http.access import IN_PROCESS
+from gateway.http.request import PRIORITY_HEADER
 
 
 class InProcessClient:
@@ -18,7 +19,9 @@ class InProcessClient:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, url: str, body: bytes, *, request_id: str, tenant: str) -> Answered:
+    async def __call__(
+        self, url: str, body: bytes, *, request_id: str, tenant: str, sender: Identity | None
+    ) -> Answered:
         """Return the answer to a POST. Cancelling the call is the client's disconnect."""
         headers = {
             "content-type": "application/json",
@@ -40,10 +43,10 @@ class InProcessClient:
             "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
             "client": None,
             "server": None,
-            IN_PROCESS: True,
+            IN_PROCESS: sender,
         }
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-        status, answer = 0, bytearray()
+        status, is_final, answer = 0, False, bytearray()
 
         async def receive() -> Message:
             if pending:
@@ -52,11 +55,12 @@ class InProcessClient:
             raise AssertionError("unreachable")
 
         async def send(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_final
             if message["type"] == "http.response.start":
                 status = message["status"]
+                is_final = NO_RETRY in message["headers"]
             else:
                 answer.extend(message.get("body", b""))
 
         await self._app(scope, receive, send)
-        return Answered(status, bytes(answer))
+        return Answered(status, bytes(answer), is_final)

@@ -4,6 +4,7 @@ We parse request bodies ourselves, and the v2 routes are no routes of the framew
 """
 
 from collections.abc import Collection
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -122,14 +123,19 @@ _SETTINGS = {
 def describe_body(schema: type[RequestObject], headers: Collection[str] | None = None) -> dict[str, Any]:
     """Return the part of an operation's OpenAPI entry that describes its body and headers: the scheduling headers, of
     which it takes `headers` alone where given."""
-    whole = schema.model_json_schema()
-    inlined = _inlined(whole, whole.pop("$defs", {}))
-    content = {"application/json": {"schema": inlined, "example": orjson.loads(schema.example)}}
+    content = {"application/json": {"schema": orjson.loads(_schema(schema)), "example": orjson.loads(schema.example)}}
     body = {"required": True, "content": content}
     parameters = [*SCHEDULING_PARAMETERS, _COLLECTION_KEY]
     if headers is not None:
         parameters = [each for each in parameters if each["name"] in headers]
     return {"requestBody": body, "parameters": parameters}
+
+
+@cache
+def _schema(schema: type[RequestObject]) -> bytes:
+    """Return the JSON schema without references. It is as bytes, so that nobody changes it for the next application."""
+    whole = schema.model_json_schema()
+    return orjson.dumps(_inlined(whole, whole.pop("$defs", {})))
 
 
 def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
@@ -142,6 +148,14 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
         name = node["$ref"].removeprefix("#/$defs/")
         return _inlined(definitions[name], definitions)
     return {key: _inlined(value, definitions) for key, value in node.items()}
+
+
+PAGE_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+}
+"""Headers of pages: no other site shows them in a frame or learns their addresses."""
 
 
 def serve_docs(app: FastAPI) -> None:
@@ -160,7 +174,7 @@ def serve_docs(app: FastAPI) -> None:
             swagger_favicon_url="data:,",
             swagger_ui_parameters=_PAGE_SETTINGS,
         )
-        page.headers["content-security-policy"] = _OWN_RESOURCES
+        page.headers.update({**PAGE_HEADERS, "content-security-policy": _OWN_RESOURCES})
         return page
 
     directory = str(files("fastapi_offline") / "static")

@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -46,8 +45,10 @@ _SHOWN_CHARS = 60
 _NAMED_RELAXATIONS = 10
 _WARNED_FIELDS = 10
 _MEDIA_ERROR = "media"
-_IMAGE_PARTS = ("image_url", "input_image", "image", "video_url", "video")
-_MEDIA_PARTS = {*_IMAGE_PARTS, "input_audio", "audio_url", "audio", "input_file", "file", "document"}
+_MEDIA_PARTS = {
+    *("image_url", "input_image", "image", "video_url", "video"),
+    *("input_audio", "audio_url", "audio", "input_file", "file", "document"),
+}
 """Types of parts of a message that are no text, in the words of OpenAI, vLLM and Anthropic."""
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     # of the other route, or of several answers
@@ -248,7 +249,7 @@ def _as_invalid(error: ErrorDetails) -> SluiceError:
         return invalid(path, f"{path} is required")
     if kind == _MEDIA_ERROR:
         path += error["msg"] and f".{error['msg']}"
-        return invalid(path, f"{path} is not supported: this server's models take text alone")
+        return invalid(path, f"{path} is not supported: models take text, and some take images in the user's messages")
     if kind in ("too_short", "string_too_short"):
         return invalid(path, f"{path} must not be empty")
     if kind == "string_too_long":
@@ -294,10 +295,6 @@ def union_error(what: str) -> dict[str, str]:
     return {"custom_error_type": "expected", "custom_error_message": f"Input should be {what}"}
 
 
-def _refuse_media(value: Any) -> Any:
-    raise PydanticCustomError(_MEDIA_ERROR, "")
-
-
 def refuse_media_part(value: Any) -> Any:
     """Return a part of a message's content. Raises a validator's error for an image, a sound or a file."""
     kind = value.get("type") if isinstance(value, dict) else None
@@ -305,10 +302,6 @@ def refuse_media_part(value: Any) -> Any:
         field = next((name for name in (kind, "source") if name in value), "")
         raise PydanticCustomError(_MEDIA_ERROR, "{field}", {"field": field})
     return value
-
-
-Media = Annotated[Any, AfterValidator(_refuse_media)]
-"""An image or a sound, which is refused: no model takes one."""
 
 
 class RequestObject(BaseModel):

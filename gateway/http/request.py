@@ -4,16 +4,20 @@ import asyncio
 import itertools
 import re
 import secrets
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.access.control import TENANT_HEADER, check_tenant
+from gateway.access.ring import SERVER_KEY
+from gateway.calls import allowed_priority, current_call
 from gateway.http.errors import as_sluice_error, error_response
 from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
@@ -50,9 +54,10 @@ class RequestIdMiddleware:
         request_id = choose_request_id(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
         current_request_id.set(request_id)
-        await self._serve(scope, receive, send, request_id)
+        await self.serve(scope, receive, send, request_id)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    async def serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        """Serve a request that has its id already."""
         header = (_ID_HEADER, request_id.encode("ascii"))
         has_started = False
 
@@ -88,6 +93,26 @@ def get_request_id(request: HTTPConnection) -> str:
     """Return the id that the middleware gave to `request`."""
     request_id: str = request.scope["state"]["request_id"]
     return request_id
+
+
+DETACHED = "sluice.detached"
+"""Key of the ASGI scope of a request that is answered apart from its client's connection, with a `Detached`."""
+
+
+class Detached(Protocol):
+    """Who has a request answered apart from its client's connection. `began_at` is in seconds since 1970."""
+
+    began_at: float
+
+    def note_failure(self, error: SluiceError) -> None:
+        """Note that the answer ends in an error that its status does not tell."""
+        ...
+
+
+def get_begin_time(request: HTTPConnection) -> float:
+    """Return when `request` began, in seconds since 1970: one that another server began, began there."""
+    detached: Detached | None = request.scope.get(DETACHED)
+    return time.time() if detached is None else detached.began_at
 
 
 BODY_TIMEOUT_S = 60.0
@@ -192,13 +217,11 @@ async def _end(task: asyncio.Task[T]) -> None:
         await asyncio.wait((task,))
 
 
-TENANT_HEADER = "x-sluice-tenant"
 PRIORITY_HEADER = "x-sluice-priority"
 TIMEOUT_HEADER = "x-sluice-timeout-ms"
 QUEUE_TIMEOUT_HEADER = "x-sluice-queue-timeout-ms"
 STICKY_HEADER = "x-sluice-sticky"
 
-MAX_TENANT_LENGTH = 128
 MAX_TIMEOUT_S = 1e7
 """Longest timeout that a header may set, about four months."""
 _PRIORITIES = range(-(2**31), 2**31)
@@ -244,7 +267,7 @@ class Scheduling:
         """Combine the headers with the body's values. A header wins: a proxy that knows the client may have set it."""
         return {
             "tenant": self.tenant,
-            "priority": _first(self.priority, priority) or 0,
+            "priority": _choose_priority(_first(self.priority, priority)),
             "timeout_s": _first(self.timeout_s, timeout_s, self.defaults.timeout_s),
             "queue_timeout_s": _first(self.queue_timeout_s, self.defaults.queue_timeout_s),
         }
@@ -254,7 +277,7 @@ def parse_scheduling(headers: Mapping[str, str], defaults: RequestOptions) -> Sc
     """Parse the scheduling headers among `headers`. Raises INVALID, naming the header."""
     return Scheduling(
         defaults,
-        tenant=_parse_tenant(headers.get(TENANT_HEADER, "")),
+        tenant=tenant_of(headers),
         priority=_parse_priority(headers.get(PRIORITY_HEADER)),
         timeout_s=_parse_seconds(headers, TIMEOUT_HEADER),
         queue_timeout_s=_parse_seconds(headers, QUEUE_TIMEOUT_HEADER),
@@ -263,21 +286,34 @@ def parse_scheduling(headers: Mapping[str, str], defaults: RequestOptions) -> Sc
 
 
 def owner_of(headers: Mapping[str, str]) -> str:
-    """Return who owns what a request stores: its tenant with the key that it sends, neither of which can be read from
-    the name. Raises INVALID for a tenant that is none."""
-    tenant = _parse_tenant(headers.get(TENANT_HEADER, ""))
-    return sha256(f"{tenant}\0{headers.get('authorization', '')}".encode()).hexdigest()
+    """Return who owns what a request stores: its key's tenant, or else its key, whichever text the key has now; without
+    keys of its own its tenant with what it sends as a key. Neither can be read from the name. Raises INVALID for a
+    tenant that is none."""
+    call = current_call.get()
+    tenant, identity = tenant_of(headers), None if call is None else call.identity
+    if identity is None or identity is SERVER_KEY:
+        owner = f"{tenant}\0{headers.get('authorization', '')}"
+    else:
+        is_own = not tenant or (not identity.tenant and tenant == identity.name)
+        owner = f"key\0{identity.key_id}" if is_own else f"tenant\0{tenant}"
+    return sha256(owner.encode()).hexdigest()
+
+
+def tenant_of(headers: Mapping[str, str]) -> str:
+    """Return whom a request's tokens are charged to. Raises INVALID for a tenant that is none."""
+    call = current_call.get()
+    if call is not None:
+        return call.tenant
+    tenant = headers.get(TENANT_HEADER, "")
+    return check_tenant(tenant) if tenant else ""
+
+
+def _choose_priority(priority: int | None) -> int:
+    return (priority or 0) if current_call.get() is None else allowed_priority(priority)
 
 
 def _first(*values: T | None) -> T | None:
     return next((value for value in values if value is not None), None)
-
-
-def _parse_tenant(value: str) -> str:
-    if len(value) > MAX_TENANT_LENGTH or not value.isprintable():
-        text = f"{TENANT_HEADER} must have at most {MAX_TENANT_LENGTH} printable characters"
-        raise invalid(TENANT_HEADER, text)
-    return value
 
 
 def _parse_priority(value: str | None) -> int | None:

@@ -6,7 +6,9 @@ from html import escape
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from gateway.calls import is_visible
 from gateway.http.access import find_api_category
+from gateway.http.openapi import PAGE_HEADERS
 from gateway.path_masking import hide_paths
 from gateway.restrictions import ApiCategory, Restrictions
 from gateway.service import InferenceService
@@ -76,21 +78,27 @@ def router(service: InferenceService, restrictions: Restrictions, metrics_port: 
         """Describe the server: HTML for a browser, JSON for others."""
         # Models that answer conversations come first, as in the list of the OpenAI API.
         llms = [model.name for model in service.text_models()]
-        models = list(dict.fromkeys(llms + [model.name for model in service.repository.models()]))
+        models = list(
+            dict.fromkeys(llms + [model.name for model in service.repository.models() if is_visible(model.name)])
+        )
         found = Overview(hide_paths(service.readiness().reason), models, links, metrics_port)
         headers = {"vary": "accept", "cache-control": "no-cache"}
         if "text/html" not in request.headers.get("accept", ""):
             return Response(found.json(), headers=headers, media_type=_JSON)
         is_open = restrictions.find(ApiCategory.INFERENCE) is None
         page = found.html(request, llms[0] if llms and is_open else "")
-        return Response(page, headers={**headers, "content-security-policy": _NO_RESOURCES}, media_type="text/html")
+        return Response(
+            page, headers={**headers, **PAGE_HEADERS, "content-security-policy": _NO_RESOURCES}, media_type="text/html"
+        )
 
     @routes.get("/health", response_class=Response)
     async def health() -> Response:
         """Answer 200 while a new request would be served; else 503 and the reason."""
         readiness = service.readiness()
         if readiness.is_ok:
-            return Response(b'{"status":"ok"}', media_type=_JSON)
+            degraded = service.degradations()
+            body = orjson.dumps({"status": "ok", "degraded": degraded}) if degraded else b'{"status":"ok"}'
+            return Response(body, media_type=_JSON)
         body = orjson.dumps({"status": "unavailable", "reason": hide_paths(readiness.reason)})
         return Response(body, 503, media_type=_JSON)
 

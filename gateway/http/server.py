@@ -6,16 +6,20 @@ import logging
 import socket
 from collections.abc import Callable, Generator
 from http import HTTPStatus
+from time import monotonic
 from typing import Any, cast
 
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
+from gateway.http.direct import Direct, DirectExchange, find_direct
 from gateway.http.errors import broken_request_body
 from gateway.http.request import choose_request_id
-from gateway.http.sse import PIECE_WRITER
+from gateway.http.sse import DIRECT_WRITER, PIECE_WRITER
+from gateway.http.writing import CorkedTransport, PieceWriter
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +32,14 @@ HEAD_TIMEOUT_S = 30.0
 """Longest time from the first byte of a request (or from connecting) to the end of its headers."""
 _BYTES_PER_BODY_BYTE = 17
 """Bytes that one byte of a body may take on the wire: chunks of one byte and a short extension. The rest is framing."""
+_IDLE_S = 2.0
+"""How long a connection without a request stays open while the server drains."""
+_DRAIN_LOOK_S = 0.05
 NAMES_AS_SENT = "sluice.header_names"
 """Key of the ASGI scope's extension whose `names` are the headers' names as the client wrote them, in order."""
 
+_HELD_BYTES, _HELD_S = 64 << 10, 0.1
+"""Longest body that is waited for before a request is answered directly, and for how long."""
 MAX_CHUNKS = 1 << 16
 """Most pieces of a body in chunks. Each costs more than its bytes."""
 LINGER_S = 2.0
@@ -39,7 +48,6 @@ _REFUSAL = (
     "HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n"
     "connection: close\r\nx-request-id: {request_id}\r\n\r\n"
 )
-_RESPONSE_START = b"HTTP/1.1 "
 
 
 class HttpServer:
@@ -59,7 +67,8 @@ class HttpServer:
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-            )
+            ),
+            find_direct(app),
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -77,6 +86,28 @@ class HttpServer:
         """Close the listener and idle connections; busy ones go on."""
         self._server.should_exit = True
 
+    async def drain(self, timeout_s: float) -> bool:
+        """Take no more connections, and let those that are open end after the request that they have or get next.
+
+        A client that sends another request at that moment still gets its answer: connections without one are closed
+        only after a while. Returns whether all have ended within `timeout_s`.
+        """
+        state = self._server.server_state
+        assert isinstance(state, _DrainableState)
+        state.is_draining = True
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(_DRAIN_LOOK_S)
+        for each in self._server.servers:
+            each.close()
+        deadline = monotonic() + timeout_s
+        idle_until = min(deadline, monotonic() + _IDLE_S)
+        while state.connections and monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_LOOK_S)
+            if monotonic() >= idle_until:
+                for connection in list(state.connections):
+                    connection.shutdown()  # closes those without a request
+        return not state.connections
+
     async def stop(self, timeout_s: float) -> None:
         """Give busy connections `timeout_s` to end, then drop them."""
         self.begin_stop()
@@ -85,7 +116,21 @@ class HttpServer:
         await self.task
 
 
+class _DrainableState(ServerState):
+    """What the connections of a server share."""
+
+    is_draining = False
+    """Whether each connection ends with the next answer."""
+    direct: Direct | None = None
+    """What answers plain requests without the application."""
+
+
 class _SignallessServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, direct: Direct | None) -> None:
+        super().__init__(config)
+        self.server_state = _DrainableState()
+        self.server_state.direct = direct
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
@@ -103,9 +148,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _framing_bytes = 0
     _has_ended_in_piece = False
     _head_began = 0.0
+    _idle_since = 0.0
+    """When the last answer ended; 0 while there is a request, or its beginning."""
     _is_in_head = True
     _is_piece_shared = False
     _is_refused = False
+    _held_body: bytes | None = None
+    """What has come of the body of a request that may be answered directly; None: the application has the request."""
+    _hold_timer: asyncio.TimerHandle | None = None
     _num_chunks = 0
     _head_timer: asyncio.TimerHandle
 
@@ -113,15 +163,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         stream = cast(asyncio.Transport, transport)
         super().connection_made(stream)
         self.transport = cast(asyncio.Transport, CorkedTransport(stream, self.loop, self._linger))
+        self._direct = cast(_DrainableState, self.server_state).direct
         self._begin_head()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head_age)
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._is_piece_shared = self._has_ended_in_piece
         self._names: list[bytes] = []
-        self._extensions: dict[str, Any] = {NAMES_AS_SENT: {"names": self._names}}
-        self.scope["extensions"] = self._extensions
         self._begin_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -132,15 +183,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Parse what came. A request to change the protocol is answered as if it did not ask for that."""
         if self._is_refused:
             return
-        self._unset_keepalive_if_required()
+        self._idle_since = 0.0
         self._has_ended_in_piece = self._is_piece_shared = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             pass
         except httptools.HttpParserError as error:
+            self._hand_over()
             self._refuse(HTTPStatus.BAD_REQUEST, f"the request is not valid HTTP: {error}")
             return
+        if self._held_body is not None:
+            self._hold_on(self._held_body)
         # Where a client was answered before its body was read, one piece holds the rest of it and the next head, and
         # how much is whose is not known: such a piece counts for nothing.
         self._framing_bytes = 0 if self._is_piece_shared else max(0, self._framing_bytes + len(data))
@@ -150,17 +204,85 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body) * _BYTES_PER_BODY_BYTE
-        super().on_body(body)
+        if self._held_body is None:
+            super().on_body(body)
+        else:
+            self._held_body += body
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._num_chunks = 0
+        if self._may_be_direct():
+            self._held_body = b""
+        else:
+            self._begin_cycle()
+
+    def _may_be_direct(self) -> bool:
+        """Whether the request may be answered without the application: its head asks for nothing else."""
+        direct, parser = self._direct, self.parser
+        return (
+            direct is not None
+            and direct.takes(self.url)
+            and parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+            and not self.expect_100_continue
+            and not self.flow.write_paused
+            and not self.server_state.is_draining  # type: ignore[attr-defined]
+            and (self.cycle is None or self.cycle.response_complete)
+        )
+
+    def _begin_cycle(self) -> None:
+        """Give the request to the application. Its scope is made only now: direct requests need none."""
+        url, headers, expects_100 = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects_100
+        extensions: dict[str, Any] = {NAMES_AS_SENT: {"names": self._names}}
+        self.scope["headers"] = headers
+        self.scope["extensions"] = extensions
         super().on_headers_complete()
-        self._extensions[PIECE_WRITER] = PieceWriter(self.cycle).write
+        if self.server_state.is_draining:  # type: ignore[attr-defined]
+            self.cycle.keep_alive = False
+        writer = PieceWriter(self.cycle)
+        extensions |= {PIECE_WRITER: writer.write, DIRECT_WRITER: writer}
 
     def on_message_complete(self) -> None:
         self._has_ended_in_piece = True
-        super().on_message_complete()
+        if self._held_body is None or not self._answer_directly(self._held_body):
+            self._hand_over()
+            super().on_message_complete()
+
+    def _answer_directly(self, body: bytes) -> bool:
+        assert self._direct is not None
+        exchange = DirectExchange(self, self.url, self.headers, body)
+        before, self.cycle = self.cycle, cast(RequestResponseCycle, exchange)
+        if self._direct.begin(exchange):
+            self._held_body = None
+            if self._hold_timer is not None:
+                self._hold_timer.cancel()
+                self._hold_timer = None
+            return True
+        self.cycle = before
+        return False
+
+    def _hold_on(self, body: bytes) -> None:
+        """Wait a little for the rest of a short body: many clients send head and body separately."""
+        declared = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        if len(body) > _HELD_BYTES or int(declared) > _HELD_BYTES:
+            self._hand_over()
+        elif self._hold_timer is None:
+            self._hold_timer = self.loop.call_later(_HELD_S, self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Give a request that is not answered directly to the application, with what has come of its body."""
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        body, self._held_body = self._held_body, None
+        if body is not None:
+            self._begin_cycle()
+            super().on_body(body)
 
     def on_chunk_complete(self) -> None:
         """Count a chunk; the last, empty one is more than the limit only where the others are at it."""
@@ -170,9 +292,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             text = f"Chunked request body exceeds {limit}. Send fewer or larger HTTP chunks."
             self._refuse(HTTPStatus.BAD_REQUEST, text)
 
+    def on_response_complete(self) -> None:
+        """Begin the next request of the connection, where it has come, else note since when there is none."""
+        if self.pipeline or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_timer.cancel()
+        self._hand_over()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Close where there is no request, else after its answer."""
+        self._hand_over()
+        super().shutdown()
 
     def _begin_head(self) -> None:
         self._is_in_head = True
@@ -182,9 +319,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _check_head_age(self) -> None:
         """Refuse a request whose head is late, and close a connection without one; else look again when it would be.
 
-        There is one timer for each connection, not one for each request.
+        There is one timer for each connection, not one for each request and another for each answer.
         """
-        age_s = self.loop.time() - self._head_began
+        now = self.loop.time()
+        left_s = self._idle_since + self.timeout_keep_alive - now if self._idle_since else HEAD_TIMEOUT_S
+        if left_s <= 0:
+            self.timeout_keep_alive_handler()
+            return
+        age_s = now - self._head_began
         if self._is_in_head and age_s >= HEAD_TIMEOUT_S:
             if self._framing_bytes:
                 text = f"the request's headers did not end within {HEAD_TIMEOUT_S:.0f} s"
@@ -193,7 +335,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 self.timeout_keep_alive_handler()
             return
         wait_s = HEAD_TIMEOUT_S - age_s if self._is_in_head else HEAD_TIMEOUT_S
-        self._head_timer = self.loop.call_later(wait_s, self._check_head_age)
+        self._head_timer = self.loop.call_later(min(wait_s, left_s), self._check_head_age)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Answer a request that cannot be read, and close. An earlier one that is not answered yet has the line."""
@@ -224,71 +366,3 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self.transport.write_eof()
         self.loop.call_later(LINGER_S, close)
-
-
-class PieceWriter:
-    """Writes pieces of a response of unknown length that has begun, as `RequestResponseCycle.send` does."""
-
-    __slots__ = ("_cycle",)
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
-
-    async def write(self, piece: bytes) -> None:
-        """Write a piece as a chunk; nothing where it is empty, which would be the last chunk."""
-        cycle = self._cycle
-        if cycle.flow.write_paused and not cycle.disconnected:
-            await cycle.flow.drain()
-        if piece and not cycle.disconnected:
-            cycle.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
-
-
-class CorkedTransport:
-    """A transport that holds a response's head back until its body is written or the event loop's turn is over.
-
-    uvicorn writes head and body separately, and each write is a system call.
-    """
-
-    __slots__ = ("_close", "_head", "_is_closing", "_loop", "_transport")
-
-    def __init__(
-        self,
-        transport: asyncio.Transport,
-        loop: asyncio.AbstractEventLoop,
-        close: Callable[[Callable[[], None]], None] = lambda close: close(),
-    ) -> None:
-        """`close` is called once, with the function that closes the connection, and decides when it is called."""
-        self._transport = transport
-        self._loop = loop
-        self._close = close
-        self._head = b""
-        self._is_closing = False
-
-    def write(self, piece: bytes) -> None:
-        if self._is_closing:
-            return
-        if self._head:
-            piece, self._head = self._head + piece, b""
-        elif piece.startswith(_RESPONSE_START):
-            self._head = piece
-            self._loop.call_soon(self.flush)
-            return
-        self._transport.write(piece)
-
-    def flush(self) -> None:
-        """Write a head that nothing has followed yet."""
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head)
-
-    def close(self) -> None:
-        self.flush()
-        if not self.is_closing():
-            self._is_closing = True
-            self._close(self._transport.close)
-
-    def is_closing(self) -> bool:
-        return self._is_closing or self._transport.is_closing()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)

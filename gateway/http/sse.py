@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import msgspec
 import orjson
@@ -12,7 +12,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import as_sluice_error
-from gateway.http.request import run_while_connected
+from gateway.http.request import DETACHED, Detached, run_while_connected
+from pipelines.text.relay import RelayedEvents, Sink
 from sluice.errors import SluiceError
 
 DONE = b"data: [DONE]\n\n"
@@ -24,9 +25,25 @@ PIECE_WRITER = "sluice.piece_writer"
 """Key of the ASGI scope's extension with a `WritePiece` for the response once its first piece is sent: every layer of
 the application that a piece passes on its way to the server costs as much as making it, and looks only at the first."""
 
+DIRECT_WRITER = "sluice.direct_writer"
+"""Key of the ASGI scope's extension with a `DirectWriter` for the same response, where there is one."""
+
 WritePiece = Callable[[bytes], Awaitable[None]]
 EncodeError = Callable[[SluiceError], bytes]
 """Makes a protocol's final frame for a stream that failed."""
+
+
+class DirectWriter(Protocol):
+    """Writes pieces of a response that has begun, at once."""
+
+    def is_open(self) -> bool:
+        """Whether the client reads what was written so far, and is still there."""
+        ...
+
+    def write_now(self, piece: bytes) -> None:
+        """Write a piece, after a look at `is_open`; nothing where it is empty."""
+        ...
+
 
 encode_text = msgspec.json.Encoder().encode
 """Encodes text as a JSON string in about 50 ns; orjson takes 75."""
@@ -70,23 +87,42 @@ class EventStreamResponse(Response):
     async def _stream(self, scope: Scope, send: Send) -> None:
         first = await anext(self._frames, b"")
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        silence = SilenceBreaker(send, self.keep_alive_frame, self._keep_alive_s)
+        detached: Detached | None = scope.get(DETACHED)
+        # Readers of an answer that is kept have silences of their own.
+        silence = SilenceBreaker(send, self.keep_alive_frame, self._keep_alive_s if detached is None else 0.0)
         try:
             await send({"type": "http.response.body", "body": first, "more_body": True})
-            write = _piece_writer(scope, send)
+            write = find_piece_writer(scope, send)
+            self._relay(scope, silence)
             async for frame in self._frames:
                 await write(frame)
                 silence.num_sent += 1
             last = b""
         except Exception as error:
-            last = self._encode_error(as_sluice_error(error, scope["state"]["request_id"]))
+            failure = as_sluice_error(error, scope["state"]["request_id"])
+            last = self._encode_error(failure)
+            if detached is not None:
+                detached.note_failure(failure)
         finally:
             silence.end()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
+    def _relay(self, scope: Scope, silence: "SilenceBreaker") -> None:
+        """Let frames that can go straight to the connection do so; the others come as before."""
+        writer: DirectWriter | None = scope.get("extensions", {}).get(DIRECT_WRITER)
+        if writer is None or scope["method"] == "HEAD" or not isinstance(self._frames, RelayedEvents):
+            return
+        write_now = writer.write_now
 
-def _piece_writer(scope: Scope, send: Send) -> WritePiece:
-    """Return the server's own writer of pieces, where it has one for this response."""
+        def receive(frame: bytes) -> None:
+            write_now(frame)
+            silence.num_sent += 1
+
+        self._frames.divert(Sink(receive, writer.is_open))
+
+
+def find_piece_writer(scope: Scope, send: Send) -> WritePiece:
+    """Return the server's own writer of pieces, where it has one for this response, whose first piece was sent."""
 
     async def write(piece: bytes) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -1,11 +1,11 @@
 """The command line of `sluice serve`: its flags, and those of tritonserver that it accepts and ignores."""
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.options.config import GROUPS, Group, ParsedFlags, list_options
+from gateway.options.config import GROUPS, ParsedFlags, list_options
 from gateway.options.option import OneLineParser, Option, OptionError, truth
 from gateway.options.telemetry import TRACE_CONFIG
 
@@ -149,13 +149,20 @@ def _parser() -> OneLineParser:
     return parser
 
 
-def add_options(parser: OneLineParser, groups: Iterable[Group], renamed: Mapping[str, str] | None = None) -> None:
+def add_options(
+    parser: OneLineParser,
+    groups: Iterable[type[Any]],
+    renamed: Mapping[str, str] | None = None,
+    only: Collection[str] | None = None,
+) -> None:
     """Add the options of `groups` to `parser`, each group under its title. `renamed` has other flags for some; their
-    values keep their names."""
+    values keep their names. With `only`, no other flags than those are added."""
     for group in groups:
         title = (group.__doc__ or "").partition("\n")[0]
         section = parser.add_argument_group(title)
         for _, default, declared in list_options(group):
+            if only is not None and declared.flag not in only:
+                continue
             flag = (renamed or {}).get(declared.flag, declared.flag)
             _add_option(section, declared, default, flag)
 

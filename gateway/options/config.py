@@ -9,12 +9,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from engine.config import EngineConfig, Runtime, Speculation
 from engine.runtimes import BUNDLED
+from gateway.options.access import AccessOptions
 from gateway.options.batches import BatchOptions
 from gateway.options.engine import (
     STEP_SIZES,
@@ -23,9 +24,13 @@ from gateway.options.engine import (
     SchedulingOptions,
     SpeculationOptions,
     choose_step_sizes,
+    chooses_chunk,
 )
+from gateway.options.engine_server import EngineServerOptions
+from gateway.options.fleet import FleetOptions
 from gateway.options.grpc import GrpcOptions
-from gateway.options.http import AccessOptions, HttpOptions, RequestOptions
+from gateway.options.http import HttpOptions, RequestOptions
+from gateway.options.ledger import LedgerOptions
 from gateway.options.option import (
     Option,
     OptionError,
@@ -33,15 +38,21 @@ from gateway.options.option import (
     option,
     seconds,
 )
+from gateway.options.quotas import QuotaOptions
 from gateway.options.rag import RagClientOptions, RagOptions
 from gateway.options.responses import ResponsesOptions
+from gateway.options.routes import RouteOptions
 from gateway.options.serving import InstanceOptions, RepositoryOptions, ResponseCacheOptions
+from gateway.options.streams import StreamOptions
 from gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
 from gateway.options.tensorrt_llm import TensorRtLlmOptions
 from serving.repository.settings import ControlMode
 
 if TYPE_CHECKING:
     from pipelines.llm.services import ChatSettings, RequestLimits
+
+
+GroupT = TypeVar("GroupT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +85,23 @@ class ServeConfig:
     repository: RepositoryOptions = field(default_factory=RepositoryOptions)
     instances: InstanceOptions = field(default_factory=InstanceOptions)
     rag: RagOptions = field(default_factory=RagOptions)
+    routes: RouteOptions = field(default_factory=RouteOptions)
     batches: BatchOptions = field(default_factory=BatchOptions)
     response_cache: ResponseCacheOptions = field(default_factory=ResponseCacheOptions)
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     cache: CacheOptions = field(default_factory=CacheOptions)
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     tensorrt_llm: TensorRtLlmOptions = field(default_factory=TensorRtLlmOptions)
+    fleet: FleetOptions = field(default_factory=FleetOptions)
     requests: RequestOptions = field(default_factory=RequestOptions)
     http: HttpOptions = field(default_factory=HttpOptions)
     responses: ResponsesOptions = field(default_factory=ResponsesOptions)
+    streams: StreamOptions = field(default_factory=StreamOptions)
     grpc: GrpcOptions = field(default_factory=GrpcOptions)
     metrics: MetricsOptions = field(default_factory=MetricsOptions)
     access: AccessOptions = field(default_factory=AccessOptions)
+    quotas: QuotaOptions = field(default_factory=QuotaOptions)
+    ledger: LedgerOptions = field(default_factory=LedgerOptions)
     shutdown: ShutdownOptions = field(default_factory=ShutdownOptions)
     logging: LoggingOptions = field(default_factory=LoggingOptions)
     trace: TraceOptions = field(default_factory=TraceOptions)
@@ -116,7 +132,12 @@ class ServeConfig:
             raise OptionError(f"--model-control-mode {repository.control_mode} needs --model-repository")
         if self.model.served_model_name and repository.paths and self.model.path is None:
             raise OptionError("--served-model-name names MODEL; a repository's models have the names of their folders")
-        model_flags = {"--tokenizer": self.model.tokenizer_path, "--lora-modules": self.tensorrt_llm.lora_modules}
+        model_flags: dict[str, object] = {
+            "--tokenizer": self.model.tokenizer_path,
+            "--lora-modules": self.tensorrt_llm.lora_modules,
+            "--replicas": self.fleet.num_replicas > 1,
+            "--engines": self.fleet.engines,
+        }
         flags_set = [flag for flag, value in model_flags.items() if value]
         if flags_set and repository.paths and self.model.path is None:
             raise OptionError(
@@ -129,6 +150,11 @@ class ServeConfig:
         flags_set = [flags[name] for name in sizes if getattr(self.cache, name) is not None]
         if len(flags_set) > 1:
             raise OptionError(f"{flags_set[0]} and {flags_set[1]} are two sizes for one KV cache; give one of them")
+        tier = next((name for name in ("kv_host_cache_bytes", "kv_disk_cache") if getattr(self.cache, name)), None)
+        if tier is not None and not self.cache.enable_prefix_caching:
+            raise OptionError(
+                f"{flags[tier]} keeps blocks of the prefix cache, which --no-enable-prefix-caching turns off"
+            )
 
     def _check_speculation(self) -> None:
         has_draft_model = self.speculation.speculation is Speculation.DRAFT_MODEL
@@ -162,7 +188,12 @@ class ServeConfig:
         from pipelines.llm.services import ChatSettings
 
         requests = self.requests
-        return ChatSettings(requests.allows_special_tokens, requests.tool_call_parser, requests.reasoning_parser)
+        return ChatSettings(
+            requests.allows_special_tokens,
+            requests.tool_call_parser,
+            requests.reasoning_parser,
+            requests.media_domains,
+        )
 
     def engine(self, model_path: str, runtime: Runtime | None = None) -> EngineConfig:
         """Return the engine's configuration. `runtime` is the model's own choice, over that of the command line."""
@@ -179,12 +210,14 @@ class ServeConfig:
             task=model.task,
             tokenizer_path=model.tokenizer_path,
             enable_lora=self.requests.allows_lora_updates,
+            enable_sleep_mode=self.requests.allows_sleep,
             **{name: value for name, value in fields.items() if value is not None},
             **self.tensorrt_llm.engine_fields(),
         )
         chosen = choose_step_sizes(engine, sizes)
         set_here = {name: size for name, size in chosen.items() if sizes[name] or not self.tensorrt_llm.sets(name)}
-        return msgspec.structs.replace(engine, **set_here)
+        by_load = chooses_chunk(engine, sizes["max_num_batched_tokens"])
+        return msgspec.structs.replace(engine, **set_here, chooses_chunk=by_load)
 
 
 Group = type[
@@ -192,40 +225,51 @@ Group = type[
     | RepositoryOptions
     | InstanceOptions
     | RagOptions
+    | RouteOptions
     | BatchOptions
     | ResponseCacheOptions
     | SchedulingOptions
     | CacheOptions
     | SpeculationOptions
     | TensorRtLlmOptions
+    | FleetOptions
     | RequestOptions
     | HttpOptions
     | ResponsesOptions
+    | StreamOptions
     | GrpcOptions
     | MetricsOptions
     | AccessOptions
+    | QuotaOptions
+    | LedgerOptions
     | ShutdownOptions
     | LoggingOptions
     | TraceOptions
     | RagClientOptions
+    | EngineServerOptions
 ]
 GROUPS: dict[str, Group] = {
     "model": ModelOptions,
     "repository": RepositoryOptions,
     "instances": InstanceOptions,
     "rag": RagOptions,
+    "routes": RouteOptions,
     "batches": BatchOptions,
     "response_cache": ResponseCacheOptions,
     "scheduling": SchedulingOptions,
     "cache": CacheOptions,
     "speculation": SpeculationOptions,
     "tensorrt_llm": TensorRtLlmOptions,
+    "fleet": FleetOptions,
     "requests": RequestOptions,
     "http": HttpOptions,
     "responses": ResponsesOptions,
+    "streams": StreamOptions,
     "grpc": GrpcOptions,
     "metrics": MetricsOptions,
     "access": AccessOptions,
+    "quotas": QuotaOptions,
+    "ledger": LedgerOptions,
     "shutdown": ShutdownOptions,
     "logging": LoggingOptions,
     "trace": TraceOptions,
@@ -246,13 +290,26 @@ def read_config(flags: ParsedFlags, environ: Mapping[str, str] | None = None) ->
 
 def read_client_options(flags: ParsedFlags, environ: Mapping[str, str] | None = None) -> RagClientOptions:
     """Read the options of `sluice rag` from flags and environment. Raises OptionError like `read_config`."""
+    return read_group(RagClientOptions, flags, environ)
+
+
+def read_group(group: type[GroupT], flags: ParsedFlags, environ: Mapping[str, str] | None = None) -> GroupT:
+    """Read one group of options, of another command, from flags and environment. Raises OptionError."""
     if environ is None:
         environ = os.environ  # noqa: TID251 - as above
-    options: RagClientOptions = _read_group(RagClientOptions, flags, environ)
+    options: GroupT = _read_group(group, flags, environ)
     return options
 
 
-def _read_group(group: Group, flags: ParsedFlags, environ: Mapping[str, str]) -> Any:
+def read_engine_server_options(flags: ParsedFlags, environ: Mapping[str, str] | None = None) -> EngineServerOptions:
+    """Read the options that `sluice engine` has beside the engine's own. Raises OptionError like `read_config`."""
+    if environ is None:
+        environ = os.environ  # noqa: TID251 - as above
+    options: EngineServerOptions = _read_group(EngineServerOptions, flags, environ)
+    return options
+
+
+def _read_group(group: type[Any], flags: ParsedFlags, environ: Mapping[str, str]) -> Any:
     values: dict[str, Any] = {}
     for name, _, declared in list_options(group):
         value = flags.get(declared.flag)
@@ -277,11 +334,11 @@ def find_unknown_variables(environ: Mapping[str, str] | None = None) -> list[str
     """Return variables that look like ours and are not: most likely typing errors."""
     if environ is None:
         environ = os.environ  # noqa: TID251 - as above
-    groups = (*GROUPS.values(), RagClientOptions)
+    groups = (*GROUPS.values(), RagClientOptions, EngineServerOptions)
     known = {declared.variable for group in groups for _, _, declared in list_options(group)}
     return sorted(name for name in environ if name.startswith("SLUICE_") and name not in known)
 
 
-def list_options(group: Group) -> list[tuple[str, Any, Option]]:
+def list_options(group: type[Any]) -> list[tuple[str, Any, Option]]:
     """Return (field, default, option) of every option in `group`."""
     return [(declared.name, declared.default, declared_option(declared)) for declared in fields(group)]

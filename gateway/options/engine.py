@@ -6,6 +6,7 @@ from itertools import chain
 
 from engine.config import DTYPE_WORDS, EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from engine.runtimes import BUNDLED, RUNTIMES, choose_runtime
+from engine.scheduling.chunks import LARGEST_CHUNK
 from engine.scheduling.policies import POLICIES
 from gateway.options.option import (
     Parse,
@@ -50,8 +51,11 @@ def _more_values(field: str) -> str:
 
 def _default_sizes(field: str) -> str:
     """Return, for a help text, the default of each runtime. `field` is one of StepSizes."""
-    others = (f"; {getattr(spec.default_step_sizes, field)} on {spec.title}" for spec in _OTHERS)
-    return f"{getattr(BUNDLED.default_step_sizes, field)}{''.join(others)}"
+    return f"{getattr(BUNDLED.default_step_sizes, field)}{_others_sizes(field)}"
+
+
+def _others_sizes(field: str) -> str:
+    return "".join(f"; {getattr(spec.default_step_sizes, field)} on {spec.title}" for spec in _OTHERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,9 @@ class ModelOptions:
         _DEFAULTS.task,
         enum_member(Task),
         "TASK",
-        "what MODEL is served for: generate, or embed, whose vectors are the model's pooled hidden states (on the CPU, "
-        "/v1/embeddings); auto is embed for the checkpoint of a sentence-transformers model",
+        "what MODEL is served for: generate; embed, whose vectors are the model's pooled hidden states "
+        "(/v1/embeddings); or score, for a cross-encoder on vLLM (/v1/score); auto is embed for the checkpoint of a "
+        "sentence-transformers model, and score for one of sequence classification",
     )
     tokenizer_path: str | None = option(
         "--tokenizer",
@@ -160,7 +165,8 @@ class SchedulingOptions:
         "TOKENS",
         "most tokens in one step: one for each running request, the rest for prompts, which come in chunks. More "
         "brings first tokens sooner, and makes running streams stutter while a prompt is read. At least "
-        f"--max-num-seqs. Default: {_default_sizes('max_num_batched_tokens')}",
+        "--max-num-seqs. Default: chosen by model and load, at most "
+        f"{LARGEST_CHUNK}{_others_sizes('max_num_batched_tokens')}",
     )
     max_queued_requests: int = option(
         "--max-queue-size",
@@ -191,7 +197,8 @@ class SchedulingOptions:
         None,
         integer(1, 1024),
         "N",
-        "threads of the model's runtime. More than there are free cores makes it slower. Default: one for each core",
+        "threads of the model's runtime, and of choosing tokens. More than there are free cores makes it slower. "
+        "Default: one for each core",
     )
 
 
@@ -206,6 +213,7 @@ class CacheOptions:
         "SIZE",
         "size of the KV cache: bytes, or 256M, 2G. More lets more or longer requests run at once. Default: the larger "
         "of 256M and four requests of full length, and at most half of the free memory",
+        aliases=("--kv-cache-memory-bytes",),
     )
     kv_cache_memory_fraction: float | None = option(
         "--kv-cache-memory-fraction",
@@ -239,6 +247,52 @@ class CacheOptions:
         "keep the blocks of finished requests, so that a prompt that begins as an earlier one need not be computed "
         "again. Costs no memory: kept blocks are given up, longest unused first, when others are wanted",
     )
+    kv_events_endpoint: str | None = option(
+        "--kv-events-endpoint",
+        None,
+        printable_text("an endpoint of ZeroMQ"),
+        "ENDPOINT",
+        "publish what enters and leaves the prefix cache in vLLM's format, for routers that read it: tcp://*:5557 is "
+        "bound, a host's address is connected to. It is readable for whoever reaches it, prompts' tokens included. For "
+        "one model on the openvino runtime",
+    )
+    kv_events_replay_endpoint: str | None = option(
+        "--kv-events-replay-endpoint",
+        None,
+        printable_text("an endpoint of ZeroMQ"),
+        "ENDPOINT",
+        "where subscribers ask for the last 10,000 batches of events, tcp://*:5558 for example",
+    )
+    kv_events_topic: str = option(
+        "--kv-events-topic",
+        "",
+        printable_text("a topic"),
+        "TOPIC",
+        "topic of the events; llm-d wants kv@HOST:PORT@MODEL",
+    )
+    kv_host_cache_bytes: int = option(
+        "--kv-host-cache-bytes",
+        _DEFAULTS.kv_host_cache_bytes,
+        size(0),
+        "SIZE",
+        "memory beside the KV cache for the blocks that it gives up, which come back when a prompt begins with them: "
+        "bytes, or 256M, 2G. More keeps more prefixes. 0 keeps none",
+    )
+    kv_disk_cache: str | None = option(
+        "--kv-disk-cache",
+        None,
+        printable_text("a folder"),
+        "FOLDER",
+        "folder of a file for the blocks that --kv-host-cache-bytes gives up. A server that starts again with the same "
+        "model finds them. They hold what was asked and answered: whoever reads the folder can learn it",
+    )
+    kv_disk_cache_bytes: int = option(
+        "--kv-disk-cache-bytes",
+        _DEFAULTS.kv_disk_cache_bytes,
+        size(1 << 20),
+        "SIZE",
+        "most bytes of that file; each engine has its own",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +325,24 @@ class SpeculationOptions:
 
 
 def choose_step_sizes(engine: EngineConfig, options: Mapping[str, int | None]) -> dict[str, int]:
-    """Return STEP_SIZES for the model of `engine`: those in `options`, and fitting values where they are None."""
+    """Return STEP_SIZES for the model of `engine`: those in `options`, and fitting values where they are None, the
+    largest chunk where load chooses it."""
     seqs, tokens = (options[name] for name in STEP_SIZES)
     default_seqs, default_tokens = _runtime_sizes(engine)
+    if chooses_chunk(engine, tokens):
+        default_tokens = LARGEST_CHUNK
     return {
         "max_num_seqs": seqs or min(default_seqs, tokens or default_tokens),
         "max_num_batched_tokens": tokens or max(default_tokens, seqs or 0),
     }
+
+
+def chooses_chunk(engine: EngineConfig, tokens: int | None) -> bool:
+    """Return whether the engine chooses its chunks by load: where no option gives its `tokens`, if its runtime can."""
+    try:
+        return tokens is None and choose_runtime(engine).spec.chooses_chunk
+    except SluiceError:
+        return False
 
 
 def _runtime_sizes(engine: EngineConfig) -> tuple[int, int]:

@@ -6,6 +6,7 @@ from gateway.options.option import OptionError, choice, integer, option, pattern
 from gateway.restrictions import Restriction, find_repeated_category, parse_restriction
 
 _COMPRESSION_LEVELS = ("none", "low", "medium", "high")
+_SERVERS = ("sluice", "grpcio")
 _BOOL = "BOOL"
 _MILLISECONDS = integer(0, 2**31 - 1)
 _COUNT = integer(0, 2**31 - 1)
@@ -17,6 +18,14 @@ class GrpcOptions:
     """gRPC: Triton's protocol as inference.GRPCInferenceService"""
 
     is_allowed: bool = option("--allow-grpc", True, truth, _BOOL, "serve gRPC at all")
+    server: str = option(
+        "--grpc-server",
+        "sluice",
+        choice(*_SERVERS),
+        "NAME",
+        "sluice, or grpcio: the server of the grpc package, which takes several times the CPU time of a call. For "
+        "comparison",
+    )
     host: str | None = option(
         "--grpc-address",
         None,

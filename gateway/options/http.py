@@ -1,4 +1,4 @@
-"""Options of HTTP, of access and of requests."""
+"""Options of HTTP and of requests."""
 
 from dataclasses import dataclass
 
@@ -34,6 +34,14 @@ class HttpOptions:
         truth,
         "BOOL",
         "let several servers listen on the same port, each taking some of the connections; all need this option",
+    )
+    num_workers: int = option(
+        "--http-workers",
+        1,
+        integer(1, 64),
+        "N",
+        "gateway processes that share the HTTP port. With several, each answers chats, completions and messages by "
+        "itself, and one host process has the engines and everything else. Each takes some 150 MB and, busy, one core",
     )
     max_input_bytes: int = option(
         "--http-max-input-size",
@@ -98,21 +106,6 @@ class HttpOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class AccessOptions:
-    """Access: who may send requests"""
-
-    api_key: str | None = option(
-        "--api-key",
-        None,
-        printable_text("printable text that is not empty"),
-        "KEY",
-        "clients must send `Authorization: Bearer KEY`, for everything but health. Better set SLUICE_API_KEY: "
-        "every user of the machine can read a command line",
-        secret=True,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class RequestOptions:
     """Requests: their prompts, how their answers are read, and time limits of those that name none"""
 
@@ -150,14 +143,34 @@ class RequestOptions:
         "in a process of its own, within 1 s of processor time",
     )
 
+    media_domains: tuple[str, ...] = option(
+        "--allowed-media-domains",
+        (),
+        printable_text("a host's name, or *"),
+        "HOST",
+        "let images be URLs on this host, from which the server fetches them; * for any. An address that is not public "
+        "must itself be given. Redirects are not followed. May be given several times",
+        is_many=True,
+    )
+
     allows_lora_updates: bool = option(
         "--allow-runtime-lora-updating",
         False,
         truth,
         None,
         "let clients load and unload LoRA adapters, from any folder that the server can read, by POST "
-        "/v1/load_lora_adapter and /v1/unload_lora_adapter. Steps take a bit longer for the room that this needs. "
-        "--http-restricted-api model-repository:... keeps the routes to those who have its key",
+        "/v1/load_lora_adapter and /v1/unload_lora_adapter, and by the repository API. Steps take a bit longer for the "
+        "room that this needs. --http-restricted-api and --grpc-restricted-protocol with model-repository:... keep "
+        "all of these to those who have the key",
+    )
+
+    allows_sleep: bool = option(
+        "--enable-sleep-mode",
+        False,
+        truth,
+        None,
+        "let clients put the engines of vLLM to sleep and wake them, by POST /sleep and /wake_up: they give their GPU "
+        "memory back meanwhile. The restriction model-repository covers these routes",
     )
 
     timeout_s: float | None = option(

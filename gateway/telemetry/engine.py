@@ -1,13 +1,14 @@
 """The engine's state as Prometheus families, read from its last frame at each scrape."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.client.base import EngineClient
+from engine.client.interface import Engine
 from engine.types import EngineInfo, EngineStats
+from gateway.telemetry.kv_tiers import collect_kv_tiers
 from pipelines.llm.text import LlmText
 from serving.repository.repository import ModelRepository
 
@@ -63,7 +64,7 @@ _COUNTERS: tuple[tuple[str, str, Stat], ...] = (
     ),
 )
 
-Supervised = Callable[[EngineClient], float]
+Supervised = Callable[[Engine], float]
 
 _SUPERVISION: tuple[tuple[str, str, Supervised], ...] = (
     ("sluice_engine_restarts", "Engines started in place of a lost one.", lambda e: e.num_restarts),
@@ -77,13 +78,22 @@ _LIMITS: tuple[tuple[str, str, Callable[[EngineInfo], float]], ...] = (
     ("sluice_engine_max_num_seqs", "Most sequences in one step.", lambda i: i.max_num_seqs),
     ("sluice_engine_max_num_batched_tokens", "Most tokens in one step.", lambda i: i.max_num_batched_tokens),
     ("sluice_engine_max_model_len", "Longest prompt and output of one request together.", lambda i: i.max_model_len),
-    ("sluice_kv_blocks", "KV blocks that the engine has.", lambda i: i.num_blocks),
+    ("sluice_kv_blocks", "KV blocks that the engine has.", lambda i: i.capacity_blocks),
 )
 
 _LIVENESS: tuple[tuple[str, str, Supervised], ...] = (
     ("sluice_engine_heartbeat_age_seconds", "Time since the engine last spoke.", lambda e: e.heartbeat_age_s()),
     ("sluice_engine_last_recovery_seconds", "Time that the last recovery took.", lambda e: e.last_recovery_s),
 )
+
+
+class NamedEngine(NamedTuple):
+    """A loaded engine with the model's name and version that its samples have."""
+
+    model: str
+    version: str
+    engine: Engine
+    info: EngineInfo
 
 
 class ServedModels(Protocol):
@@ -109,16 +119,9 @@ class EngineCollector(Collector):
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
-        engines = {llm.name: llm.engine for llm in self._service.llms()}
-        stats = {model: engine.stats for model, engine in engines.items()}
-        infos = {model: engine.info for model, engine in engines.items()}
-        yield from _families(GaugeMetricFamily, _GAUGES, stats)
-        yield from _families(CounterMetricFamily, _COUNTERS, stats)
-        yield from _families(CounterMetricFamily, _SUPERVISION, engines)
-        yield from _families(GaugeMetricFamily, _LIVENESS, engines)
-        yield from _families(GaugeMetricFamily, _LIMITS, infos)
-        yield _info(self._service.llms())
-        yield _seconds(stats)
+        yield from engine_families(
+            [NamedEngine(llm.name, llm.version, llm.engine, llm.info) for llm in self._service.llms()]
+        )
         failures = "Versions and configurations of the repository that could not be loaded."
         counts = self._service.repository.num_failed_loads
         yield from _families(CounterMetricFamily, [("sluice_model_load_failures", failures, int)], counts)
@@ -126,12 +129,27 @@ class EngineCollector(Collector):
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
 
 
-def _info(llms: Iterable[LlmText]) -> Metric:
+def engine_families(named: Sequence[NamedEngine]) -> Iterator[Metric]:
+    """Yield the families of engines, one sample for each model."""
+    engines = {each.model: each.engine for each in named}
+    stats = {model: engine.stats for model, engine in engines.items()}
+    infos = {each.model: each.info for each in named}
+    yield from _families(GaugeMetricFamily, _GAUGES, stats)
+    yield from _families(CounterMetricFamily, _COUNTERS, stats)
+    yield from _families(CounterMetricFamily, _SUPERVISION, engines)
+    yield from collect_kv_tiers({model: state.kv_tiers for model, state in stats.items() if state.kv_tiers is not None})
+    yield from _families(GaugeMetricFamily, _LIVENESS, engines)
+    yield from _families(GaugeMetricFamily, _LIMITS, infos)
+    yield _info(named)
+    yield _seconds(stats)
+
+
+def _info(named: Iterable[NamedEngine]) -> Metric:
     family = GaugeMetricFamily(
         "sluice_engine_info", "1 for each model: what its engine is.", labels=(*_LABELS, "version", *_INFO)
     )
-    for llm in llms:
-        family.add_metric((llm.name, llm.version, *(str(getattr(llm.info, name)) for name in _INFO)), 1)
+    for each in named:
+        family.add_metric((each.model, each.version, *(str(getattr(each.info, name)) for name in _INFO)), 1)
     return family
 
 

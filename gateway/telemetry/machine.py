@@ -278,11 +278,11 @@ def _import_pynvml() -> ModuleType:
 
 
 @runtime_checkable
-class _HasProcess(Protocol):
-    """An engine in a process of its own; the ranks of a model that is spread over GPUs descend from it."""
+class _HasProcesses(Protocol):
+    """An engine in processes of its own; the ranks of a model that is spread over GPUs descend from them."""
 
     @property
-    def pid(self) -> int | None: ...
+    def pids(self) -> Sequence[int]: ...
 
 
 def find_lineage(pid: int, proc: Path = _PROC) -> tuple[int, ...]:
@@ -305,7 +305,7 @@ def _parent(pid: int, proc: Path) -> int:
 def engine_pids(models: Iterable[Model]) -> dict[int, str]:
     """Return the ids of the engines' processes, with the names of their models."""
     engines = ((model.engine, model.name) for model in models if isinstance(model, LlmModel))
-    return {engine.pid: name for engine, name in engines if isinstance(engine, _HasProcess) and engine.pid is not None}
+    return {pid: name for engine, name in engines if isinstance(engine, _HasProcesses) for pid in engine.pids}
 
 
 def process_memory(gpus: Sequence[tuple[str, Sequence[GpuProcess]]], engines: Mapping[int, str]) -> Iterator[Metric]:

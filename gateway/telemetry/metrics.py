@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gateway.calls import Call, current_call, note_model
 from pipelines.text.types import TextEvent
 from sluice.errors import ErrorCode, SluiceError
 
@@ -59,6 +60,8 @@ class RequestRecord:
     """Measurements of one request, from when the service took it to its end."""
 
     __slots__ = (
+        "_admitted",
+        "_call",
         "_clock",
         "_first_at",
         "_last",
@@ -82,7 +85,24 @@ class RequestRecord:
         self._last = 0.0
         self._prompt_tokens = 0
         self._outcome = "cancelled"
+        self._admitted = (0, 0)
+        """Tokens of the prompt and of the answer that the observers have admitted."""
         tally.num_open += 1
+        call = current_call.get()
+        self._call = None if call is None or call.ended else call
+        if self._call is not None:
+            self._call.hold()
+
+    async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
+        """Ask the observers of the current call, and return its sender's weight. Raises SluiceError where one refuses
+        the generation, and FORBIDDEN for an adapter that the sender may not use."""
+        call = self._call
+        if call is not None:
+            if adapter:
+                note_model(call.model, adapter, is_checked=not call.route)  # targets need no right of their own
+            await call.admit(prompt_tokens, max_tokens)
+            self._admitted = (prompt_tokens, max_tokens)
+        return None if call is None or call.identity is None else call.identity.weight
 
     def observe(self, event: TextEvent) -> None:
         """Count an event that is about to go to the client."""
@@ -94,21 +114,31 @@ class RequestRecord:
             self._first(now, event)
         self._last = now
         tally.generation_tokens += event.num_tokens
+        if self._call is not None:
+            self._call.generated_tokens += event.num_tokens
         if event.finish_reason is not None:
             self._outcome = "ok"
             self._count_prompt(event)
+            if self._call is not None:
+                self._call.cached_tokens += event.cached_tokens
+                self._call.finish = event.finish_reason.value
             if event.completion_tokens > 1 and now > self._first_at:
                 per_token_s = (now - self._first_at) / (event.completion_tokens - 1)
                 self._metrics.time_per_output_token.labels(self._model).observe(per_token_s)
 
     def _first(self, now: float, event: TextEvent) -> None:
         self._first_at = now
+        if self._call is not None:
+            self._call.first_token = self._call.first_token or now
         self._count_prompt(event)
         self._metrics.time_to_first_token.labels(self._model).observe(now - self._started)
 
     def _count_prompt(self, event: TextEvent) -> None:
         """Count the prompt with the first event and the last: remote models report its tokens at the end."""
-        self._tally.prompt_tokens += event.prompt_tokens - self._prompt_tokens
+        added = event.prompt_tokens - self._prompt_tokens
+        self._tally.prompt_tokens += added
+        if self._call is not None:
+            self._call.prompt_tokens += added
         self._prompt_tokens = event.prompt_tokens
 
     def fail(self, error: Exception) -> None:
@@ -120,6 +150,20 @@ class RequestRecord:
         self._tally.num_open -= 1
         self._metrics.request_duration.labels(self._model).observe(self._clock() - self._started)
         self._metrics.requests.labels(self._model, self._protocol, self._outcome).inc()
+        call = self._call
+        if call is not None:
+            if call.route and not self._first_at:
+                self._leave_to_others(call)
+            elif self._outcome != "ok":
+                call.finish = self._outcome
+            call.release()
+
+    def _leave_to_others(self, call: Call) -> None:
+        """End a target's part in a call that names a route: what was admitted is there for the target that is asked
+        next, and one that has answered before says how the call ends."""
+        call.spare = (call.spare[0] + self._admitted[0], call.spare[1] + self._admitted[1])
+        if not call.first_token:
+            call.finish = self._outcome
 
 
 class GatewayMetrics(Collector):

@@ -154,7 +154,7 @@ def _derive_iteration(text: "LlmText") -> IterationStats:
         num_paused=0 if never_pauses else None,
         context_tokens=context_tokens,
         micro_batch_id=0,
-        max_blocks=info.num_blocks,
+        max_blocks=info.capacity_blocks,
         free_blocks=stats.num_blocks_free,
         used_blocks=stats.num_blocks_used,
         tokens_per_block=info.block_size,

@@ -4,12 +4,15 @@ from collections.abc import Iterable
 
 import re2
 
+from gateway.calls import current_identity
 from sluice.errors import ErrorCode, SluiceError
 
 _RESERVED = frozenset(
     {"sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"}
 )
 """Parameters with a meaning of their own, which no header may set."""
+_KEYS = frozenset({"authorization", "x-api-key"})
+"""Where the server itself asks for a key, models do not see it."""
 _RESERVED_PREFIX = "triton_"
 
 
@@ -25,11 +28,16 @@ class ForwardedHeaders:
     def __bool__(self) -> bool:
         return self._pattern is not None
 
+    def are_any(self, names: Iterable[str]) -> bool:
+        """Whether a header with one of the names is forwarded."""
+        return self._pattern is not None and any(map(self._pattern.search, names))
+
     def choose(self, headers: Iterable[tuple[str, str]]) -> dict[str, str]:
         """Return the headers that are forwarded. Raises INVALID for the name of a parameter with its own meaning."""
         if self._pattern is None:
             return {}
-        chosen = {name: value for name, value in headers if self._pattern.search(name)}
+        secret = _KEYS if current_identity() is not None else frozenset()
+        chosen = {name: value for name, value in headers if self._pattern.search(name) and name.lower() not in secret}
         for name in chosen:
             if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
                 message = f"Header '{name}' is reserved for Triton usage and cannot be forwarded."

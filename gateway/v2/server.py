@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gateway.path_masking import hide_paths
+from gateway.calls import CallLog
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
@@ -21,8 +21,6 @@ from serving.spec import TensorSpec
 from serving.statistics import BatchStatistics, Duration, InferStatistics, ResponseStatistics
 from sluice.errors import ErrorCode, SluiceError
 
-_MAX_CONFIG_CHARS = 1 << 18
-"""Longest configuration of a load request: the parser holds up every other request."""
 EXTENSIONS = (
     "classification",
     "sequence",
@@ -72,13 +70,26 @@ class V2Repository(Protocol):
     async def unload(self, name: str, unload_dependents: bool) -> None: ...
 
 
+class V2Adapters(Protocol):
+    """The LoRA adapters of language models, and the calls that change them."""
+
+    def index(self) -> list[IndexEntry]: ...
+    def is_known(self, name: str) -> bool: ...
+    async def load(self, name: str, path: str, base: str, *, replaces: bool) -> str: ...
+    async def unload(self, name: str, base: str) -> str: ...
+
+
 class V2Service(Protocol):
     """The parts of the service that the v2 protocol calls."""
 
     @property
+    def calls(self) -> CallLog: ...
+    @property
     def identity(self) -> ServerIdentity: ...
     @property
     def repository(self) -> V2Repository: ...
+    @property
+    def adapters(self) -> V2Adapters: ...
     @property
     def shared_memory(self) -> SharedMemoryRegistry: ...
     @property
@@ -95,22 +106,6 @@ class V2Service(Protocol):
     def is_live(self) -> bool: ...
     def is_ready(self) -> bool: ...
     def is_model_ready(self, name: str, version: int) -> bool: ...
-
-
-def build_overrides(
-    service: V2Service, config_json: str | None, files: Sequence[tuple[str, bytes]]
-) -> LoadOverrides | None:
-    """Return what a load request brings; None for nothing. Raises FORBIDDEN for files where the server takes none."""
-    if config_json is not None and len(config_json) > _MAX_CONFIG_CHARS:
-        text = f"load parameter 'config' has {len(config_json)} characters; at most {_MAX_CONFIG_CHARS} are taken"
-        raise SluiceError(ErrorCode.INVALID, text)
-    if files and not service.takes_model_files:
-        text = (
-            f"load parameter 'file:{files[0][0]}' is refused: a model's files may be code that the server would run, "
-            "and it takes them from clients only with --allow-model-file-override=true"
-        )
-        raise SluiceError(ErrorCode.FORBIDDEN, text)
-    return LoadOverrides(config_json, tuple(files)) if config_json is not None or files else None
 
 
 def parse_version(text: str) -> int:
@@ -150,14 +145,6 @@ def model_metadata(model: Model, versions: Sequence[int]) -> dict[str, Any]:
 def _tensor(tensor: TensorSpec, is_batched: bool) -> dict[str, Any]:
     shape = [-1, *tensor.dims] if is_batched else list(tensor.dims)
     return {"name": tensor.name, "datatype": tensor.data_type.name, "shape": shape}
-
-
-def index_row(entry: IndexEntry) -> dict[str, str]:
-    """Return a row of the repository index; a model that was never loaded has its name alone."""
-    if entry.state is None:
-        return {"name": entry.name}
-    row = {"name": entry.name, "version": str(entry.version), "state": entry.state.value}
-    return {**row, "reason": hide_paths(entry.reason)} if entry.reason else row
 
 
 def statistics(models: Iterable[Model], name: str = "", version: int = LATEST) -> dict[str, Any]:

@@ -181,6 +181,11 @@ class TraceSettings:
         self._num_traces += 1
         return Trace(self._num_traces, sampling.setting.levels, model, request, sampling.collect)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether any request may be traced."""
+        return self._all.is_on or bool(self._models)
+
     def close(self) -> None:
         """Write the traces that are still in memory."""
         for sampling in (*self._models.values(), self._all):
@@ -266,7 +271,7 @@ class _Sampling:
         self.own = own
         self.count_left = setting.count
         self._file = file
-        self._is_on = bool(setting.levels) and setting.rate > 0
+        self.is_on = bool(setting.levels) and setting.rate > 0
         self._num_seen = 0
         self._num_open = 0
         self._kept: list[list[Record]] = []
@@ -283,7 +288,7 @@ class _Sampling:
 
     def takes_next(self) -> bool:
         """Whether the next request is traced."""
-        if not self._is_on or self.count_left == 0:
+        if not self.is_on or self.count_left == 0:
             return False
         self._num_seen += 1
         if self._num_seen % self.setting.rate:

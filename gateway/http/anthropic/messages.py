@@ -13,6 +13,7 @@ from gateway.http.anthropic.schemas import (
     Block,
     CountTokensRequest,
     CustomTool,
+    ImageBlock,
     MessagesRequest,
     RedactedThinkingBlock,
     TextBlock,
@@ -27,6 +28,7 @@ from gateway.http.tools import THINKING_SWITCHES, check_tool_names
 from pipelines.text.types import (
     ChatMessage,
     Conversation,
+    ImagePart,
     TemplateOptions,
     TextEvent,
     TextRequest,
@@ -112,30 +114,53 @@ def _assistant_message(turns: Iterable[tuple[int, Turn]]) -> ChatMessage:
                 calls.append(ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False)))
             elif isinstance(block, ToolResultBlock):
                 raise _misplaced(index, number, "tool_result", "user")
+            elif isinstance(block, ImageBlock):
+                raise _misplaced(index, number, "image", "user")
     text = _BETWEEN_TURNS.join(filter(None, texts))
     return ChatMessage("assistant", text, reasoning="\n".join(thoughts), tool_calls=tuple(calls))
 
 
 def _user_messages(turns: Iterable[tuple[int, Turn]]) -> Iterator[ChatMessage]:
-    """Yield the turns that the user has in a row: the results of calls, and the text between them."""
+    """Yield the turns that the user has in a row: the results of calls, and the text and the images between them."""
     texts: list[str] = []
+    parts: list[str | ImagePart] = []
     for index, turn in turns:
         text = turn.content if isinstance(turn.content, str) else ""
+        parts += [_BETWEEN_TURNS] * bool(parts) + [text] * bool(text)
         for number, block in enumerate(_blocks(turn)):
             if isinstance(block, TextBlock):
                 text += block.text
+                parts.append(block.text)
+            elif isinstance(block, ImageBlock):
+                parts.append(_image(block, f"messages[{index}].content[{number}].source"))
             elif isinstance(block, ToolUseBlock | ThinkingBlock | RedactedThinkingBlock):
                 raise _misplaced(index, number, block.type, "assistant")
             else:
-                if text or texts:
-                    yield ChatMessage("user", _BETWEEN_TURNS.join(filter(None, [*texts, text])))
-                texts, text = [], ""
+                if text or texts or parts:
+                    yield _user_message(list(filter(None, [*texts, text])), parts)
+                texts, text, parts = [], "", []
                 result = block.content if isinstance(block.content, str) else _join_blocks(block.content or ())
                 yield ChatMessage("tool", result, tool_call_id=block.tool_use_id)
         if text or isinstance(turn.content, str):
             texts.append(text)
-    if texts:
-        yield ChatMessage("user", _BETWEEN_TURNS.join(texts))
+    if texts or parts:
+        yield _user_message(texts, parts)
+
+
+def _user_message(texts: Sequence[str], parts: Sequence[str | ImagePart]) -> ChatMessage:
+    has_images = any(isinstance(each, ImagePart) for each in parts)
+    return ChatMessage("user", _BETWEEN_TURNS.join(texts), parts=tuple(parts) if has_images else ())
+
+
+def _image(block: ImageBlock, path: str) -> ImagePart:
+    source = block.source
+    if source.type == "base64":
+        if source.data is None:
+            raise invalid(f"{path}.data", f"{path}.data is required where its type is base64")
+        return ImagePart(f"data:;base64,{source.data}", f"{path}.data")
+    if source.url is None:
+        raise invalid(f"{path}.url", f"{path}.url is required where its type is url")
+    return ImagePart(source.url, f"{path}.url")
 
 
 def _blocks(turn: Turn) -> Sequence[Block]:

@@ -23,7 +23,7 @@ from gateway.http.request import get_request_id, parse_scheduling, run_while_con
 from gateway.http.sse import EventStreamResponse, event_frame
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.text.model import TextModel
+from pipelines.text.model import UNCOUNTED_IMAGES, TextModel, refuse_images
 from pipelines.text.parts import ChatReader
 from pipelines.text.types import EncodedPrompt, TextEvent, TextRequest
 from sluice.errors import invalid
@@ -71,6 +71,7 @@ class AnthropicRoutes:
         """Count the tokens of a conversation's prompt."""
         fields, headers = await read_fields(request, CountTokensRequest, self._options)
         conversation, _ = parse_conversation(fields)
+        refuse_images(conversation, UNCOUNTED_IMAGES)
         model = self._service.llm(fields.model)
         _reader(model, fields, TextRequest(request_id="", prompt=conversation))
         with client_names(PARAM_NAMES):

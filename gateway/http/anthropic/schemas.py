@@ -20,6 +20,23 @@ class TextBlock(RequestObject):
     citations: list[Any] | None = Field(None, description=_ACCEPTED)
 
 
+class ImageSource(RequestObject):
+    """Where an image is: in `data`, in base64, or at a URL that the server may fetch (--allowed-media-domains)."""
+
+    type: Literal["base64", "url"]
+    media_type: str | None = Field(None, description="Accepted and not used: the image itself says it.")
+    data: str | None = None
+    url: str | None = None
+
+
+class ImageBlock(RequestObject):
+    """An image, in a turn of the user, for models that take images."""
+
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
+
+
 class ThinkingBlock(RequestObject):
     """A model's thoughts in an earlier turn. Its chat template decides which of them are in the prompt."""
 
@@ -63,7 +80,7 @@ class ToolResultBlock(RequestObject):
     cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
 
 
-_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+_KINDS = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _block_kind(value: Any) -> str | None:
@@ -73,12 +90,13 @@ def _block_kind(value: Any) -> str | None:
 
 Block = Annotated[
     Annotated[TextBlock, Tag("<text>")]
+    | Annotated[ImageBlock, Tag("<image>")]
     | Annotated[ThinkingBlock, Tag("<thinking>")]
     | Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")]
     | Annotated[ToolUseBlock, Tag("<tool_use>")]
     | Annotated[ToolResultBlock, Tag("<tool_result>")],
     Discriminator(_block_kind, **union_error(f"a block of type {', '.join(_KINDS[:-1])} or {_KINDS[-1]}")),
-    BeforeValidator(refuse_media_part),
+    BeforeValidator(lambda value: value if _block_kind(value) == "<image>" else refuse_media_part(value)),
 ]
 Content = Annotated[
     _Text | Annotated[list[Block], Field(min_length=1, fail_fast=True), Tag("<list>")],

@@ -167,7 +167,12 @@ def _capabilities(model: AnyModel) -> list[str]:
         return ["embedding"]
     base = _base(model)
     formats = NO_FORMATS if base is None else base.formats
-    return ["completion"] + ["tools"] * (formats.tools is not None) + ["thinking"] * (formats.reasoning is not None)
+    return [
+        "completion",
+        *["tools"] * (formats.tools is not None),
+        *["thinking"] * (formats.reasoning is not None),
+        *["vision"] * (base is not None and bool(base.info.image_placeholders)),
+    ]
 
 
 def _description(model: AnyModel) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pipelines.text.types import (
     ChatMessage,
     Conversation,
     EncodedPrompt,
+    ImagePart,
     PromptForm,
     TemplateOptions,
     TextRequest,
@@ -103,6 +104,8 @@ def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:
         path, content = f"messages[{index}]", message.content or ""
         if message.tool_calls and message.role != "assistant":
             raise invalid(f"{path}.tool_calls", f"{path}.tool_calls needs the role assistant, got {message.role}")
+        if message.images and message.role != "user":
+            raise invalid(f"{path}.images", f"{path}.images needs the role user, got {message.role}")
         if message.role == "tool":
             call = _find_call(message, unanswered)
             if call is None:
@@ -117,7 +120,14 @@ def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:
             for number, call in enumerate(message.tool_calls or ())
         )
         unanswered = list(calls)
-        yield ChatMessage(message.role, content, reasoning=message.thinking or "", tool_calls=calls)
+        parts = _with_images(content, message.images or (), f"{path}.")
+        yield ChatMessage(message.role, content, reasoning=message.thinking or "", tool_calls=calls, parts=parts)
+
+
+def _with_images(text: str, images: Sequence[str], path: str) -> tuple[str | ImagePart, ...]:
+    """Return the parts of a turn with images, none of one without: Ollama has no places for them in the text."""
+    found = [ImagePart(f"data:;base64,{each}", f"{path}images[{number}]") for number, each in enumerate(images)]
+    return (*found, text) if found else ()
 
 
 def _find_call(result: OllamaMessage, calls: Sequence[ToolCall]) -> ToolCall | None:
@@ -139,6 +149,12 @@ def _thinking_arguments(fields: AnswerRequest, model: TextModel) -> dict[str, An
     return dict.fromkeys(THINKING_SWITCHES, bool(fields.think)) | effort
 
 
+def check_images(fields: OllamaGenerateRequest) -> None:
+    """Raise INVALID for images beside a prompt that is no conversation."""
+    if fields.images and (fields.raw or fields.suffix or fields.context):
+        raise invalid("images", "images must be left out with raw, suffix and context; use /api/chat")
+
+
 class GenerateMemory:
     """The conversation of `/api/generate`: a client sends it as token ids, and gets it back with the new turns."""
 
@@ -146,7 +162,9 @@ class GenerateMemory:
         self._model = model
         self._earlier = fields.context or []
         system = [ChatMessage("system", fields.system)] if fields.system else []
-        self._turns = (*system, ChatMessage("user", fields.prompt or ""))
+        text = fields.prompt or ""
+        self._parts = _with_images(text, fields.images or (), "")
+        self._turns = (*system, ChatMessage("user", text, parts=self._parts))
         self._options = TemplateOptions(arguments=_thinking_arguments(fields, model))
 
     async def prompt(self) -> Conversation | EncodedPrompt:
@@ -161,6 +179,8 @@ class GenerateMemory:
 
     async def context(self, answer: str) -> list[int] | None:
         """Return the token ids of the conversation up to the end of `answer`; None where the model gives none."""
+        if self._parts:  # token ids have no images
+            return None
         turns = (*self._turns, ChatMessage("assistant", answer))
         try:
             whole = msgspec.structs.replace(self._options, adds_generation_prompt=False)

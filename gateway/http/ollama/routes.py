@@ -7,10 +7,11 @@ from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.calls import admit_prompt, note_prompt
 from gateway.http.bodies import dump_list, json_response, read_body, read_fields
 from gateway.http.ollama import models
 from gateway.http.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line, join_pieces
-from gateway.http.ollama.requests import GenerateMemory, parse_answer_request, parse_chat
+from gateway.http.ollama.requests import GenerateMemory, check_images, parse_answer_request, parse_chat
 from gateway.http.ollama.schemas import (
     AnswerRequest,
     EmbedRequest,
@@ -23,8 +24,8 @@ from gateway.http.parsing import relaxed_parts, warning_header
 from gateway.http.request import TIMEOUT_HEADER, get_request_id, parse_scheduling, run_in_time, run_while_connected
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.rag.encoder import TO_THE_MODEL, TextEncoder
-from pipelines.rag.llm_encoder import LlmEncoder
+from pipelines.answers.cache import Embedder
+from pipelines.rag.encoder import TO_THE_MODEL
 from pipelines.text.model import TextModel
 from pipelines.text.types import Prompt, TextEvent, TextRequest
 from sluice.errors import invalid
@@ -69,6 +70,7 @@ class OllamaRoutes:
         reply = _reply(fields, is_chat=False)
         if not fields.prompt:
             return _loaded(fields, reply)
+        check_images(fields)
         if fields.raw or fields.suffix:
             return await self._answer(request, fields, ignored, model, reply, fields.prompt, None)
         memory = GenerateMemory(model, fields)
@@ -116,12 +118,14 @@ class OllamaRoutes:
     async def embeddings(self, request: Request) -> Response:
         """Encode one text as a vector of length 1, in the shape before /api/embed."""
         fields, headers = await read_fields(request, OldEmbedRequest, self._options)
-        work = self._encoder(fields.model).embed([fields.prompt], lambda _: "prompt", truncate_to=TO_THE_MODEL)
+        encoder = self._encoder(fields.model)
+        work = encoder.embed([fields.prompt], lambda _: "prompt", truncate_to=TO_THE_MODEL, admit=admit_prompt)
         found = await run_in_time(request, self._defaults, work)
+        note_prompt(found.num_tokens)
         return json_response({"embedding": found.vectors[0].tolist()}, headers=headers)
 
-    def _encoder(self, name: str) -> TextEncoder | LlmEncoder:
-        return self._service.encoder(models.repository_name(self._service, name))
+    def _encoder(self, name: str) -> Embedder:
+        return self._service.embedder(models.repository_name(self._service, name))
 
 
 def _reply(fields: AnswerRequest, *, is_chat: bool) -> OllamaReply:
@@ -166,14 +170,16 @@ async def _collect(events: Events, reply: OllamaReply, memory: GenerateMemory | 
     return reply.whole(collected, piece, context)
 
 
-async def _embed(encoder: TextEncoder | LlmEncoder, inputs: list[str], fields: EmbedRequest, began_ns: int) -> bytes:
+async def _embed(encoder: Embedder, inputs: list[str], fields: EmbedRequest, began_ns: int) -> bytes:
     is_single = isinstance(fields.input, str)
     found = await encoder.embed(
         inputs,
         lambda index: "input" if is_single else f"input[{index}]",
         truncate_to=None if fields.truncate is False else TO_THE_MODEL,
         dimensions=fields.dimensions,
+        admit=admit_prompt,
     )
+    note_prompt(found.num_tokens)
     head = {
         "model": fields.model,
         "total_duration": time.perf_counter_ns() - began_ns,

@@ -8,7 +8,7 @@ from engine.sampling_fields import MAX_LOGPROBS
 from gateway.http.openai.embeddings import Texts
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds
 from gateway.http.openai.tool_schemas import FunctionTool
-from gateway.http.parsing import Media, RequestObject, StopStrings, text_or_list, text_or_object, union_error
+from gateway.http.parsing import MAX_LIST, RequestObject, StopStrings, text_or_list, text_or_object, union_error
 from gateway.http.tools import MAX_TOOLS
 
 _ACCEPTED = "Accepted and not used."
@@ -101,7 +101,7 @@ class OllamaMessage(RequestObject):
     tool_calls: list[OllamaCall] | None = Field(None, fail_fast=True)
     tool_name: str | None = Field(None, description="The function whose result a tool's turn is.")
     tool_call_id: str | None = Field(None, description="The call whose result it is: by default the first without one.")
-    images: list[Media] | None = None
+    images: list[str] | None = Field(None, max_length=MAX_LIST, fail_fast=True, description="In base64.")
 
 
 class OllamaChatRequest(AnswerRequest):
@@ -124,7 +124,7 @@ class OllamaGenerateRequest(AnswerRequest):
     system: str | None = None
     raw: bool | None = Field(None, description="Whether the prompt is used as it is, without the chat template.")
     context: TokenIds | None = Field(None, description="That of an earlier answer, which this one continues.")
-    images: list[Media] | None = None
+    images: list[str] | None = Field(None, max_length=MAX_LIST, fail_fast=True, description="In base64.")
 
 
 class EmbedRequest(ModelRequest):

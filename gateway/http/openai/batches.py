@@ -6,14 +6,16 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field, StringConstraints, field_validator
 
+from gateway.access.control import TENANT_HEADER
 from gateway.batches.lines import ENDPOINTS
 from gateway.batches.service import BatchService
 from gateway.batches.tables import Page
+from gateway.calls import current_identity
 from gateway.http.bodies import json_response, read_fields
 from gateway.http.openai import files
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import RequestObject
-from gateway.http.request import TENANT_HEADER, owner_of, parse_scheduling
+from gateway.http.request import owner_of, parse_scheduling
 from gateway.options.config import ServeConfig
 
 _WINDOW = re.compile(r"([1-9]\d{0,6})([smhd])", re.ASCII)
@@ -84,6 +86,7 @@ class BatchRoutes:
         batch = await self._batches.create(
             owner,
             parse_scheduling(request.headers, self._config.requests).tenant,
+            current_identity(),
             fields.input_file_id,
             fields.endpoint,
             fields.completion_window,

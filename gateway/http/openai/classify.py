@@ -6,6 +6,7 @@ from typing import Any, cast
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
+from gateway.calls import note_prompt
 from gateway.http.bodies import dump_list, read_fields
 from gateway.http.openai.embeddings import Input, TokenLimit
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED
@@ -67,5 +68,6 @@ async def _write_answer(classifier: TextClassifier, fields: ClassificationReques
         {"index": index, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": num_classes}
         for index, row in enumerate(found.scores)
     )
+    note_prompt(found.num_tokens)
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens, "completion_tokens": 0}
     return await dump_list({**head, "usage": usage}, "data", data, len(found.scores), found.scores.size)

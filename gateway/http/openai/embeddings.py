@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from gateway.calls import admit_prompt, note_prompt
 from gateway.http.bodies import dump_list, read_fields
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, prompt_kind
 from gateway.http.openapi import describe_body
@@ -14,9 +15,9 @@ from gateway.http.parsing import RequestObject, union_error
 from gateway.http.request import TIMEOUT_HEADER, get_request_id, run_in_time
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TO_THE_MODEL, TextEncoder
+from pipelines.answers.cache import Embedder
+from pipelines.rag.encoder import DOCUMENT_PREFIX, MATRYOSHKA_DIMENSIONS, QUERY_PREFIX, TO_THE_MODEL
 from pipelines.rag.encoder_signature import Inputs
-from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.types import Vector
 
 MAX_INPUTS = 2048
@@ -104,13 +105,13 @@ class EmbeddingRoutes:
         self, request: Request, schema: type[EmbeddingRequest], head: dict[str, str], kind: str, name: str
     ) -> Response:
         fields, headers = await read_fields(request, schema, self._options)
-        encoder = self._service.encoder(fields.model)
+        encoder = self._service.embedder(fields.model)
         body = await run_in_time(request, self._defaults, _write_answer(encoder, fields, head, kind, name))
         return Response(body, headers=headers, media_type="application/json")
 
 
 async def _write_answer(
-    encoder: TextEncoder | LlmEncoder, fields: EmbeddingRequest, head: dict[str, Any], kind: str, name: str
+    encoder: Embedder, fields: EmbeddingRequest, head: dict[str, Any], kind: str, name: str
 ) -> bytes:
     """Encode the inputs. Each is an object of the `kind` with its vector under `name`."""
     inputs = fields.input
@@ -121,7 +122,9 @@ async def _write_answer(
         prefix=_PREFIXES[fields.input_type] if fields.input_type is not None else "",
         truncate_to=fields.truncate_prompt_tokens,
         dimensions=fields.dimensions,
+        admit=admit_prompt,
     )
+    note_prompt(found.num_tokens)
     usage = {"prompt_tokens": found.num_tokens, "total_tokens": found.num_tokens}
     is_base64 = fields.encoding_format == "base64"
     rows = (

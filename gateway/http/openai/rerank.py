@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request, Response
 from pydantic import Discriminator, Field, Tag
 
+from gateway.calls import note_prompt
 from gateway.http.bodies import dump_list, read_fields
 from gateway.http.errors import COHERE_RERANK
 from gateway.http.openai.embeddings import MAX_INPUTS, Texts
@@ -16,10 +17,11 @@ from gateway.http.parsing import RequestObject, text_or_list, text_or_object, un
 from gateway.http.request import TIMEOUT_HEADER, get_request_id, run_in_time
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
-from pipelines.rag.retrieval.reranker import EncoderReranker, ModelReranker
+from pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker
 from sluice.errors import invalid
 
 _CHARS_PER_ELEMENT = 16
+AnyReranker = ModelReranker | EncoderReranker | LlmReranker
 
 
 class TextDocument(RequestObject):
@@ -109,9 +111,7 @@ class RerankRoutes:
         return Response(body, headers=headers, media_type="application/json")
 
 
-async def _rerank(
-    model: ModelReranker | EncoderReranker, fields: RerankRequest, head: dict[str, Any], *, shows: bool
-) -> bytes:
+async def _rerank(model: AnyReranker, fields: RerankRequest, head: dict[str, Any], *, shows: bool) -> bytes:
     texts = [each if isinstance(each, str) else each.text for each in fields.documents]
     found = await model.score(fields.query, texts)
     best = sorted(range(len(texts)), key=lambda index: -found.values[index])[: fields.top_n or None]
@@ -124,7 +124,7 @@ async def _rerank(
     return await dump_list(head, "results", results, len(best), len(best) + num_chars // _CHARS_PER_ELEMENT)
 
 
-async def _score(model: ModelReranker | EncoderReranker, fields: ScoreRequest, head: dict[str, Any]) -> bytes:
+async def _score(model: AnyReranker, fields: ScoreRequest, head: dict[str, Any]) -> bytes:
     passages = _as_list(fields.text_2)
     questions = _as_list(fields.text_1)
     if len(questions) == 1:
@@ -159,4 +159,6 @@ def _as_list(texts: str | list[str]) -> list[str]:
 
 
 def _usage(num_tokens: int) -> dict[str, int]:
+    """Return the usage of an answer, which the call is charged with."""
+    note_prompt(num_tokens)
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}

@@ -1,7 +1,6 @@
 """OpenAI's API: chat completions, completions and the list of models, from request to HTTP answer."""
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -30,7 +29,7 @@ from gateway.http.openai.responses import routes as responses
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import parse_pieces_of_body, refuse_without_effect, warning_header
-from gateway.http.request import get_request_id, parse_scheduling, read_pieces, run_while_connected
+from gateway.http.request import get_begin_time, get_request_id, parse_scheduling, read_pieces, run_while_connected
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.path_masking import hide_paths
@@ -41,15 +40,18 @@ from pipelines.rag.classifier import TextClassifier
 from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.rag.retrieval.reranker import ModelReranker
+from pipelines.routes.encoder import RoutedEncoder
+from pipelines.routes.text import RoutedText
 from pipelines.text.model import TextModel
 from pipelines.text.parts import ChatReader
+from pipelines.text.relay import RelayedEvents, Sink
 from pipelines.text.types import TextEvent, TextRequest
 from serving.task_model import gather_all
 
 RequestT = TypeVar("RequestT", bound=GenerationRequest)
 Parse = Callable[[RequestT, TextRequest], tuple[list[TextRequest], ReplyOptions]]
 """Parses a body to the requests of its sequences. They differ from the given request only in what the body says."""
-ListedModel = TextModel | TextEncoder | LlmEncoder | ModelReranker | TextClassifier
+ListedModel = TextModel | TextEncoder | LlmEncoder | RoutedEncoder | ModelReranker | TextClassifier
 Events = AsyncGenerator[TextEvent, None]
 _STARTS_PER_TURN = 16
 """Sequences of one request that are submitted in one turn of the event loop."""
@@ -112,7 +114,7 @@ class OpenAIRoutes:
         make_reply = partial(PartsReply, readers=readers) if readers else reply_type
         reply = make_reply(
             reply_id=f"{reply_type.id_prefix}-{request_id}",
-            created=int(time.time()),
+            created=int(get_begin_time(request)),
             model=model.name,
             fingerprint=model.fingerprint,
             options=options,
@@ -143,13 +145,15 @@ class OpenAIRoutes:
         return json_response(model_object(others[model] if model in others else self._service.llm(model)))
 
     def _models_without_text(self) -> list[ListedModel]:
-        return [*self._service.encoders(), *self._service.rerankers(), *self._service.classifiers()]
+        service = self._service
+        return [*service.encoders(), *service.routes.encoders(), *service.rerankers(), *service.classifiers()]
 
 
 def model_object(model: ListedModel) -> dict[str, object]:
     """Return one model in OpenAI's words.
 
     vLLM adds `max_model_len`, in tokens, where it is known, and an adapter's folder (`root`) and model (`parent`).
+    Routes have their targets.
     """
     fields = {"id": model.name, "object": "model", "created": model.created, "owned_by": "sluice"}
     longest = model.max_model_len
@@ -157,6 +161,8 @@ def model_object(model: ListedModel) -> dict[str, object]:
         fields["max_model_len"] = longest
     if isinstance(model, AdapterText):
         fields |= {"root": hide_paths(model.root), "parent": model.parent}
+    if isinstance(model, RoutedText | RoutedEncoder):
+        fields["route"] = model.route.describe()
     return fields
 
 
@@ -166,10 +172,21 @@ async def _share_prompts(model: TextModel, requests: Sequence[TextRequest], best
     return [msgspec.structs.replace(each, prompt=prompts[i // best_of]) for i, each in enumerate(requests)]
 
 
-async def stream_frames(
+def stream_frames(streams: Sequence[Events], reply: OpenAIReply, options: ReplyOptions) -> AsyncGenerator[bytes, None]:
+    """Return the server-sent events of a streamed answer. Those of a single stream may be relayed."""
+    frames, source = _stream_frames(streams, reply, options), streams[0]
+    if len(streams) > 1 or not isinstance(source, RelayedEvents):
+        return frames
+
+    def divert(sink: Sink[bytes]) -> None:
+        source.divert(Sink(lambda event: sink.receive(reply.frame(0, event)), sink.is_open))
+
+    return RelayedEvents(frames, divert)
+
+
+async def _stream_frames(
     streams: Sequence[Events], reply: OpenAIReply, options: ReplyOptions
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the server-sent events of a streamed answer."""
     with client_names(options.param_names):
         if len(streams) == 1:
             async with aclosing(streams[0]) as events:

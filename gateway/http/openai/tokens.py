@@ -23,6 +23,7 @@ from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import AdapterText
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.stages.tokenizer_model import TextTokenizer, check_token_ids
+from pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import Conversation, PromptForm
 from sluice.errors import invalid
@@ -140,7 +141,9 @@ async def _encode(
         options = parse_template_options(fields, {}, tools=tools)
         form = PromptForm(add_special_tokens=fields.add_special_tokens)
         assert max_model_len is not None  # a language model's
-        return await tokenizer.encode_prompt(Conversation(tuple(messages), options), form, max_model_len)
+        conversation = Conversation(tuple(messages), options)
+        refuse_images(conversation, UNCOUNTED_IMAGES)
+        return await tokenizer.encode_prompt(conversation, form, max_model_len)
     assert fields.prompt is not None
     adds_special = fields.add_special_tokens is not False
     if isinstance(tokenizer, Tokenizer):

@@ -2,10 +2,46 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from gateway.http.parsing import Content, RequestObject, text_or_object, union_error
+from gateway.http.parsing import (
+    RequestObject,
+    TextPart,
+    refuse_media_part,
+    text_or_list,
+    text_or_object,
+    union_error,
+)
 from gateway.http.tools import MAX_TOOLS
+
+
+class ImageUrl(RequestObject):
+    """An image."""
+
+    url: str = Field(description="A data: URL in base64, or one that the server may fetch (--allowed-media-domains).")
+    detail: str | None = Field(None, description="Accepted and not used.")
+
+
+class ImageUrlPart(RequestObject):
+    """An image in a message, for models that take images."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "image_url"
+
+
+_TurnPart = Annotated[
+    Annotated[TextPart, Tag("<text part>")] | Annotated[ImageUrlPart, Tag("<image part>")],
+    Discriminator(lambda value: "<image part>" if _is_image(value) else "<text part>"),
+    BeforeValidator(lambda value: value if _is_image(value) else refuse_media_part(value)),
+]
+TurnContent = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[_TurnPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
+    Discriminator(text_or_list, **union_error('a string or an array of {"type": "text", "text": ...} parts')),
+]
 
 
 class CalledFunction(RequestObject):
@@ -27,7 +63,7 @@ class ChatTurn(RequestObject):
     """One turn of a conversation. Only an assistant's may have no content."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
+    content: TurnContent | None = None
     name: str | None = Field(None, description="The speaker, or the function whose result this is.")
     tool_calls: list[TurnCall] | None = Field(None, fail_fast=True, description="Of the role assistant.")
     tool_call_id: str | None = Field(None, description="Of the role tool: the call whose result this is.")

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.http.openai.schemas import ChatCompletionRequest
-from gateway.http.openai.tool_schemas import ChatTurn, FunctionDefinition, ToolChoiceObject
+from gateway.http.openai.tool_schemas import ChatTurn, FunctionDefinition, ImageUrlPart, ToolChoiceObject
 from gateway.http.tools import check_tool_names
-from pipelines.text.types import ChatMessage, ToolCall, ToolChoice
+from pipelines.text.types import ChatMessage, ImagePart, ToolCall, ToolChoice
 from sluice.errors import invalid
 
 Tools = tuple[dict[str, Any], ...]
@@ -92,10 +92,24 @@ def parse_turn(turn: ChatTurn, index: int) -> ChatMessage:
         tool_calls=tuple(calls),
         tool_call_id=turn.tool_call_id or "",
         name=turn.name or "",
+        parts=_parts(turn, path),
     )
 
 
 def _text(turn: ChatTurn) -> str:
     if turn.content is None or isinstance(turn.content, str):
         return turn.content or turn.refusal or ""
-    return "".join(part.text for part in turn.content)
+    return "".join(part.text for part in turn.content if not isinstance(part, ImageUrlPart))
+
+
+def _parts(turn: ChatTurn, path: str) -> tuple[str | ImagePart, ...]:
+    """Return the parts of a turn with images, none of one without."""
+    parts = [] if turn.content is None or isinstance(turn.content, str) else turn.content
+    paths = [f"{path}.content[{i}].image_url" for i, part in enumerate(parts) if isinstance(part, ImageUrlPart)]
+    if paths and turn.role != "user":
+        raise invalid(paths[0], f"{paths[0]} needs the role user, got {turn.role}")
+    rest = iter(paths)
+    found = [
+        ImagePart(each.image_url.url, next(rest)) if isinstance(each, ImageUrlPart) else each.text for each in parts
+    ]
+    return tuple(found) if paths else ()

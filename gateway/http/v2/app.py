@@ -8,7 +8,9 @@ from functools import lru_cache
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from gateway.http.direct import Direct
 from gateway.http.errors import CLIENT_CLOSED_REQUEST, as_sluice_error
+from gateway.http.v2.direct import DirectInfer
 from gateway.http.v2.exchange import Exchange, RequestTarget, reply_error
 from gateway.http.v2.extensions import CudaMemoryRoutes, SettingRoutes, SystemMemoryRoutes
 from gateway.http.v2.generate import GenerateRoute
@@ -124,6 +126,7 @@ class V2App:
         self._infer = InferRoute(service, body, headers)
         self._generate = GenerateRoute(service, body, headers)
         self._find = lru_cache(_MAX_CACHED_PATHS)(self._routes(body).find)
+        self.direct: Direct = DirectInfer(service, config.http.max_input_bytes, headers, self._find_infer)
 
     def _routes(self, body: BodyReader) -> Router:
         models = ModelRoutes(self._service)
@@ -169,6 +172,11 @@ class V2App:
             },
             refuse_repository=_post(repository.refuse_repository),
         )
+
+    def _find_infer(self, path: str) -> RequestTarget | None:
+        """Return what an infer route's path names; None for other paths."""
+        found = self._find(path)
+        return found[1] if found is not None and found[0].handler == self._answer_infer else None
 
     def _model(self, exchange: Exchange, target: RequestTarget) -> Model:
         return self._service.route(target.name, target.version_number, exchange.header(STICKY_HEADER))

@@ -107,11 +107,17 @@ class UnknownEncodingError(SluiceError):
 
 async def reply_error(exchange: Exchange, error: SluiceError) -> None:
     """Answer with `error`, in Triton's status."""
-    response = error_response(exchange.path, SluiceError(error.code, "", retry_after_s=error.retry_after_s))
+    more = error_headers(exchange.path, error)
+    await exchange.reply(V2_STATUS[error.code], error_json(error), JSON, more)
+
+
+def error_headers(path: str, error: SluiceError) -> list[tuple[bytes, bytes]]:
+    """Return the headers of the answer to `error`, besides those of its body."""
+    response = error_response(path, SluiceError(error.code, "", retry_after_s=error.retry_after_s))
     more = [header for header in response.raw_headers if header[0] not in _OWN_HEADERS]
     if isinstance(error, UnknownEncodingError):
         more.append((b"accept-encoding", b"gzip, deflate"))
-    await exchange.reply(V2_STATUS[error.code], error_json(error), JSON, more)
+    return more
 
 
 def error_json(error: SluiceError) -> bytes:

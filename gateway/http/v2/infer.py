@@ -53,7 +53,7 @@ class InferRoute:
         trace = self._service.trace.begin(model, parsed.request)
         if trace is None:
             response = await self._run(exchange, model, parsed)
-            await _send(exchange, await encode_infer_response(model, response, parsed.plan))
+            await send_answer(exchange, await encode_infer_response(model, response, parsed.plan))
         else:
             await self._answer_traced(exchange, model, parsed, trace, received_ns)
 
@@ -68,7 +68,7 @@ class InferRoute:
             trace.capture_tensors("TENSOR_BACKEND_OUTPUT", response.outputs)
             answer = await encode_infer_response(model, response, parsed.plan)
             trace.capture("HTTP_SEND_START")
-            await _send(exchange, answer)
+            await send_answer(exchange, answer)
             trace.capture("HTTP_SEND_END")
         finally:
             trace.finish()
@@ -106,16 +106,20 @@ def _only_for_streams() -> SluiceError:
     return SluiceError(ErrorCode.UNIMPLEMENTED, text)
 
 
-async def _send(exchange: Exchange, answer: InferBody) -> None:
+async def send_answer(exchange: Exchange, answer: InferBody) -> None:
+    """Send an answer, compressed as the client accepts it."""
     pieces, json_length = answer
     accept = exchange.headers.get(b"accept-encoding")
     more: tuple[tuple[bytes, bytes], ...] = ()
     if accept is not None:
         pieces, more = await compress_body(pieces, accept.decode("latin-1"))
-    if json_length is None:
-        await exchange.reply_pieces(200, pieces, JSON, more)
-    else:
-        await exchange.reply_pieces(200, pieces, BINARY, ((JSON_LENGTH_HEADER, b"%d" % json_length), *more))
+    content_type, own = body_headers(json_length)
+    await exchange.reply_pieces(200, pieces, content_type, (*own, *more))
+
+
+def body_headers(json_length: int | None) -> tuple[bytes, tuple[tuple[bytes, bytes], ...]]:
+    """Return the content type of a body whose first `json_length` bytes are JSON, None: all of it, and its header."""
+    return (JSON, ()) if json_length is None else (BINARY, ((JSON_LENGTH_HEADER, b"%d" % json_length),))
 
 
 class DisconnectWatches:

@@ -70,9 +70,9 @@ async def parse_infer_request(
     Long JSON and tensors of many strings are read on a thread.
     """
     if json_length > INLINE_BYTES:
-        parsed = await run_aside(lambda: _parse_infer(body, json_length, model, shared_memory))
+        parsed = await run_aside(lambda: parse_at_once(body, json_length, model, shared_memory))
     else:
-        parsed = _parse_infer(body, json_length, model, shared_memory)
+        parsed = parse_at_once(body, json_length, model, shared_memory)
     await prepare_inputs(parsed.request, model)
     return parsed
 
@@ -82,9 +82,10 @@ def max_string_chars(model: Model) -> int | None:
     return None if text_model_of(model) is None else MAX_TEXT_CHARS
 
 
-def _parse_infer(
+def parse_at_once(
     body: bytes | bytearray, json_length: int, model: Model, shared_memory: SharedMemoryRegistry
 ) -> HttpInferRequest:
+    """Parse like `parse_infer_request`, on the calling thread, and prepare nothing."""
     if json_length == 0:
         return _parse_raw(body, model.spec)
     document = parse_document(
@@ -97,7 +98,7 @@ def _parse_infer(
         parameters = members(find(document, "parameters"), "failed to get request params.: ")
         for name, value in parameters.items():
             _parse_parameter(name, value, parsed.request, parsed.plan)
-    binary_data = _BinaryData(memoryview(body)[json_length:], model.name)
+    binary_data = BinaryData(memoryview(body)[json_length:], model.name)
     for each in array_member(document, "inputs", "Unable to parse 'inputs': "):
         _parse_input(each, parsed.request, binary_data, shared_memory)
     binary_data.check_used_up()
@@ -144,7 +145,7 @@ def parse_custom_parameter(name: str, value: object) -> Parameter:
     raise invalid(name, complaint)
 
 
-class _BinaryData:
+class BinaryData:
     """The bytes behind the JSON, from which inputs take theirs in order."""
 
     def __init__(self, data: memoryview, model: str) -> None:
@@ -161,13 +162,18 @@ class _BinaryData:
         taken, self._data = self._data[:size_bytes], self._data[size_bytes:]
         return taken
 
+    def take_copy(self, name: str, size_bytes: int) -> bytes | memoryview:
+        """Take like `take`; what is small is copied."""
+        taken = self.take(name, size_bytes)
+        return bytes(taken) if size_bytes < _COPIED_BYTES else taken
+
     def check_used_up(self) -> None:
         if len(self._data):
             raise invalid("inputs", f"unexpected additional input data for model '{self._model}'")
 
 
 def _parse_input(
-    each: object, request: InferRequest, binary_data: _BinaryData, shared_memory: SharedMemoryRegistry
+    each: object, request: InferRequest, binary_data: BinaryData, shared_memory: SharedMemoryRegistry
 ) -> None:
     parameters = find(each, "parameters")
     if parameters is not None or not has(each, "data"):
@@ -179,7 +185,7 @@ def _parse_input(
     if name in request.inputs:
         raise already_exists(name, request)
     raw = None if parameters is None else _binary_value(name, datatype, parameters, binary_data, shared_memory)
-    num_elements = _count_elements(name, datatype, shape)
+    num_elements = count_elements(name, datatype, shape)
     if raw is None and num_elements == 0:
         raw = b""  # whatever `data` holds, as in Triton
     if raw is not None:
@@ -191,7 +197,7 @@ def _parse_input(
     request.inputs[name] = parse_tensor(name, datatype, shape, data, num_elements)
 
 
-def _count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
+def count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
     """Return how many elements have the shape. Raises INVALID for more elements or bytes than Triton counts."""
     num_elements = prod(shape) if shape else 0
     if num_elements > MAX_INT64:
@@ -207,13 +213,12 @@ def _count_elements(name: str, datatype: str, shape: tuple[int, ...]) -> int:
 
 
 def _binary_value(
-    name: str, datatype: str, parameters: object, binary_data: _BinaryData, shared_memory: SharedMemoryRegistry
+    name: str, datatype: str, parameters: object, binary_data: BinaryData, shared_memory: SharedMemoryRegistry
 ) -> bytes | memoryview | None:
     """Return an input's data from behind the JSON or from shared memory; None where it is in the JSON."""
     if has(parameters, "binary_data_size"):
         size_bytes = unsigned(find(parameters, "binary_data_size"), "Unable to parse 'binary_data_size': ")
-        taken = binary_data.take(name, size_bytes)
-        return bytes(taken) if size_bytes < _COPIED_BYTES else taken
+        return binary_data.take_copy(name, size_bytes)
     window = find_window(parameters, shared_memory)
     if window is None:
         return None

@@ -24,7 +24,7 @@ _GZIP_WINDOW, _ZLIB_WINDOW = 15 | 16, 15
 _LEVEL = 1
 """zlib's fastest level: an answer is read once, by a client that waits for it."""
 _JOINED_BYTES = 256 << 10
-_INLINE_BYTES = 64 << 10
+INLINE_BYTES = 64 << 10
 """Length below which an answer is compressed on the event loop; longer ones go to a thread."""
 
 
@@ -133,9 +133,14 @@ async def encode_infer_response(model: Model, response: InferResponse, plan: Out
     Long JSON and tensors of many strings are encoded on a thread. Raises SluiceError where an output cannot have its
     requested form.
     """
-    if sum(tensor.num_elements for tensor in response.outputs if _takes_python(tensor, plan)) < LONG_ELEMENTS:
-        return _encode_response(model, response, plan)
-    return await run_aside(lambda: _encode_response(model, response, plan))
+    if is_short(response, plan):
+        return encode_short_response(model, response, plan)
+    return await run_aside(lambda: encode_short_response(model, response, plan))
+
+
+def is_short(response: InferResponse, plan: OutputPlan) -> bool:
+    """Whether the answer is encoded faster than a thread would begin to."""
+    return sum([tensor.num_elements for tensor in response.outputs if _takes_python(tensor, plan)]) < LONG_ELEMENTS
 
 
 def _takes_python(tensor: Tensor, plan: OutputPlan) -> bool:
@@ -144,7 +149,8 @@ def _takes_python(tensor: Tensor, plan: OutputPlan) -> bool:
     return requested.form is OutputForm.JSON or requested.num_classes > 0 or tensor.datatype == BYTES.name
 
 
-def _encode_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
+def encode_short_response(model: Model, response: InferResponse, plan: OutputPlan) -> InferBody:
+    """Encode like `encode_infer_response`, on the calling thread."""
     pieces = _Pieces()
     for tensor in response.outputs:
         _add_output(pieces, tensor, plan.find(tensor.name), model)
@@ -195,14 +201,17 @@ async def compress_body(body: list[Buffer], accept: str) -> tuple[list[Buffer], 
 
     Returns also the headers to send.
     """
+    if sum(map(len, body)) < INLINE_BYTES:
+        return compress_short(body, accept)
+    return await run_aside(lambda: compress_short(body, accept))
+
+
+def compress_short(body: list[Buffer], accept: str) -> tuple[list[Buffer], tuple[tuple[bytes, bytes], ...]]:
+    """Compress like `compress_body`, on the calling thread."""
     encoding = choose_encoding(accept) if accept else "identity"
     if encoding == "identity":
         return body, ()
-    window = _GZIP_WINDOW if encoding == "gzip" else _ZLIB_WINDOW
-    if sum(map(len, body)) < _INLINE_BYTES:
-        compressed = _compress(body, window)
-    else:
-        compressed = await run_aside(lambda: _compress(body, window))
+    compressed = _compress(body, _GZIP_WINDOW if encoding == "gzip" else _ZLIB_WINDOW)
     return [compressed], ((b"content-encoding", encoding.encode()),)
 
 

@@ -6,13 +6,22 @@ from typing import Any
 
 import orjson
 
+from gateway.calls import is_visible, note_model
 from gateway.http.v2.exchange import Exchange, RequestTarget
 from gateway.http.v2.json_document import boolean, find, has, member_of_request, members, string
 from gateway.http.v2.long_document import parse_document
 from gateway.http.v2.request import BodyReader
 from gateway.long_work import run_aside
-from gateway.v2.server import V2Service, build_overrides, index_row, model_metadata, server_metadata, statistics
-from serving.backend import LoadOverrides
+from gateway.v2.repository import (
+    ADAPTER_PARAMETERS,
+    BASE_MODEL,
+    LoadRequest,
+    build_load,
+    index_rows,
+    load_model,
+    unload_model,
+)
+from gateway.v2.server import V2Service, model_metadata, server_metadata, statistics
 from serving.config.config_json import config_json
 from serving.repository.routing import Routing
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -64,7 +73,7 @@ class ModelRoutes:
 
     async def statistics(self, exchange: Exchange, target: RequestTarget) -> None:
         """Return the statistics of a model, or of every model. Raises INVALID for an unknown one."""
-        models = self._service.repository.models()
+        models = [each for each in self._service.repository.models() if is_visible(each.name)]
         await _reply(exchange, statistics(models, target.name, target.version_number))
 
 
@@ -84,46 +93,45 @@ class RepositoryRoutes:
         self._body = body
 
     async def index(self, exchange: Exchange, target: RequestTarget) -> None:
-        """Return every model of the repository, or with `ready` those that are ready."""
+        """Return every model of the repository and every adapter, or with `ready` those that are ready."""
         document = await self._body.read_settings(exchange, is_optional=True)
         with member_of_request("ready"):
             ready_only = has(document, "ready") and boolean(find(document, "ready"))
-        await self._service.repository.refresh()
-        rows = [index_row(entry) for entry in self._service.repository.index(ready_only)]
-        await exchange.reply(200, orjson.dumps(rows))
+        await exchange.reply(200, orjson.dumps(await index_rows(self._service, ready_only)))
 
     async def load(self, exchange: Exchange, target: RequestTarget) -> None:
-        """Load or reload a model, with the configuration and files that the request brings."""
+        """Load or reload a model, with the configuration and files that the request brings; or an adapter."""
         body = await self._body.read(exchange)
-        overrides = await run_aside(lambda: _parse_overrides(self._service, parse_document(body))) if body else None
-        await self._service.repository.load(target.name, overrides)
+        load = await run_aside(lambda: _parse_load(self._service, parse_document(body))) if body else LoadRequest()
+        await load_model(self._service, target.name, load)
         await exchange.reply(200)
 
     async def unload(self, exchange: Exchange, target: RequestTarget) -> None:
-        """Unload a model. A body that cannot be read counts as absent, as in Triton."""
-        unload_dependents = await self._unloads_dependents(exchange)
-        await self._service.repository.unload(target.name, unload_dependents)
-        await exchange.reply(200)
-
-    async def _unloads_dependents(self, exchange: Exchange) -> bool:
+        """Unload a model or an adapter. A body that cannot be read counts as absent, as in Triton."""
         try:
-            document = await self._body.read_settings(exchange)
+            parameters = find(await self._body.read_settings(exchange), "parameters")
         except SluiceError as error:
-            if error.code is ErrorCode.INTERNAL:
-                return False
-            raise
-        return find(find(document, "parameters"), "unload_dependents") is True
+            if error.code is not ErrorCode.INTERNAL:
+                raise
+            parameters = None
+        base_model = find(parameters, BASE_MODEL)
+        unload_dependents = find(parameters, "unload_dependents") is True
+        await unload_model(
+            self._service, target.name, base_model if isinstance(base_model, str) else "", unload_dependents
+        )
+        await exchange.reply(200)
 
     async def refuse_repository(self, exchange: Exchange, target: RequestTarget) -> None:
         raise SluiceError(ErrorCode.UNIMPLEMENTED, "'repository_name' specification is not supported")
 
 
-def _parse_overrides(service: V2Service, document: object) -> LoadOverrides | None:
-    """Return a load request's configuration and files; None where it has neither."""
+def _parse_load(service: V2Service, document: object) -> LoadRequest:
+    """Return the parameters of a load request."""
     if not has(document, "parameters"):
-        return None
+        return LoadRequest()
     config: str | None = None
     files: list[tuple[str, bytes]] = []
+    adapter: dict[str, str] = {}
     with member_of_request("parameters"):
         parameters = members(find(document, "parameters"))
     for name, value in parameters.items():
@@ -131,11 +139,14 @@ def _parse_overrides(service: V2Service, document: object) -> LoadOverrides | No
             text = string(value)
         if name == "config":
             config = text
+        elif name in ADAPTER_PARAMETERS:
+            adapter[name] = text
         elif name.startswith(_FILE_PREFIX):
             files.append((name.removeprefix(_FILE_PREFIX), _decode_file(name, text)))
         else:
-            raise invalid(name, f"parameter '{name}' is neither config nor {_FILE_PREFIX}PATH")
-    return build_overrides(service, config, files)
+            known = f"none of config, {_FILE_PREFIX}PATH, {', '.join(ADAPTER_PARAMETERS)}"
+            raise invalid(name, f"parameter '{name}' is {known}")
+    return build_load(service, config, files, adapter)
 
 
 def _decode_file(name: str, text: str) -> bytes:
@@ -162,6 +173,7 @@ class VersionRoutingRoute:
     async def answer(self, exchange: Exchange, target: RequestTarget) -> None:
         """Answer either method. Raises SluiceError INVALID, naming the field, for a body without valid weights."""
         repository = self._service.repository
+        note_model(target.name)
         if exchange.method == "POST":
             repository.set_weights(target.name, _parse_weights(await self._body.read_settings(exchange)))
         await exchange.reply(200, orjson.dumps(_routing_object(target.name, repository.routing(target.name))))

@@ -2,8 +2,10 @@
 
 import asyncio
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
+from gateway.calls import allowed_priority, current_call
 from gateway.http.request import BODY_TIMEOUT_S, body_timeout, body_too_large, next_piece, parse_scheduling
 from gateway.http.request import STICKY_HEADER as STICKY_TEXT
 from gateway.http.server import NAMES_AS_SENT
@@ -160,11 +162,24 @@ class HeaderReader:
         self._defaults = defaults
         self._forwarded = ForwardedHeaders(pattern)
 
+    def are_plain(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether nothing of a request's headers reaches its model: none is forwarded, and none schedules it."""
+        for name in headers:
+            if name.startswith(_OWN_PREFIX):
+                return False
+        return not self._forwarded or not self._forwarded.are_any(name.decode("latin-1") for name in headers)
+
     def schedule(self, exchange: Exchange, request: InferRequest) -> None:
         """Set tenant, priority and time limits. A header wins over the body. Raises INVALID, naming the header."""
         own = [name for name in exchange.headers if name.startswith(_OWN_PREFIX)]
-        if not own:
-            return
+        if own:
+            self._read_own(exchange, request, own)
+        call = current_call.get()
+        if call is not None:
+            request.tenant = call.tenant
+            request.priority = allowed_priority(request.priority or None)
+
+    def _read_own(self, exchange: Exchange, request: InferRequest, own: list[bytes]) -> None:
         scheduling = parse_scheduling({name.decode("latin-1"): exchange.header(name) for name in own}, self._defaults)
         request.tenant = scheduling.tenant
         if scheduling.priority is not None:

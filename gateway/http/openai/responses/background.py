@@ -2,19 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext
 
 import orjson
 
+from gateway.calls import hold_call
 from gateway.http.openai.responses.archive import FINAL, LEASE_S, Archive, StoredResponse
 from gateway.http.openai.responses.generate import ResponseTurn, generate, keep
 from gateway.http.openai.responses.items import JsonObject
 from gateway.http.openai.responses.records import ABSENT
+from gateway.streams.kept import End, KeptStream, Origin, Pieces
+from gateway.streams.log import EventLog
+from gateway.streams.store import StreamStore
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 _RENEWALS_PER_LEASE = 3
+_PATH = "/v1/responses"
 _ENDING_S = 5.0
 """How long responses may take to end by themselves when the server ends."""
 
@@ -22,14 +28,14 @@ _ENDING_S = 5.0
 class BackgroundRun:
     """One response that is generated in the background. The events of a streamed one are kept from the first one on."""
 
-    def __init__(self, turn: ResponseTurn, *, is_streamed: bool) -> None:
+    def __init__(self, turn: ResponseTurn, *, is_streamed: bool, kept: KeptStream | None = None) -> None:
+        """`kept` has the events for other servers; None: this one alone has them."""
         self.turn = turn
         self.is_streamed = is_streamed
-        self.frames: list[bytes] = []
+        self.log = EventLog()
+        self._kept = kept
         self.failure: SluiceError | None = None
         """Why it was cancelled, where its client did not wish it."""
-        self._has_ended = False
-        self._changed = asyncio.Event()
 
     @property
     def response(self) -> JsonObject:
@@ -38,38 +44,38 @@ class BackgroundRun:
     def append(self, frames: list[bytes]) -> None:
         """Add the events that followed, where clients may ask for them."""
         if self.is_streamed:
-            self.frames += frames
-            self._wake()
+            self.log.append(frames)
+        if self._kept is not None:
+            self._kept.publish(Pieces(frames))
 
     def end(self) -> None:
         """Let those who follow go: no more events come."""
-        self._has_ended = True
-        self._wake()
+        self.log.end()
+        if self._kept is not None:
+            self._kept.publish(End(True))
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+    def frames(self, last: bytes) -> list[bytes] | None:
+        """Return its events and the `last` one, for clients that ask later; None where it is not streamed."""
+        return [*self.log.kept(), last] if self.is_streamed else None
 
-    async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
-        """Yield the events from number `start` on, until the last one."""
-        while True:
-            changed, frames = self._changed, self.frames[start:]
-            start += len(frames)
-            if frames:
-                yield b"".join(frames)
-            elif self._has_ended:
-                return
-            else:
-                await changed.wait()
+    def keep(self) -> AbstractContextManager[None]:
+        """Keep its events in the context: nobody need read them meanwhile."""
+        return nullcontext() if self._kept is None else self._kept.reading()
 
 
 class BackgroundRuns:
     """The responses that this server generates in the background. A lease in the archive tells other servers so."""
 
     def __init__(
-        self, archive: Archive, renewal_s: float = LEASE_S / _RENEWALS_PER_LEASE, ending_s: float = _ENDING_S
+        self,
+        archive: Archive,
+        renewal_s: float = LEASE_S / _RENEWALS_PER_LEASE,
+        ending_s: float = _ENDING_S,
+        find_streams: Callable[[], StreamStore | None] = lambda: None,
     ) -> None:
+        """`find_streams` returns the kept streams, where there are some."""
         self._archive = archive
+        self._find_streams = find_streams
         self._renewal_s = renewal_s
         self._ending_s = ending_s
         self._runs: dict[str, BackgroundRun] = {}
@@ -83,7 +89,7 @@ class BackgroundRuns:
 
     async def start(self, turn: ResponseTurn, *, is_streamed: bool) -> BackgroundRun:
         """Store the response, which is queued, and begin to generate it. Raises UNAVAILABLE where it is not stored."""
-        run = BackgroundRun(turn, is_streamed=is_streamed)
+        run = BackgroundRun(turn, is_streamed=is_streamed, kept=await self._share(turn) if is_streamed else None)
         run.append(turn.reply.queue())
         stored = StoredResponse(orjson.dumps(turn.response), orjson.dumps(turn.items.all))
         await self._archive.save(turn.owner, turn.response_id, stored)
@@ -95,6 +101,27 @@ class BackgroundRuns:
         self._renewals[turn.response_id] = asyncio.create_task(self._renew(run, work))
         await asyncio.sleep(0)  # a task that is cancelled before its first step would never store its end
         return run
+
+    async def _share(self, turn: ResponseTurn) -> KeptStream | None:
+        """Return where the events of a response are shared with other servers; None where they are not."""
+        streams = self._find_streams()
+        if streams is None or streams.shared is None:
+            return None
+        origin = Origin(
+            stream_id=turn.response_id,
+            owner=turn.owner,
+            request_id=turn.request_id,
+            path=_PATH,
+            query=b"",
+            headers=[],
+            body=b"",
+            is_resumable=False,
+            keep_s=LEASE_S,
+            began_at=time.time(),
+        )
+        kept = streams.add(origin)
+        await streams.shared.begin(kept, None)
+        return kept
 
     async def cancel(self, run: BackgroundRun) -> None:
         """Stop generating, and wait until that is stored. Nothing happens to a response that has ended."""
@@ -115,14 +142,15 @@ class BackgroundRuns:
     async def _generate(self, run: BackgroundRun) -> None:
         turn = run.turn
         try:
-            async with aclosing(generate(turn)) as begun:
-                async for frames in begun:
-                    run.append(frames)
+            with hold_call(), run.keep():
+                async with aclosing(generate(turn)) as begun:
+                    async for frames in begun:
+                        run.append(frames)
         except asyncio.CancelledError:
             run.append(turn.reply.cancel() if run.failure is None else turn.reply.fail(run.failure))
         try:
             last = turn.reply.closing()
-            await keep(turn, self._archive, [*run.frames, last] if run.is_streamed else None)
+            await keep(turn, self._archive, run.frames(last))
             run.append([last])
         finally:
             run.end()

@@ -4,6 +4,7 @@ import time
 
 from fastapi import APIRouter, Request, Response
 
+from gateway.access.control import TENANT_HEADER
 from gateway.http.bodies import json_response, read_fields
 from gateway.http.openai.responses.archive import Archive, StoredConversation
 from gateway.http.openai.responses.create import need_archive, store_items
@@ -22,7 +23,7 @@ from gateway.http.openai.responses.schemas import (
     UpdateConversationRequest,
 )
 from gateway.http.openapi import describe_body
-from gateway.http.request import TENANT_HEADER, owner_of
+from gateway.http.request import owner_of
 from gateway.options.config import ServeConfig
 from sluice.errors import ErrorCode, SluiceError
 

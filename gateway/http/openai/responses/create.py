@@ -1,7 +1,6 @@
 """From the fields of `POST /v1/responses` to a prompt, a text request, and the object that the answer goes into."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from gateway.http.openai.responses.schemas import (
 )
 from gateway.http.openai.responses.tools import parse_tool_choice, prompt_tools
 from gateway.http.openai.schemas import JsonSchema, ResponseFormat
-from pipelines.text.model import TextModel
+from pipelines.text.model import TextModel, refuse_images
 from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, TemplateOptions, TextRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -142,7 +141,8 @@ def conversation_of(fields: PromptFields, items: Sequence[JsonObject]) -> Conver
     if fields.text is not None and fields.text.verbosity is not None:
         arguments["verbosity"] = fields.text.verbosity
     options = TemplateOptions(tools=prompt_tools(fields), arguments=arguments)
-    return Conversation((*instructions, *to_messages(items)), options)
+    num_new = len(fields.input) if isinstance(fields.input, list) else 1
+    return Conversation((*instructions, *to_messages(items, len(items) - num_new)), options)
 
 
 def _effort(fields: PromptFields) -> str | None:
@@ -163,6 +163,7 @@ async def fit_prompt(fields: CreateResponseRequest, items: Sequence[JsonObject],
     limit = model.max_model_len
     if fields.truncation != "auto" or limit is None:
         return conversation_of(fields, items)
+    refuse_images(conversation_of(fields, items), " where truncation is auto")
     droppable = _droppable(items)
     room = limit - (fields.max_output_tokens or 1)
     fewest, most = max(0, len(droppable) - limit), len(droppable)  # each item takes a token at least
@@ -240,14 +241,14 @@ def _response_format(sent: TextFormat) -> ResponseFormat:
 
 
 def response_object(
-    response_id: str, fields: CreateResponseRequest, model: str, service_tier: str | None
+    response_id: str, fields: CreateResponseRequest, model: str, service_tier: str | None, began_at: float
 ) -> JsonObject:
-    """Return the response before it is generated."""
+    """Return the response before it is generated. `began_at` is in seconds since 1970."""
     text = _as_sent(fields.text) or {}
     return {
         "id": response_id,
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": int(began_at),
         "completed_at": None,
         "status": "in_progress",
         "background": bool(fields.background),

@@ -1,6 +1,5 @@
 """The items of responses and conversations: their ids, their stored form, the messages they stand for, and pages."""
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -9,16 +8,20 @@ from fastapi import Query
 from gateway.http.openai.responses.schemas import (
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImagePart,
     InputItem,
     ItemContent,
     ItemReference,
+    MessageContent,
     MessageItem,
     ReasoningItem,
 )
-from pipelines.text.types import ChatMessage, ToolCall
-from sluice.errors import ErrorCode, SluiceError
+from pipelines.text.types import ChatMessage, ImagePart, ToolCall
+from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.repetition import random_hex
 
 JsonObject = dict[str, Any]
+Parts = tuple[str | ImagePart, ...]
 Limit = Annotated[int, Query(ge=1, le=100)]
 Order = Literal["asc", "desc"]
 """Parameters of lists, in a query."""
@@ -40,7 +43,7 @@ class ItemIds:
 
 def make_mark() -> str:
     """Return the part of an id that is one of a kind."""
-    return secrets.token_hex(_MARK_CHARS // 2)
+    return random_hex(_MARK_CHARS // 2)
 
 
 def mark_of(item_id: str) -> str:
@@ -71,35 +74,56 @@ def store_item(item: InputItem, ids: ItemIds) -> JsonObject:
             raise AssertionError("references are resolved before items are stored")
 
 
-def _stored_parts(content: ItemContent, kind: str) -> list[JsonObject]:
-    texts = [content] if isinstance(content, str) else [part.text for part in content]
+def _stored_parts(content: ItemContent | MessageContent, kind: str) -> list[JsonObject]:
     extra: JsonObject = {"annotations": [], "logprobs": []} if kind == "output_text" else {}
-    return [{"type": kind, "text": text, **extra} for text in texts]
+    if isinstance(content, str):
+        return [{"type": kind, "text": content, **extra}]
+    return [
+        {"type": "input_image", "image_url": part.image_url, "detail": part.detail or "auto"}
+        if isinstance(part, InputImagePart)
+        else {"type": kind, "text": part.text, **extra}
+        for part in content
+    ]
 
 
-def to_messages(items: Iterable[JsonObject]) -> list[ChatMessage]:
-    """Return the turns that stored items stand for: what the model said in a row, thought and called is one turn."""
+def to_messages(items: Iterable[JsonObject], num_earlier: int = 0) -> list[ChatMessage]:
+    """Return the turns that stored items stand for: what the model said in a row, thought and called is one turn. The
+    first `num_earlier` are not in this request. Raises INVALID for images in turns that are not the user's."""
     turns: list[ChatMessage] = []
     names: dict[str, str] = {}
     answer = _Answer()
-    for item in items:
+    for index, item in enumerate(items, -num_earlier):
         if item["type"] == "function_call":
             names[item["call_id"]] = item["name"]
+        path = f"input[{index}]" if index >= 0 else "previous_response_id"
+        parts = _image_parts(item, path) if item["type"] == "message" else ()
         if answer.takes(item):
             continue
         turns += answer.finish()
         answer = _Answer()
         if not answer.takes(item):
-            turns.append(_message(item, names))
+            turns.append(_message(item, names, parts))
     return turns + answer.finish()
 
 
-def _message(item: JsonObject, names: Mapping[str, str]) -> ChatMessage:
+def _message(item: JsonObject, names: Mapping[str, str], parts: Parts) -> ChatMessage:
     if item["type"] == "message":
-        return ChatMessage(item["role"], _join(item["content"]))
+        return ChatMessage(item["role"], _join(item["content"]), parts=parts)
     call_id, output = item["call_id"], item["output"]
     content = output if isinstance(output, str) else _join(output)
     return ChatMessage("tool", content, tool_call_id=call_id, name=names.get(call_id, ""))
+
+
+def _image_parts(item: JsonObject, path: str) -> Parts:
+    """Return the parts of a turn with images, none of one without. Raises INVALID for a turn that is not the user's."""
+    parts = [
+        part["text"] if "text" in part else ImagePart(part["image_url"], f"{path}.content[{number}].image_url")
+        for number, part in enumerate(item["content"])
+    ]
+    image = next((part for part in parts if isinstance(part, ImagePart)), None)
+    if image is not None and item["role"] != "user":
+        raise invalid(image.path, f"{image.path} needs the role user, got {item['role']}")
+    return () if image is None else tuple(parts)
 
 
 class _Answer:
@@ -132,7 +156,7 @@ class _Answer:
 
 
 def _join(parts: Iterable[JsonObject]) -> str:
-    return "".join([part["text"] for part in parts])
+    return "".join([part.get("text", "") for part in parts])
 
 
 class PageQuery(NamedTuple):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
+from gateway.access.control import TENANT_HEADER
 from gateway.http.bodies import json_response, read_body, read_fields
 from gateway.http.errors import client_names
 from gateway.http.openai.requests import model_name, requested_priority, with_owner_key
@@ -30,11 +31,12 @@ from gateway.http.openai.responses.reply import ResponseReply, error_object
 from gateway.http.openai.responses.schemas import CountInputRequest, CreateResponseRequest
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import refuse_without_effect, warning_header
-from gateway.http.request import TENANT_HEADER, get_request_id, owner_of, parse_scheduling, run_while_connected
+from gateway.http.request import get_begin_time, get_request_id, owner_of, parse_scheduling, run_while_connected
 from gateway.http.sse import EventStreamResponse, event_frame
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag import owner_keys
+from pipelines.text.model import UNCOUNTED_IMAGES, refuse_images
 from pipelines.text.types import EncodedPrompt, TextRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -66,7 +68,7 @@ class ResponseRoutes:
         self._options = config.http
         self._defaults = config.requests
         self._archive = archive
-        self._runs = None if archive is None else BackgroundRuns(archive)
+        self._runs = None if archive is None else BackgroundRuns(archive, find_streams=lambda: service.streams)
         if self._runs is not None:
             service.close_last(self._runs.close)
 
@@ -79,7 +81,7 @@ class ResponseRoutes:
             run = await self._runs.start(turn, is_streamed=bool(fields.stream))
             if not fields.stream:
                 return json_response(run.response, headers=headers)
-            return self._stream(run.follow(0), headers)
+            return self._stream(run.log.follow(0), headers)
         frames = generate_and_keep(turn, self._archive)
         if fields.stream:
             return self._stream(frames, headers)
@@ -106,7 +108,7 @@ class ResponseRoutes:
         key = request.headers.get(owner_keys.HEADER)
         if key and model.takes_parameters:
             text_request = with_owner_key(text_request, key)
-        response = response_object(f"resp_{mark}", fields, model.name, options.service_tier)
+        response = response_object(f"resp_{mark}", fields, model.name, options.service_tier, get_begin_time(request))
         response["store"] = response["store"] and self._archive is not None
         turn = ResponseTurn(
             owner,
@@ -125,7 +127,9 @@ class ResponseRoutes:
         items = await gather_items(self._archive, owner_of(request.headers), fields, ItemIds(make_mark()))
         model = self._service.llm(fields.model)
         with client_names(PARAM_NAMES):
-            prompt = await model.prepare_shared(conversation_of(fields, items.all))
+            conversation = conversation_of(fields, items.all)
+            refuse_images(conversation, UNCOUNTED_IMAGES)
+            prompt = await model.prepare_shared(conversation)
         if not isinstance(prompt, EncodedPrompt):
             reason = "a pipeline, which adds what it retrieves to the prompt; name a language model"
             raise invalid("model", f"model '{model.name}' is {reason}")
@@ -145,11 +149,12 @@ class ResponseRoutes:
         if run is not None and not stream:
             return json_response(run.response)
         if run is not None and run.is_streamed:
-            return self._stream(run.follow(starting_after + 1))
+            return self._stream(run.log.follow(starting_after + 1))
         found = await archive.find(owner, response_id)
         if not stream:
             return json_response(found.response)
-        return self._stream(_replay(_kept_frames(found)[starting_after + 1 :]))
+        shared = None if found.is_final else await self._follow_elsewhere(owner, response_id, starting_after + 1)
+        return self._stream(shared or _replay(_kept_frames(found)[starting_after + 1 :]))
 
     async def cancel(self, request: Request, response_id: str) -> Response:
         """Stop a response that is generated in the background, and return it. One that has ended is left as it is."""
@@ -182,6 +187,12 @@ class ResponseRoutes:
 
     def _stream(self, frames: AsyncGenerator[bytes, None], headers: Mapping[str, str] | None = None) -> Response:
         return EventStreamResponse(frames, _error_frame, headers, keep_alive_s=self._options.sse_keep_alive_s)
+
+    async def _follow_elsewhere(self, owner: str, response_id: str, start: int) -> AsyncGenerator[bytes, None] | None:
+        """Return the events of a response that another server generates; None where it shares none."""
+        streams = self._service.streams
+        kept = None if streams is None or streams.shared is None else await streams.shared.find(owner, response_id)
+        return None if kept is None else kept.follow(start)
 
     def _stored(self) -> Archive:
         return need_archive(self._archive, "response_id")

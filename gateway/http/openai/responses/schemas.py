@@ -39,10 +39,18 @@ class RefusalPart(RequestObject):
         return self.refusal
 
 
+class InputImagePart(RequestObject):
+    """An image in a turn of the user, for models that take images."""
+
+    type: Literal["input_image"]
+    image_url: str = Field(description="A data: URL in base64, or one that the server may fetch.")
+    detail: str | None = Field(None, description=UNUSED)
+
+
 def _part_kind(value: Any) -> str | None:
     kind = value.get("type") if isinstance(value, dict) else None
-    if kind == "refusal":
-        return "<refusal>"
+    if kind in ("refusal", "input_image"):
+        return f"<{kind}>"
     return "<text part>" if kind in _TEXT_PARTS else None
 
 
@@ -52,6 +60,21 @@ ItemPart = Annotated[
         _part_kind,
         **union_error("a part of type input_text, output_text or refusal; images, files and audio are not supported"),
     ),
+]
+_MessagePart = Annotated[
+    Annotated[TextItemPart, Tag("<text part>")]
+    | Annotated[RefusalPart, Tag("<refusal>")]
+    | Annotated[InputImagePart, Tag("<input_image>")],
+    Discriminator(
+        _part_kind,
+        **union_error(
+            "a part of type input_text, input_image, output_text or refusal; files and audio are not supported"
+        ),
+    ),
+]
+MessageContent = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[_MessagePart], Field(fail_fast=True), Tag("<list>")],
+    Discriminator(text_or_list, **union_error("a string or an array of parts")),
 ]
 ItemContent = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[ItemPart], Field(fail_fast=True), Tag("<list>")],
@@ -64,7 +87,7 @@ class MessageItem(RequestObject):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: ItemContent
+    content: MessageContent
     id: str | None = Field(None, max_length=_MAX_ID_CHARS)
     status: ItemStatus | None = None
     phase: str | None = Field(None, description=UNUSED)

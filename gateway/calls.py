@@ -1,0 +1,301 @@
+"""Calls: the requests of clients from the guard of their protocol to their end, with what they used.
+
+The task of a request and its child tasks find their call in `current_call`, so no protocol passes it on. Calls are made
+only where somebody observes them.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import perf_counter, time
+from typing import Protocol
+
+from gateway.access.control import AccessControl, Credentials
+from gateway.access.identity import Identity, RouteGroup
+from gateway.access.rights import check_model, choose_priority, may_use
+from gateway.access.ring import KeyRing
+
+CACHED = "cached"
+"""How a call ends whose answer was kept, instead of a finish reason."""
+BATCH = "batch"
+"""The protocol of calls that the server makes itself, for batches."""
+
+
+class CallObserver(Protocol):
+    """Follows calls, on the event loop. Each method is called for every call, in the order of the observers."""
+
+    async def begin(self, call: "Call") -> None:
+        """Note a call whose sender is known, before any work for it. Raises SluiceError to refuse it."""
+
+    async def admit(self, call: "Call", prompt_tokens: int, max_tokens: int) -> None:
+        """Note a generation of at most `max_tokens` before it is submitted. Raises SluiceError to refuse it.
+
+        A call may have several generations, each of which is admitted once.
+        """
+
+    def end(self, call: "Call") -> None:
+        """Note the end of a call, exactly once, also of one that was refused or never began. Must not raise."""
+
+
+class Call:
+    """One request of a client. Belongs to the event loop.
+
+    Times are perf_counter seconds, 0 for not yet; `arrived_at` is in seconds since 1970. Tokens are the sums over all
+    generations of the call, each with its own prompt. The call ends when everybody who holds it has released it: its
+    guard, which holds it from the start, and each generation, because some outlive their request.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_num_holders",
+        "_observers",
+        "adapter",
+        "answer_headers",
+        "arrived_at",
+        "bytes_in",
+        "bytes_out",
+        "cached_tokens",
+        "ended",
+        "finish",
+        "first_token",
+        "generated_tokens",
+        "group",
+        "identity",
+        "model",
+        "note_answer",
+        "note_request",
+        "operation",
+        "prompt_tokens",
+        "protocol",
+        "request_id",
+        "reservation",
+        "route",
+        "source",
+        "spare",
+        "started",
+        "status",
+        "tenant",
+    )
+
+    def __init__(
+        self, observers: tuple[CallObserver, ...], protocol: str, operation: str, request_id: str, source: str = ""
+    ) -> None:
+        """`operation` is the path or RPC that was called, `source` the client's address, "" where it has none."""
+        self._observers = observers
+        self._num_holders = 1
+        self.protocol = protocol
+        self.operation = operation
+        self.request_id = request_id
+        self.source = source
+        self.identity: Identity | None = None
+        """Who sent it; None where the server asks nobody for a key."""
+        self.tenant = ""
+        self.group: RouteGroup | None = None
+        """The routes it belongs to, where it makes a model work; None for other requests."""
+        self.model = ""
+        self.adapter = ""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        """How many of the prompts' tokens a prefix cache had."""
+        self.generated_tokens = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        """Bytes of the bodies of request and answer, or of gRPC's messages."""
+        self.arrived_at = time()
+        self.started = perf_counter()
+        self.first_token = 0.0
+        self.ended = 0.0
+        self.finish = ""
+        """The last generation's finish reason, `cancelled`, or the code of the error that ended it; "" before it."""
+        self.status: int | None = None
+        """The HTTP status, or the number of gRPC's; None before an answer, and where the client got none."""
+        self.route = ""
+        """The route that it names in place of a model; its target is the `model`, "" without one."""
+        self.spare = (0, 0)
+        """Tokens of the prompt and of the answer that were admitted for a target of a route which did not answer."""
+        self.reservation: object = None
+        """What the observer of quotas keeps with the call."""
+        self.answer_headers: Callable[[], list[tuple[bytes, bytes]]] | None = None
+        """Returns more headers for its HTTP answer, when that starts."""
+        self.note_request: Callable[[bytes], None] | None = None
+        """Receives the pieces of its HTTP body, when they have come; `note_answer` those of the answer."""
+        self.note_answer: Callable[[bytes], None] | None = None
+
+    def sibling(self, request_id: str) -> "Call":
+        """Return a new call of the same sender: the next request on its stream."""
+        call = Call(self._observers, self.protocol, self.operation, request_id, self.source)
+        call.identity, call.tenant, call.group = self.identity, self.tenant, self.group
+        return call
+
+    async def begin(self) -> None:
+        """Tell the observers. Raises SluiceError where one refuses the call."""
+        for each in self._observers:
+            await each.begin(self)
+
+    async def admit(self, prompt_tokens: int, max_tokens: int) -> None:
+        """Tell the observers of a generation. Raises SluiceError where one refuses it."""
+        if self.spare != (0, 0):  # it takes the place of one that was admitted
+            spare_prompt, spare_output = self.spare
+            self.spare = (0, 0)
+            prompt_tokens, max_tokens = max(0, prompt_tokens - spare_prompt), max(0, max_tokens - spare_output)
+        for each in self._observers:
+            await each.admit(self, prompt_tokens, max_tokens)
+
+    def hold(self) -> None:
+        """Keep the call from ending until `release`."""
+        self._num_holders += 1
+
+    def release(self) -> None:
+        """End the call where nobody else holds it."""
+        self._num_holders -= 1
+        if self._num_holders == 0 and not self.ended:
+            self.ended = perf_counter()
+            for each in self._observers:
+                each.end(self)
+
+
+class CallLog:
+    """Opens the calls of one server, for its observers, and finds out who sends them."""
+
+    def __init__(self, access: AccessControl | None = None) -> None:
+        """`access` None: nobody is asked who he is."""
+        self.access = access or AccessControl(KeyRing(None))
+        self.access.ring.on_change = self._update
+        self.is_active = False
+        """Whether calls are opened: somebody observes them, or senders have rights."""
+        self._observers: tuple[CallObserver, ...] = ()
+        self._has_curious = False
+        """Whether an observer wants calls of unknown senders, too."""
+        self._update()
+
+    def observe(self, observer: CallObserver, *, only_known: bool = False) -> None:
+        """Have calls that open from now on observed. The first observer is asked first and told first.
+
+        With `only_known`, calls are not opened for this observer's sake while senders need no key.
+        """
+        self._observers = (*self._observers, observer)
+        self._has_curious |= not only_known
+        self._update()
+
+    def _update(self) -> None:
+        self.is_active = self._has_curious or self.access.is_active
+
+    def open(self, protocol: str, operation: str, request_id: str, *, is_observed: bool = True) -> Call:
+        """Open a call, and make it the current one of this task."""
+        call = Call(self._observers if is_observed else (), protocol, operation, request_id)
+        current_call.set(call)
+        return call
+
+    async def identify(self, call: Call, sent: Credentials, group: RouteGroup | None) -> None:
+        """Find out who sends a call to a group of routes. Raises as `AccessControl.identify`."""
+        call.source = sent.peer
+        call.identity, call.tenant, call.source = await self.access.identify(sent, group)
+
+
+NO_RETRY = (b"x-should-retry", b"false")
+"""The header of an answer that another try would get again. OpenAI's clients obey it, which try a 429 again else."""
+current_call: ContextVar[Call | None] = ContextVar("current_call", default=None)
+"""The call that this task works for; None where calls are not observed."""
+
+
+@contextmanager
+def hold_call() -> Iterator[None]:
+    """Keep the current call, where there is one, from ending before the end of the context, which starts within it."""
+    call = current_call.get()
+    if call is None:
+        yield
+        return
+    call.hold()
+    try:
+        yield
+    finally:
+        call.release()
+
+
+def note_model(name: str, adapter: str = "", *, is_checked: bool = True) -> None:
+    """Note in the current call, where there is one, which model and adapter it is for.
+
+    Raises FORBIDDEN where its sender may not use them, unless that is to be checked later.
+    """
+    call = current_call.get()
+    if call is not None:
+        call.model, call.adapter = name, adapter
+        if is_checked and call.identity is not None:
+            check_model(call.identity, name, adapter)
+
+
+def note_route(name: str) -> None:
+    """Note in the current call, where there is one, that it names a route. Raises FORBIDDEN where its sender may not
+    use it; the targets are the route's own choice."""
+    call = current_call.get()
+    if call is not None:
+        call.route = call.model = name
+        call.adapter = ""
+        if call.identity is not None:
+            check_model(call.identity, name)
+
+
+def note_asked(model: str, adapter: str) -> None:
+    """Note in the current call which target of its route is asked, or answers."""
+    call = current_call.get()
+    if call is not None:
+        call.model, call.adapter = model, adapter
+
+
+def note_cached() -> None:
+    """Note in the current call that a cache answered."""
+    call = current_call.get()
+    if call is not None:
+        call.finish = CACHED
+        call.first_token = call.first_token or perf_counter()
+
+
+def note_prompt(num_tokens: int) -> None:
+    """Add the tokens of texts that were encoded, not continued, to the current call."""
+    call = current_call.get()
+    if call is not None and call.finish != CACHED:
+        call.prompt_tokens += num_tokens
+
+
+async def admit_prompt(num_tokens: int) -> None:
+    """Ask whether so many tokens of texts may be encoded for the current call. Raises SluiceError where not."""
+    call = current_call.get()
+    if call is not None:
+        await call.admit(num_tokens, 0)
+
+
+def keeps_answers() -> bool:
+    """Whether the sender of the current call wants answers to be kept for equal requests."""
+    identity = current_identity()
+    return identity is not None and identity.caches
+
+
+def answer_scope() -> str:
+    """Return whose answers may answer the current call: those of its tenant, or of its key where it has no tenant."""
+    call = current_call.get()
+    if call is None or (not call.tenant and call.identity is None):
+        return ""
+    return f"tenant:{call.tenant}" if call.tenant or call.identity is None else f"key:{call.identity.key_id}"
+
+
+def current_identity() -> Identity | None:
+    """Return who sent the current call; None where nobody is asked."""
+    call = current_call.get()
+    return None if call is None else call.identity
+
+
+def allowed_priority(priority: int | None) -> int:
+    """Return the priority of a request that asks for one, or for none.
+
+    Raises INVALID for one outside the range of its sender. Those of batches are the server's own choice.
+    """
+    call = current_call.get()
+    if call is None or call.identity is None or call.protocol == BATCH:
+        return priority or 0
+    return choose_priority(call.identity, priority)
+
+
+def is_visible(model: str, adapter: str = "") -> bool:
+    """Whether the sender of the current call may use a model, and so see it in a list."""
+    identity = current_identity()
+    return identity is None or may_use(identity, model, adapter)

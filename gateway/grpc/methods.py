@@ -1,0 +1,103 @@
+"""The methods of the server, by path, and what stands before them: restrictions, and who may call."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from gateway.calls import CallLog
+from gateway.grpc.access import guard, restrict
+from gateway.grpc.messages import WireMessage
+from gateway.restrictions import Restrictions
+from serving.job import InferJob
+
+Handler = Any
+"""A `grpc.RpcMethodHandler`, which has no types."""
+
+
+class CallDetails(NamedTuple):
+    """What is known of a call before its first message. grpcio's own type has the same fields."""
+
+    method: str
+    invocation_metadata: Iterable[tuple[str, str | bytes]]
+
+
+class DirectCall(Protocol):
+    """A call whose only message a direct method answers."""
+
+    def respond(self, message: WireMessage) -> None:
+        """Answer with `message`. Either this or `fail` is called, once, unless the job is cancelled."""
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error."""
+
+
+class DirectMethod(Protocol):
+    """A method that can answer plain requests without a task."""
+
+    def begin(self, raw: bytes | memoryview, call: DirectCall) -> InferJob | None:
+        """Begin to answer; None for a request that only the method's handler can. Raises SluiceError."""
+
+
+class Methods:
+    """Finds the handler of a call."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        direct: Mapping[str, DirectMethod],
+        calls: CallLog,
+        restrictions: Restrictions,
+    ) -> None:
+        """`handlers`: by full path, such as /grpc.health.v1.Health/Check. `direct`: of some of these paths."""
+        self._handlers = handlers
+        self._direct = direct
+        self._calls = calls
+        self._restrictions = restrictions
+
+    def find_direct(self, path: str) -> DirectMethod | None:
+        """Return what answers plain calls of a path without a task; None where there is none, or a guard before it."""
+        return None if self._calls.is_active or self._restrictions else self._direct.get(path)
+
+    def find(self, details: CallDetails) -> Handler | None:
+        """Return the handler of a call, behind whatever guards it; None for a method that there is not.
+
+        Runs in the call's own task: a guard makes the call the current one.
+        """
+        handler = self._handlers.get(details.method)
+        if handler is None:
+            return None
+        if self._restrictions:
+            handler = restrict(self._restrictions, details) or handler
+        return guard(self._calls, details, handler) if self._calls.is_active else handler
+
+
+class CallHost(Protocol):
+    """The server, as its calls see it."""
+
+    @property
+    def methods(self) -> Methods: ...
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """Handlers that have not ended."""
+
+    def forget_task(self, task: asyncio.Task[None]) -> None:
+        """Note that a handler has ended."""
+
+    @property
+    def max_message_bytes(self) -> int: ...
+
+    @property
+    def compression_level(self) -> int:
+        """zlib's level for responses; 0 is none."""
+
+    def peer_of(self, connection: Any) -> str:
+        """Return a client's address, as gRPC writes it."""
+
+    def identity_of(self, connection: Any) -> dict[str, list[bytes]]:
+        """Return what a client's certificate says."""
+
+
+def service_handlers(service: str, methods: Mapping[str, Handler]) -> dict[str, Handler]:
+    """Return the handlers of `service` by full path."""
+    return {f"/{service}/{name}": handler for name, handler in methods.items()}

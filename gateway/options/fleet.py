@@ -1,0 +1,94 @@
+"""Options of serving a model by several engines."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.fleet.membership import SCHEME
+from engine.fleet.router import RoutingPolicy
+from gateway.options.option import OptionError, enum_member, integer, option, printable_text, seconds
+
+if TYPE_CHECKING:
+    from engine.fleet.membership.members import Membership
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """Replicas: several engines of MODEL that are served as one"""
+
+    num_replicas: int = option(
+        "--replicas",
+        1,
+        integer(1, 64),
+        "N",
+        "engines of MODEL on this machine. Requests are spread over them, and where one is lost its streams go on in "
+        "the others. On the CPU they share the cores and the memory of --kv-cache-memory or "
+        "--kv-cache-memory-fraction, and each has a copy of the weights; on GPUs each has --tensor-parallel-size times "
+        "--pipeline-parallel-size devices of its own. A model of a repository has as many as its instance_group says",
+    )
+    router: RoutingPolicy = option(
+        "--router",
+        RoutingPolicy.PREFIX,
+        enum_member(RoutingPolicy),
+        "POLICY",
+        "which replica gets a request. prefix: the one that computes its prompt soonest, with what is cached there. "
+        "least-loaded: where the fewest requests are. round-robin: each in turn",
+    )
+    engines: str | None = option(
+        "--engines",
+        None,
+        printable_text("the path of a file, or k8s://NAMESPACE/SERVICE"),
+        "FILE",
+        "file of YAML or JSON that names engines of MODEL elsewhere, which are served instead of one here: each with a "
+        "name, an address tcp://HOST:PORT, and its keys. It is read again when it changes. In a pod of Kubernetes "
+        "k8s://NAMESPACE/SERVICE: the endpoints of that service, as they come and go. MODEL's tokenizer is read here",
+    )
+    engine_client_key: str | None = option(
+        "--engine-client-key",
+        None,
+        printable_text("the path of a file"),
+        "FILE",
+        "with k8s://: this gateway's secret certificate of CURVE, which the engines know (sluice engine keys)",
+    )
+    engine_server_key: str | None = option(
+        "--engine-server-key",
+        None,
+        printable_text("the path of a file"),
+        "FILE",
+        "with k8s://: the engines' public certificate",
+    )
+
+    scale_wait_target_s: float = option(
+        "--scale-wait-target-secs",
+        2.0,
+        seconds(0.001),
+        "SECONDS",
+        "the predicted wait at which sluice_scale_pressure is 1, for whatever adds replicas by it. Less adds them "
+        "sooner",
+    )
+
+    def __post_init__(self) -> None:
+        """Check options against each other. Raises OptionError."""
+        if self.engines is not None and self.num_replicas > 1:
+            raise OptionError("--replicas starts engines here, and --engines uses those of elsewhere; give one of them")
+        keys = {"--engine-client-key": self.engine_client_key, "--engine-server-key": self.engine_server_key}
+        given = [name for name, value in keys.items() if value is not None]
+        if len(given) == 1:
+            raise OptionError(f"{' and '.join(keys)} go together; only {given[0]} is given")
+        if given and not (self.engines or "").startswith(SCHEME):
+            raise OptionError(f"{given[0]} is for --engines {SCHEME}NAMESPACE/SERVICE; a file names its keys itself")
+
+    def membership(self) -> "Membership":
+        """Make the source of `engines`, which must be given. Raises SluiceError for k8s:// outside of a pod."""
+        assert self.engines is not None
+        # Reading options loads no library, so that --help and errors come at once.
+        if not self.engines.startswith(SCHEME):
+            from engine.fleet.membership.file import FileMembership
+
+            return FileMembership(Path(self.engines))
+        from engine.fleet.membership.kubernetes import ApiServer, KubernetesMembership
+
+        api = ApiServer.of_pod()
+        return KubernetesMembership(
+            self.engines, api, server_key=self.engine_server_key, client_key=self.engine_client_key
+        )

@@ -1,0 +1,150 @@
+"""The replicas of models as Prometheus families, and how close a model is to needing more of them."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import ceil
+from time import monotonic
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from engine.client.interface import Engine
+from engine.fleet.client import FleetClient
+from engine.fleet.replica import Replica
+from pipelines.llm.text import LlmText
+
+WINDOW_S = 60.0
+"""How long a predicted wait counts."""
+FULL_SHARE = 0.9
+"""The share of reserved KV blocks at which a model is as full as it should be."""
+_LABELS = ("model", "replica")
+
+Read = Callable[[Replica], float]
+_GAUGES: tuple[tuple[str, str, Read], ...] = (
+    ("up", "1 while the replica takes requests.", lambda r: r.engine.is_serving and not r.is_leaving),
+    ("sequences_running", "Sequences that run in the replica.", lambda r: r.engine.stats.num_running),
+    ("sequences_waiting", "Requests that wait in the replica.", lambda r: r.engine.stats.num_waiting),
+    ("kv_blocks_used", "KV blocks that hold tokens of running sequences.", lambda r: r.engine.stats.num_blocks_used),
+    ("kv_blocks_reserved", "KV blocks that those may come to need.", lambda r: r.engine.stats.num_blocks_reserved),
+    ("kv_blocks_free", "KV blocks that no sequence holds.", lambda r: r.engine.stats.num_blocks_free),
+    (
+        "predicted_wait_seconds",
+        "How long a request that came to the replica now is thought to wait.",
+        lambda r: r.engine.stats.predicted_wait_s,
+    ),
+    ("heartbeat_age_seconds", "Time since the replica last spoke.", lambda r: r.engine.heartbeat_age_s()),
+)
+_COUNTERS: tuple[tuple[str, str, Read], ...] = (
+    (
+        "cached_tokens",
+        "Prompt tokens that the replica found in its cache.",
+        lambda r: r.engine.stats.cached_tokens_total,
+    ),
+    ("restarts", "Engines started in place of a lost one.", lambda r: r.engine.num_restarts),
+)
+_ROUTING: tuple[tuple[str, str, Read], ...] = (
+    ("requests_routed", "Requests that were sent to the replica.", lambda r: r.num_routed),
+    ("migrations", "Streams that go on in the replica after another was lost or left.", lambda r: r.num_adopted),
+)
+
+LanguageModels = Callable[[], Sequence[LlmText]]
+
+
+class RoutingCollector(Collector):
+    """Collects what this process has sent to which replica. The processes of HTTP workers each have their own."""
+
+    def __init__(self, models: LanguageModels) -> None:
+        self._models = models
+
+    def collect(self) -> Iterable[Metric]:
+        return _families(CounterMetricFamily, _ROUTING, _replicas(self._models()))
+
+
+class ReplicaCollector(Collector):
+    """Collects the families of the replicas of every model that has several, and the pressure on every model."""
+
+    def __init__(self, models: LanguageModels, pressure: "ScalePressure") -> None:
+        self._models = models
+        self._pressure = pressure
+
+    def collect(self) -> Iterable[Metric]:
+        models = self._models()
+        replicas = _replicas(models)
+        yield from _families(GaugeMetricFamily, _GAUGES, replicas)
+        yield from _families(CounterMetricFamily, _COUNTERS, replicas)
+        text = "How loaded a model is: 1 at the target of the wait, or at nine tenths of the KV blocks reserved."
+        family = GaugeMetricFamily("sluice_scale_pressure", text, labels=("model",))
+        for model in models:
+            family.add_metric((model.name,), self._pressure.of(model.name, model.engine))
+        yield family
+
+
+class ScalePressure:
+    """The larger of two shares: the predicted wait, at the 90th percentile of the last minute, of the wait that is the
+    target; and the reserved KV blocks of those that should be at most."""
+
+    def __init__(self, target_s: float, clock: Callable[[], float] = monotonic) -> None:
+        self._target_s = target_s
+        self._clock = clock
+        self._waits: dict[str, deque[tuple[float, float]]] = {}
+
+    def observe(self, models: Iterable[LlmText]) -> None:
+        """Note the predicted waits of now, to be called about once a second. Models that are gone are forgotten."""
+        now, seen = self._clock(), set[str]()
+        for model in models:
+            seen.add(model.name)
+            waits = self._waits.setdefault(model.name, deque())
+            waits.append((now, model.engine.stats.predicted_wait_s))
+            while waits[0][0] < now - WINDOW_S:
+                waits.popleft()
+        for name in self._waits.keys() - seen:
+            del self._waits[name]
+
+    def of(self, name: str, engine: Engine) -> float:
+        """Return the pressure on a model."""
+        waits = sorted(wait_s for _, wait_s in self._waits.get(name, ())) or [engine.stats.predicted_wait_s]
+        wait_s = waits[ceil(0.9 * len(waits)) - 1]
+        num_blocks = engine.info.capacity_blocks
+        reserved = engine.stats.num_blocks_reserved / num_blocks if num_blocks else 0.0
+        return max(wait_s / self._target_s, reserved / FULL_SHARE)
+
+
+def missing_replicas(models: Iterable[LlmText]) -> str:
+    """Say which replicas do not serve, of models that others serve; "" where there are none."""
+    problems = []
+    for model in models:
+        if isinstance(model.engine, FleetClient):
+            states = {each.name: _state(each) for each in model.engine.replicas}
+            missing = ", ".join(f"replica {name} {state}" for name, state in states.items() if state)
+            if missing:
+                num_serving = sum(not state for state in states.values())
+                problems.append(f"{num_serving} of {len(states)} replicas serve {model.name}: {missing}")
+    return "; ".join(problems)
+
+
+def _state(replica: Replica) -> str:
+    """Return what keeps a replica from serving; "" for nothing."""
+    if replica.engine.failure is not None:
+        return "is given up"
+    if not replica.engine.is_serving:
+        return "is restarting"
+    return "takes no new requests" if replica.is_leaving else ""
+
+
+def _replicas(models: Iterable[LlmText]) -> list[tuple[str, Replica]]:
+    """Return the replicas with the names of their models. Of two of one name, one leaves; the other is named."""
+    fleets = [(model.name, model.engine) for model in models if isinstance(model.engine, FleetClient)]
+    found = {(model, each.name): each for model, fleet in fleets for each in fleet.replicas}
+    return [(model, each) for (model, _), each in found.items()]
+
+
+def _families(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    declared: Sequence[tuple[str, str, Read]],
+    replicas: Sequence[tuple[str, Replica]],
+) -> Iterator[Metric]:
+    for name, text, read in declared:
+        family = kind(f"sluice_replica_{name}", text, labels=_LABELS)
+        for model, replica in replicas:
+            family.add_metric((model, replica.name), float(read(replica)))
+        yield family

@@ -1,0 +1,1 @@
+"""HTTP workers: gateway processes that share the ports of one host process, which has the engines and all state."""

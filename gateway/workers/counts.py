@@ -1,0 +1,114 @@
+"""Metrics of several workers as one: each worker sends what it has counted, and the host adds it to its own."""
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gateway.workers.messages import Counts, Family, Sample
+
+_OF_ONE_PROCESS = ("process_", "python_")
+_NOT_SUMMED = frozenset({"sluice_quota_store_up", "sluice_quota_used_ratio"})
+"""Families that the host has for all."""
+_CREATED = "_created"
+_KEPT_KINDS = ("counter", "histogram", "summary")
+"""Kinds of families whose values stay when a worker ends."""
+SampleKey = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def read_counts(registry: CollectorRegistry, number: int) -> Counts:
+    """Return what a worker has counted, as the answer to the question of that number."""
+    families = [
+        Family(
+            each.name,
+            each.documentation,
+            each.type,
+            [Sample(s.name, dict(s.labels), float(s.value)) for s in each.samples],
+        )
+        for each in registry.collect()
+        if each.samples and not each.name.startswith(_OF_ONE_PROCESS) and each.name not in _NOT_SUMMED
+    ]
+    return Counts(number, families)
+
+
+class _Sum(NamedTuple):
+    help: str
+    kind: str
+    values: dict[SampleKey, float]
+
+
+class WorkerCounts:
+    """The counts of all workers, also of those that have ended."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, list[Family]] = {}
+        self._ended: dict[str, _Sum] = {}
+
+    def keep(self, worker: int, families: list[Family]) -> None:
+        """Keep what a worker has counted since its start, in the place of what it said before."""
+        self._latest[worker] = families
+
+    def end(self, worker: int) -> None:
+        """Add what a worker has counted to what others had that have ended. It has no gauges any more."""
+        families = self._latest.pop(worker, [])
+        _add(self._ended, (each for each in families if each.kind in _KEPT_KINDS))
+
+    def sums(self) -> dict[str, _Sum]:
+        """Return the sums by family."""
+        sums = {name: each._replace(values=dict(each.values)) for name, each in self._ended.items()}
+        for families in self._latest.values():
+            _add(sums, families)
+        return sums
+
+
+def _add(sums: dict[str, _Sum], families: Iterable[Family]) -> None:
+    for family in families:
+        values = sums.setdefault(family.name, _Sum(family.help, family.kind, {})).values
+        for sample in family.samples:
+            key = sample.name, tuple(sorted(sample.labels.items()))
+            values[key] = _combine(sample.name, values.get(key), sample.value)
+
+
+def _combine(name: str, before: float | None, value: float) -> float:
+    if before is None:
+        return value
+    return min(before, value) if name.endswith(_CREATED) else before + value
+
+
+class SummedRegistry(CollectorRegistry):
+    """The host's registry with the workers' counts added to its own."""
+
+    def __init__(self, own: CollectorRegistry, workers: WorkerCounts) -> None:
+        super().__init__()
+        self._own = own
+        self._workers = workers
+
+    def collect(self) -> Iterator[Metric]:
+        sums = self._workers.sums()
+        for metric in self._own.collect():
+            added = sums.pop(metric.name, None)
+            yield metric if added is None else _sum(metric, added)
+        for name, added in sums.items():
+            yield _sum(Metric(name, added.help, added.kind), added)
+
+
+def worker_families(num_serving: int, num_lost: int) -> tuple[Metric, Metric]:
+    """Return the families about the workers themselves."""
+    serving = GaugeMetricFamily("sluice_http_workers", "HTTP workers that serve.")
+    serving.add_metric((), num_serving)
+    lost = CounterMetricFamily("sluice_http_worker_losses", "HTTP workers that crashed or hung, and were replaced.")
+    lost.add_metric((), num_lost)
+    return serving, lost
+
+
+def _sum(metric: Metric, added: _Sum) -> Metric:
+    result = Metric(metric.name, metric.documentation, metric.type)
+    left = dict(added.values)
+    for sample in metric.samples:
+        key = sample.name, tuple(sorted(sample.labels.items()))
+        value = _combine(sample.name, left.pop(key, None), sample.value)
+        result.add_sample(sample.name, sample.labels, value, sample.timestamp, sample.exemplar)
+    for (name, labels), value in left.items():
+        result.add_sample(name, dict(labels), value)
+    return result

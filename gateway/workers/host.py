@@ -1,0 +1,154 @@
+"""The workers of a host: starts them, replaces those that are lost, and hands the port from one to the next."""
+
+import asyncio
+import logging
+import pickle
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp
+
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from gateway.workers.answering import ForwardedServer
+from gateway.workers.counts import SummedRegistry, WorkerCounts, worker_families
+from gateway.workers.messages import Welcome
+from gateway.workers.slot import Slot, WorkerMaker
+from pipelines.llm.model import LlmModel, llm_text_of
+from pipelines.llm.sharing import SharedModel, describe_shared
+from sluice.errors import SluiceError
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.2
+"""How often the host looks which models there are."""
+_COUNTS_S = 0.5
+"""How long a scrape waits for the workers' counts; of a late one it has those of a second ago."""
+SharedModels = dict[str, tuple[SharedModel, LlmModel]]
+
+
+class WorkerPool(Collector):
+    """The workers of one server, one for each socket of the shared port. Belongs to the event loop.
+
+    A socket without a worker, at the start and after a crash, is served by the host itself.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        listeners: Iterable[socket.socket],
+        folder: Path,
+        service: InferenceService,
+        app: ASGIApp,
+    ) -> None:
+        """`folder` takes the sockets; `app` is the host's application."""
+        self._service = service
+        self._timeout_s = config.shutdown.exit_timeout_s
+        self._requests = ForwardedServer(app, folder / "requests")
+        self._counts = WorkerCounts()
+        assert service.quotas is not None
+        maker = WorkerMaker(
+            Welcome(0, pickle.dumps(config), str(folder / "requests")),
+            self._counts,
+            service.quotas,
+            config.shutdown.heartbeat_timeout_s,
+        )
+        self._slots = [Slot(number, each, app, maker) for number, each in enumerate(listeners, 1)]
+        self._shared: SharedModels = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._restarting: asyncio.Task[None] | None = None
+        self._registry = SummedRegistry(service.metrics.registry, self._counts)
+        service.metrics.registry.register(self)
+        service.notices.append(self._problem)
+
+    async def start(self) -> None:
+        """Take requests from now on, and start the workers."""
+        await self._requests.start()
+        for each in self._slots:
+            each.start()
+        self._tasks = [asyncio.create_task(self._follow_models(), name="shared-models")]
+
+    async def wait_ready(self, timeout_s: float) -> bool:
+        """Wait until each worker serves the models that there are. Returns whether all do within `timeout_s`."""
+        self._publish_models()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.gather(*(each.wait_serving() for each in self._slots))
+                return True
+        return False
+
+    def restart(self) -> None:
+        """Replace the workers one after the other: a new one serves before the old one takes no more connections."""
+        if self._restarting is None or self._restarting.done():
+            self._restarting = asyncio.create_task(self._restart(), name="rolling-restart")
+
+    async def _restart(self) -> None:
+        for each in self._slots:
+            if not await each.replace():
+                log.error("HTTP worker %d could not be replaced; the old one and those after it go on", each.number)
+                return
+        log.info("all %d HTTP workers are replaced", len(self._slots))
+
+    async def _follow_models(self) -> None:
+        while True:
+            self._publish_models()
+            await asyncio.sleep(_LOOK_S)
+
+    def _publish_models(self) -> None:
+        shared = self._find_shared()
+        if shared.keys() != self._shared.keys():
+            self._shared = shared
+            for each in self._slots:
+                each.serve(shared)
+
+    def _find_shared(self) -> SharedModels:
+        """Return the language models that workers may serve, by id: those that a name alone chooses."""
+        repository, found = self._service.repository, {}
+        for name in {each.name for each in repository.models() if llm_text_of(each) is not None}:
+            with suppress(SluiceError):
+                model = repository.find(name)
+                if isinstance(model, LlmModel) and not repository.has_weights(name):
+                    shared = describe_shared(model)
+                    if shared is not None:
+                        found[shared.id] = shared, model
+        return found
+
+    # --- metrics ---
+
+    async def gather(self) -> CollectorRegistry:
+        """Return the registry of the whole server, as it is now."""
+        await asyncio.gather(*(worker.ask_counts(_COUNTS_S) for each in self._slots for worker in each.workers()))
+        return self._registry
+
+    def collect(self) -> Iterable[Metric]:
+        return worker_families(sum(s.is_serving for s in self._slots), sum(s.num_losses for s in self._slots))
+
+    def _problem(self) -> str:
+        missing = [each.number for each in self._slots if not each.is_serving]
+        return f"HTTP worker {', '.join(map(str, missing))} is not there; the host answers for it" if missing else ""
+
+    # --- shutdown ---
+
+    def begin_stop(self) -> None:
+        """Take no more connections; the workers end with their open requests, and refuse others."""
+        for task in (*self._tasks, *(() if self._restarting is None else (self._restarting,))):
+            task.cancel()
+        for each in self._slots:
+            each.begin_stop()
+
+    async def stop(self, timeout_s: float) -> None:
+        """Give workers `timeout_s` to end, then end them."""
+        self.begin_stop()
+        await asyncio.gather(*(each.stop(timeout_s) for each in self._slots))
+        await self._requests.stop(timeout_s)
+
+    def kill(self) -> None:
+        """End all workers now."""
+        for each in self._slots:
+            for worker in each.workers():
+                worker.kill()

@@ -1,0 +1,97 @@
+"""The language models that a worker shares with the host: it attaches to their engines, and leaves them."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from gateway.workers.messages import Linked
+from pipelines.llm.model import LlmModel
+from pipelines.llm.sharing import SharedModel, attach_model
+from sluice.errors import SluiceError
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 5.0
+
+
+class LinkedModels:
+    """The names of the models that a worker serves now. Belongs to the event loop."""
+
+    def __init__(self, service: InferenceService, config: ServeConfig, send: Callable[[Linked], None]) -> None:
+        """`send` tells the host which models are in use."""
+        self._service = service
+        self._config = config
+        self._send = send
+        self._wanted: dict[str, SharedModel] = {}
+        self._has_changed = asyncio.Event()
+        self._used: dict[str, LlmModel | None] = {}
+        """The models in use by id, also those that end; None for one whose engine is being attached."""
+        self._names: dict[str, str] = {}
+        """Ids by name."""
+        self._endings: set[asyncio.Task[None]] = set()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def want(self, models: list[SharedModel]) -> None:
+        """Serve these models, and no others."""
+        self._wanted = {each.id: each for each in models}
+        self._used |= {each: None for each in self._wanted if each not in self._used}
+        self._has_changed.set()
+
+    async def keep_linked(self) -> None:
+        """Attach to the engines of the wanted models, and leave all others, until cancelled."""
+        while True:
+            await self._has_changed.wait()
+            self._has_changed.clear()
+            for name, id_ in list(self._names.items()):
+                if id_ not in self._wanted:
+                    self._leave(name, id_)
+            for id_, shared in list(self._wanted.items()):
+                if id_ in self._wanted and self._used.get(id_) is None:
+                    await self._attach(shared)
+            for id_ in [id_ for id_, model in self._used.items() if model is None and id_ not in self._wanted]:
+                del self._used[id_]
+            self._tell()
+
+    def _tell(self) -> None:
+        attached = [id_ for id_, model in self._used.items() if model is not None]
+        self._send(Linked(attached, [id_ for id_ in self._used if id_ not in attached]))
+
+    async def _attach(self, shared: SharedModel) -> None:
+        metrics, limits = self._service.metrics, self._config.request_limits()
+        try:
+            model = await attach_model(shared, metrics.open_request, self._config.shutdown.heartbeat_timeout_s, limits)
+        except SluiceError as error:
+            log.warning("model '%s' is left to the host for now: %s", shared.name, error.message)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._has_changed.set)
+            return
+        self._used[shared.id] = model
+        self._service.repository.add(model)
+        self._names[shared.name] = shared.id
+
+    def _leave(self, name: str, id_: str) -> None:
+        """Send requests for a model to the host from now on, and leave its engine after the last one that is open."""
+        model = self._used[id_]
+        assert model is not None
+        del self._names[name]
+        self._service.repository.remove(model)
+        ending = asyncio.create_task(self._end(id_, model), name=f"leave {name}")
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+
+    async def _end(self, id_: str, model: LlmModel) -> None:
+        await model.unload()
+        del self._used[id_]
+        self._tell()
+
+    async def close(self) -> None:
+        """Leave all engines. Open requests end in an error."""
+        for model in list(self._used.values()):
+            if model is not None:
+                self._service.repository.remove(model)
+                await model.close()
+        if self._endings:
+            await asyncio.wait(self._endings)

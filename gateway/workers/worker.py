@@ -1,0 +1,118 @@
+"""A worker's process: takes connections of the shared port, and follows the host's link until that closes."""
+
+import asyncio
+import logging
+import socket
+from contextlib import suppress
+from math import inf
+
+from gateway.http.app import create_app
+from gateway.http.server import HttpServer
+from gateway.options.config import ServeConfig
+from gateway.process_settings import favour_event_loop
+from gateway.workers.counts import read_counts
+from gateway.workers.dispatch import Dispatch
+from gateway.workers.forwarding import HostApplication
+from gateway.workers.messages import AskCounts, Decision, Drain, Served, ToWorker
+from gateway.workers.models import LinkedModels
+from gateway.workers.quotas import HostQuotas
+from gateway.workers.service import make_worker_service, own_config
+from gateway.workers.wire import Wire
+from sluice.errors import ErrorCode, SluiceError
+from sluice.heap import settle_objects
+
+log = logging.getLogger(__name__)
+
+REPORT_S = 1.0
+"""How often the host hears what this worker has counted, and that it lives."""
+_FLUSH_S = 2.0
+
+
+class Worker:
+    """Serves the shared port: what it can by itself, and the rest through the host. Belongs to the event loop."""
+
+    def __init__(self, link: Wire[ToWorker], number: int, config: ServeConfig, host_socket: str) -> None:
+        """`link` is the one to the host, `number` this worker's own, `host_socket` takes forwarded requests."""
+        self._link = link
+        self._config = config
+        self._quotas = HostQuotas(link.send)
+        self._service = make_worker_service(own_config(config, number), self._quotas)
+        self._models = LinkedModels(self._service, config, link.send)
+        self._host = HostApplication(host_socket)
+        self._app = Dispatch(create_app(self._service, config), self._host, self._models)
+
+    async def run(self, listener: socket.socket) -> None:
+        """Serve the port until the host wants an end, or is lost."""
+        await self._service.calls.access.ring.start()
+        await self._service.repository.start()
+        self._service.begin_serving()
+        server = HttpServer(self._app, listener)
+        server.start()
+        settle_objects()
+        favour_event_loop()
+        reporting = asyncio.create_task(self._report(), name="report")
+        linking = asyncio.create_task(self._models.keep_linked(), name="link-models")
+        try:
+            drain = await self._follow()
+            if drain is not None:
+                drain = await self._drain(server, drain)
+            if drain is None:
+                log.error("the host process is gone; this worker ends")
+                self._quotas.fail()
+        finally:
+            for task in (reporting, linking):
+                task.cancel()
+            await server.stop(_FLUSH_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await self._models.close()
+                    await self._service.close()
+            self._host.close()
+            self._link.send(read_counts(self._service.metrics.registry, 0))
+            self._link.close()
+
+    async def _follow(self) -> Drain | None:
+        """Do what the host says until it wants an end, None where it is lost."""
+        while True:
+            match await self._link.read():
+                case Served(models):
+                    self._models.want(models)
+                case AskCounts(number):
+                    self._link.send(read_counts(self._service.metrics.registry, number))
+                case Decision() as decision:
+                    self._quotas.decide(decision)
+                case Drain() as drain:
+                    return drain
+                case None:
+                    return None
+
+    async def _report(self) -> None:
+        while True:
+            self._link.send(read_counts(self._service.metrics.registry, 0))
+            await asyncio.sleep(REPORT_S)
+
+    async def _drain(self, server: HttpServer, drain: Drain) -> Drain | None:
+        """Take no more connections, and end the open ones when their requests have ended: in time where the server
+        ends, and else however long they take. Returns None where the host is lost meanwhile."""
+        while True:
+            if drain.refuses:
+                self._service.begin_drain()
+            timeout_s = self._config.shutdown.exit_timeout_s if drain.refuses else inf
+            draining = asyncio.create_task(server.drain(timeout_s), name="drain")
+            following = asyncio.create_task(self._follow(), name="follow-host")
+            try:
+                await asyncio.wait((draining, following), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in (draining, following):
+                    task.cancel()
+            if draining.done():
+                break
+            changed = following.result()
+            if changed is None:
+                return None
+            drain = changed
+        if not draining.result():
+            log.warning("%d requests are still open after %g s; ending them", self._service.num_open, timeout_s)
+            await self._service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, "the server is shutting down"))
+            await server.drain(_FLUSH_S)
+        return drain
