@@ -8,6 +8,9 @@ INSTALL := -m pip install --quiet --quiet --disable-pip-version-check
 GOLDENS := build/goldens-venv
 CLIENTS := build/clients-venv
 VLLM := build/vllm-venv
+DYNAMO := build/dynamo-venv
+DYNAMO_VERSION := 1.6.1
+RAY := build/ray-venv
 TORCH := torch==2.13.0
 PEFT := peft==0.21.2
 # tests/conftest.py chooses the number of workers (another: ARGS="-n 8") and the order of the files.
@@ -17,7 +20,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-torch test-clients test-vllm check format docs vectors bench goldens clean
+.PHONY: help run test quick test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -39,6 +42,16 @@ test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others 
 
 test-vllm: $(VENV)/.dev $(VLLM)/.done ## models on the vLLM runtime, on the CPU (3.2 GB in build/)
 	$(BIN)/python -m pytest -m vllm --timeout=600 tests/vllm $(ARGS)
+	$(BIN)/python -m pytest --on-vllm --timeout=400 tests/gateway/http $(ARGS)
+
+test-dynamo: $(VENV)/.dev $(DYNAMO)/.done ## two workers under NVIDIA Dynamo's front end and router (0.9 GB in build/)
+	$(BIN)/python -m pytest -m dynamo --timeout=400 tests/dynamo $(ARGS)
+
+test-ray: $(RAY)/.done ## a fleet of engines on Ray clusters of several nodes, all of this machine (0.9 GB in build/)
+	$(RAY)/bin/python -m pytest -m ray --timeout=400 tests/ray $(ARGS)
+
+test-gpu: $(VENV)/.torch ## on a machine with an NVIDIA GPU: a table of what is shown there, in nine minutes
+	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import layering
 	$(BIN)/ruff format --check .
@@ -107,6 +120,24 @@ $(CLIENTS)/.done: tests/clients/requirements.lock
 
 $(VLLM)/.done: engine/delegated/vllm/runtime.py | $(VENV)/.dev
 	@$(BIN)/sluice runtime install vllm --device cpu --folder $(VLLM) --force
+	@touch $@
+
+# The whole of ai-dynamo needs packages that are on no public index; its Python part needs none of them here.
+$(DYNAMO)/.done: pyproject.toml
+	@echo "Installing NVIDIA Dynamo beside Sluice into $(DYNAMO) (about 0.9 GB, once; a minute or a few) ..."
+	@$(PYTHON) -m venv $(DYNAMO)
+	@$(DYNAMO)/bin/python $(INSTALL) uv
+	@$(DYNAMO)/bin/uv pip install --quiet --python $(DYNAMO)/bin/python --editable '.[dynamo]'
+	@$(DYNAMO)/bin/uv pip install --quiet --python $(DYNAMO)/bin/python --no-deps ai-dynamo==$(DYNAMO_VERSION)
+	@touch $@
+
+# Ray's clusters live in the process of the tests.
+$(RAY)/.done: pyproject.toml
+	@echo "Installing Ray beside Sluice into $(RAY) (about 0.9 GB, once; a minute or a few) ..."
+	@$(PYTHON) -m venv $(RAY)
+	@$(RAY)/bin/python $(INSTALL) uv
+	@$(RAY)/bin/uv pip install --quiet --python $(RAY)/bin/python --editable '.[ray]' \
+	  'hypothesis<7' 'psutil<8' 'pytest<10' 'pytest-asyncio<2' 'pytest-timeout<3'
 	@touch $@
 
 $(GOLDENS)/.done: pyproject.toml

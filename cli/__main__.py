@@ -60,7 +60,7 @@ def _commands() -> EntryPoints:
 
 
 def _overview() -> str:
-    lines = [f"  {entry.name:<10} {_summary(entry.load())}" for entry in sorted(_commands(), key=lambda e: e.name)]
+    lines = [f"  {entry.name:<13} {_summary(entry.load())}" for entry in sorted(_commands(), key=lambda e: e.name)]
     commands = "\n".join(lines)
     return f"""usage: sluice COMMAND [OPTIONS]
 

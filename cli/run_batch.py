@@ -224,7 +224,7 @@ async def _ask(
                 raise OptionError(f"{paths.requests}:{line}: {error.message}") from None
         places = PlaceKeeper(partial(measure_capacity, service, is_alone=True))
         results = progress.results
-        run = LineRun(new_id("batch_"), "", InProcessClient(app), places, results, lambda _: None, _MOST_RETRIES)
+        run = LineRun(new_id("batch_"), "", None, InProcessClient(app), places, results, lambda _: None, _MOST_RETRIES)
         progress.began_s = time.monotonic()
         async with show_progress(progress, console):
             await run.run(pending_lines(paths.requests, results.finished))
@@ -235,10 +235,10 @@ async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncItera
     """Load the models as `sluice serve` does, without ports. Raises SluiceError."""
     from gateway.assembly import load_model, make_service
     from gateway.http.app import create_app
-    from gateway.lifecycle import make_engine
+    from gateway.lifecycle import make_model_engine
 
     service = make_service(config)
-    engine = None if checkpoint is None else make_engine(config, checkpoint)
+    engine = None if checkpoint is None else make_model_engine(config, checkpoint)
     try:
         if engine is not None and checkpoint is not None:
             starting = asyncio.create_task(engine.start())

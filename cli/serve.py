@@ -27,7 +27,7 @@ def command(argv: list[str]) -> int:
     started = perf_counter()
     flags = parse_flags(argv)
     try:
-        config = _resolve_draft_model(read_config(flags))
+        config = resolve_draft_model(read_config(flags))
         advice = check_accepted_flags(flags)
         checkpoint = _find_model(config)
     except OptionError as error:
@@ -38,6 +38,8 @@ def command(argv: list[str]) -> int:
         configure_logging(logging_options.lowest_level, logging_options.file, is_json=is_json)
     except OSError as error:
         return _fail(f"--log-file cannot be written: {error}", FAILED)
+    if "--api-key" in flags:
+        advice = [*advice, "--api-key: every user of this machine can read the key there; use --api-key-file"]
     _warn(advice)
     return _serve(config, checkpoint, started)
 
@@ -49,7 +51,7 @@ def _find_model(config: ServeConfig) -> Path | None:
     return find_checkpoint(config.model.path, engine_python=config.tensorrt_llm.engine_python)
 
 
-def _resolve_draft_model(config: ServeConfig) -> ServeConfig:
+def resolve_draft_model(config: ServeConfig) -> ServeConfig:
     """Replace --draft-model by its folder. It is named as MODEL is: a folder, a folder of versions or a hub name."""
     path = config.speculation.draft_model_path
     if path is None:

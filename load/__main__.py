@@ -1,5 +1,6 @@
 """The command `sluice load`. `python -m load` does the same."""
 
+import argparse
 import sys
 from functools import partial
 
@@ -7,6 +8,8 @@ from load.config import LoadConfigError
 from load.options import make_config, parser
 from load.run import RunError, run_blocking
 
+LONGEST_PROMPT, LARGEST_CROWD = 512, 16
+"""What a calibration goes up to without --prompt-tokens and --concurrency."""
 USAGE_ERROR = 2
 INTERRUPTED = 130
 
@@ -19,6 +22,8 @@ def command(argv: list[str]) -> int:
 
     from load import report
 
+    if arguments.calibrate is not None:
+        return _calibrate(arguments)
     view = partial(report.show_progress, console=Console(stderr=True, soft_wrap=True))
     try:
         run = run_blocking(make_config(arguments), None if arguments.quiet else view)
@@ -33,6 +38,34 @@ def command(argv: list[str]) -> int:
     if run.was_interrupted:
         return INTERRUPTED
     return int(run.summary.num_failed > 0 and not arguments.allow_failures)
+
+
+def _calibrate(arguments: argparse.Namespace) -> int:
+    """Measure what the server's steps cost, and write it."""
+    from load.calibrate import calibrate_blocking
+
+    longest = arguments.prompt_tokens.high if arguments.prompt_tokens is not None else LONGEST_PROMPT
+    crowd = arguments.concurrency or LARGEST_CROWD
+    try:
+        found = calibrate_blocking(make_config(arguments), longest, crowd, partial(_report, arguments.quiet))
+    except (LoadConfigError, RunError) as error:
+        sys.stderr.write(f"sluice load: {error}\n")
+        return USAGE_ERROR
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    arguments.calibrate.write_bytes(found.to_json())
+    for name, seconds in found.costs.items():
+        sys.stdout.write(f"{name:<16} {seconds * 1e6:12.3f} us\n")
+    sys.stdout.write(
+        f"{found.num_measurements} measurements; off by {found.median_error:.1%} in the median, "
+        f"{found.worst_error:.1%} at most\n"
+    )
+    return 0
+
+
+def _report(is_quiet: bool, line: str) -> None:
+    if not is_quiet:
+        sys.stderr.write(f"{line}\n")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ examples:
   sluice load --api chat --tokenizer models/rill/1/tokenizer.json --prompt-tokens 100
   sluice load --api generate_stream --model rill --json out.json
   sluice load --url https://api.example.com --api-key KEY --api chat --model m --allow-eos
+  sluice load --calibrate costs.json                     # costs of a step, for `sluice simulate`
 
 measurements:
   TTFT         time from the intended send to the first event with text
@@ -177,9 +178,8 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prompt-tokens",
         type=lengths,
-        default=TokenRange(128, 128),
         metavar="N|A..B",
-        help="length of prompts (%(default)s)",
+        help="length of prompts (128)",
     )
     group.add_argument(
         "--output-tokens",
@@ -232,6 +232,13 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--json", type=_argument(_new_file), metavar="FILE", help="write the report with every request as JSON"
     )
+    group.add_argument(
+        "--calibrate",
+        type=_argument(_new_file),
+        metavar="FILE",
+        help="measure what the server's steps cost instead, with runs of its own (some minutes on an idle server), and "
+        "write it for `sluice simulate --costs`; --prompt-tokens and --concurrency set the largest (512, 16)",
+    )
     group.add_argument("--allow-failures", action="store_true", help="exit 0 even where requests failed")
     group.add_argument("--quiet", action="store_true", help="show no progress")
 
@@ -241,7 +248,7 @@ def make_config(arguments: argparse.Namespace) -> LoadConfig:
         target=_target(arguments),
         pace=_pace(arguments),
         workload=Workload(
-            prompt_tokens=arguments.prompt_tokens,
+            prompt_tokens=arguments.prompt_tokens or TokenRange(128, 128),
             output_tokens=arguments.output_tokens,
             seed=arguments.seed,
             vocab_size=arguments.vocab_size,

@@ -24,6 +24,7 @@ from engine.config import EngineConfig
 from engine.model_folder import ModelFormat
 from engine.runners.openvino.convert import convert
 from engine.runners.openvino.source import cache_folder
+from engine.runners.openvino.weights.assembled import stored_tensors
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights, compressed_file, weight_files
 from engine.runners.openvino.weights.compression import compress
 from engine.runners.openvino.weights.mapped import StoredTensor
@@ -208,8 +209,10 @@ class CompressStep:
             (file,) = Path(folder).iterdir()
             file.chmod(_READABLE)
             file.rename(self.target / compressed_file(self.quantization))
-        others = {name: stored for name, stored in tensors.items() if name not in compressed}
-        serialize_file({name: _tensor_spec(stored) for name, stored in others.items()}, self.target / UNCOMPRESSED_FILE)
+        others = stored_tensors(stored for name, stored in tensors.items() if name not in compressed)
+        names = [name for name in tensors if name not in compressed]
+        specs = {name: _tensor_spec(stored) for name, stored in zip(names, others, strict=True)}
+        serialize_file(specs, self.target / UNCOMPRESSED_FILE)
 
 
 def _tensor_spec(stored: StoredTensor) -> TensorSpec:

@@ -143,7 +143,9 @@ def _add_sizes(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--quantization", default="none", metavar="TYPE")
     group.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE")
     group.add_argument(
-        "--engine-python", metavar="PYTHON", help="Python that TensorRT-LLM is installed for, where it is not this one"
+        "--engine-python",
+        metavar="PYTHON",
+        help="Python that vLLM or TensorRT-LLM is installed for, where it is not this one",
     )
     group.add_argument("--max-model-len", type=argument_type(integer(1)), metavar="TOKENS")
 

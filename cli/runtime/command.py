@@ -99,8 +99,8 @@ def _place(spec: RuntimeSpec) -> str:
         return "with Sluice"
     if not spec.is_installed():
         return f"no: sluice runtime install {spec.runtime}"
-    own = spec.own_python()
-    return "for this Python" if own is None else own
+    python = spec.default_python()
+    return "for this Python" if python in (None, sys.executable) else python
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:

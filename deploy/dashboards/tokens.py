@@ -3,6 +3,7 @@
 from deploy.dashboards.engine_rows import ENGINE, KV, QUEUE, STEPS
 from deploy.dashboards.panels import Dashboard, Draw, Panel, Query, Row, Unit, Variable, warns
 from deploy.dashboards.queries import FAILED, HERE, OF, RATE, lengths, percentiles, rate
+from deploy.dashboards.use_rows import USE
 
 NOW = Row(
     "Now",
@@ -221,5 +222,5 @@ TOKENS = Dashboard(
     "Sluice: tokens",
     "Throughput and latency of language models, and what limits them.",
     (Variable("instance", 'up{job="sluice"}', "instance"), Variable("model", "sluice_sequences_running", "model")),
-    (NOW, THROUGHPUT, LATENCY, QUEUE, KV, STEPS, ENGINE),
+    (NOW, THROUGHPUT, LATENCY, QUEUE, KV, STEPS, USE, ENGINE),
 )

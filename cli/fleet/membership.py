@@ -1,0 +1,30 @@
+"""The membership file: the engines that a gateway may send requests to (`sluice serve --engines FILE`)."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from engine.fleet.membership.file import EngineEntry, EnginesFile
+
+
+def write_members(path: Path, content: EnginesFile) -> bool:
+    """Write the file, so that a reader finds the old list or the new one, whole. Returns whether it has changed. Raises
+    OSError."""
+    text = msgspec.yaml.encode(content)
+    if path.is_file() and path.read_bytes() == text:
+        return False
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_bytes(text)
+    fresh.replace(path)
+    return True
+
+
+def read_members(path: Path) -> tuple[EngineEntry, ...]:
+    """Return the engines of a file; none where there is no file. Raises ValueError for one that cannot be read."""
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=EnginesFile).engines
+    except FileNotFoundError:
+        return ()
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path} must have a list `engines`, each with name, address and weight: {error}") from None

@@ -1,0 +1,88 @@
+"""The command `sluice tenants`: sets and shows the limits of tenants, in the store of the keys."""
+
+import argparse
+import asyncio
+import sys
+
+import msgspec
+
+from cli.keys.command import STORE_FLAGS, add_command, add_limits, given_limits, open_store, print_json
+from cli.terminal import strip_control
+from gateway.access.identity import NO_LIMITS, QuotaLimits
+from gateway.access.keys import check_tenant_name, parse_limits
+from gateway.access.store import KeyStore
+from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from sluice.errors import SluiceError
+
+_PROGRAM = "sluice tenants"
+_OVERVIEW = """\
+Set and show what tenants may use: all their keys together. Servers that share the store of keys follow within a second.
+
+commands:
+  set     set the limits of a tenant, in the place of those before; without limits, remove them
+  list    show the tenants that have limits
+"""
+_EPILOG = """\
+examples:
+  sluice tenants set research --tokens-per-day 5000000 --concurrent-requests 32
+  sluice tenants set research
+
+Exit codes: 0 when done, 1 where the store said no, 2 for a bad option.
+"""
+
+
+def command(argv: list[str]) -> int:
+    """Set and show the limits of tenants."""
+    arguments = _parser().parse_args(argv)
+    try:
+        store = open_store({flag: getattr(arguments, flag) for flag in STORE_FLAGS if getattr(arguments, flag)})
+    except (OptionError, ValueError) as error:
+        return _fail(str(error), USAGE_ERROR)
+    return asyncio.run(_run(store, arguments))
+
+
+async def _run(store: KeyStore, arguments: argparse.Namespace) -> int:
+    try:
+        if arguments.command == "set":
+            return await _set(store, arguments)
+        for name, limits in (await store.load_tenants()).items():
+            _show(name, limits, arguments)
+    except SluiceError as error:
+        return _fail(error.message, USAGE_ERROR if error.param else FAILED)
+    finally:
+        await store.close()
+    return 0
+
+
+async def _set(store: KeyStore, arguments: argparse.Namespace) -> int:
+    check_tenant_name(arguments.name)
+    limits = parse_limits({"limits": given_limits(arguments)})
+    await store.set_tenant(arguments.name, limits)
+    _show(arguments.name, limits, arguments)
+    return 0
+
+
+def _show(name: str, limits: QuotaLimits, arguments: argparse.Namespace) -> None:
+    given = msgspec.to_builtins(limits)
+    if arguments.json:
+        print_json({"object": "tenant", "name": name, "limits": given})
+        return
+    shown = " ".join(f"{limit}={value}" for limit, value in given.items()) if limits != NO_LIMITS else "no limits"
+    sys.stdout.write(f"{strip_control(name)}: {shown}\n")
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"{_PROGRAM}: error: {message}\n")
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog=_PROGRAM, usage=f"{_PROGRAM} COMMAND [OPTIONS] ...", description=_OVERVIEW, epilog=_EPILOG
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    chosen = add_command(commands, "set", "NAME", "Set the limits of a tenant, in the place of those before.", _PROGRAM)
+    chosen.add_argument("name", metavar="NAME", help="the tenant of `sluice keys create --tenant NAME`")
+    add_limits(chosen)
+    add_command(commands, "list", "", "Show the tenants that have limits.", _PROGRAM)
+    return parser

@@ -1,0 +1,250 @@
+"""The command `sluice simulate`: its options, the run, and where the results go."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from cli.simulate.page import render_page
+from cli.simulate.results import print_summary, to_json, write_csv
+from engine.config import SchedulerPolicy
+from engine.fleet.router import RouterSettings, RoutingPolicy
+from engine.simulation.fleet import FleetConfig, FleetRun, simulate
+from engine.simulation.profile import ReplicaProfile, bundled_profile, read_profile
+from engine.simulation.summary import FleetSummary, LatencyTargets, find_replicas, summarize
+from engine.simulation.traces import FORMATS, TracedRequest, read_trace, scaled
+from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
+from sluice.errors import ErrorCode, SluiceError
+
+T = TypeVar("T")
+
+_OVERVIEW = """\
+Let a fleet of replicas serve a trace of requests in simulated time: hours of traffic in minutes, without a GPU or a
+model. Scheduler, KV cache and router are those that serve; only the time of a step comes from a cost model.
+"""
+_EPILOG = """\
+traces (told by the first line, or --format):
+  sluice    JSON lines {"at_s": 0.25, "prompt_tokens": 900, "output_tokens": 120, "prefix": [["system", 600]]}.
+            prefix names what the prompt begins with, in tokens: requests that begin with equal pieces share them.
+            Optional: max_tokens (what the client asks for, if more than output_tokens), session, tenant, priority
+  mooncake  JSON lines {"timestamp": 250, "input_length": 900, "output_length": 120, "hash_ids": [0, 17]}; ms, and
+            one id for each 512 tokens
+  burstgpt  CSV with the columns Timestamp (s), Request tokens, Response tokens; nothing is shared
+  load      what `sluice load --json FILE` wrote: a measured run again, on other fleets
+
+costs (--costs): JSON with the limits of a replica and what its steps cost, which `sluice load --calibrate FILE`
+measures against a running server. Without it: the bundled model on two CPU cores.
+
+examples:
+  sluice simulate trace.jsonl --replicas 8
+  sluice simulate trace.jsonl --replicas 8 --router round-robin       # beside another router
+  sluice simulate trace.jsonl --speed 2 --ttft-target 500 --itl-target 50 --html report.html
+  sluice simulate trace.jsonl --ttft-target 500 --find-replicas 64    # how many are enough
+  sluice load --calibrate my-gpu.json && sluice simulate trace.jsonl --costs my-gpu.json
+
+measurements: TTFT, ITL and E2E as `sluice load` defines them, from a request's arrival. goodput: requests a second that
+met every target; the ITL target holds for the 99th percentile of a request's own gaps. hit rate: part of the
+prompts' tokens that a cache had, beside that of one cache which forgets nothing.
+
+Exit codes: 0 when done, 1 where --find-replicas finds no number, 2 for a bad option or trace.
+"""
+
+
+def command(argv: list[str]) -> int:
+    """Simulate a fleet on a trace: latencies, goodput, cache hits, how many replicas are enough."""
+    arguments = _parser().parse_args(argv)
+    try:
+        _check(arguments)
+        config, targets = _config(arguments), _targets(arguments)
+        requests = _requests(arguments)
+    except SluiceError as error:
+        return _fail(error.message, USAGE_ERROR)
+    console = Console(soft_wrap=True)
+    started = time.perf_counter()
+    try:
+        run = _run(arguments, requests, config, targets)
+    except SluiceError as error:
+        return _fail(error.message, FAILED)
+    summary = summarize(run, targets)
+    print_summary(summary, time.perf_counter() - started, console)
+    try:
+        _write(arguments, run, summary, argv)
+    except OSError as error:
+        return _fail(f"{error.filename} cannot be written: {error.strerror}", FAILED)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"sluice simulate: error: {message}\n")
+    return code
+
+
+def _run(
+    arguments: argparse.Namespace, requests: list[TracedRequest], config: FleetConfig, targets: LatencyTargets
+) -> FleetRun:
+    if arguments.find_replicas is None:
+        with _progress(len(requests), is_quiet=arguments.quiet) as report:
+            return simulate(requests, config, report)
+
+    def show(summary: FleetSummary) -> None:
+        if not arguments.quiet:
+            sys.stderr.write(f"{summary.num_replicas} replicas: {summary.share_in_target:.1%} within the targets\n")
+
+    return find_replicas(requests, config, targets, arguments.share / 100, arguments.find_replicas, show)
+
+
+@contextmanager
+def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], None] | None]:
+    """Yield what to tell how many requests have ended, for a bar on a terminal."""
+    console = Console(stderr=True)
+    if is_quiet or not console.is_terminal:
+        yield None
+        return
+    columns = (BarColumn(), TextColumn("{task.completed:,.0f} of {task.total:,.0f} requests"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as display:
+        bar = display.add_task("", total=num_requests)
+        yield lambda num_ended: display.update(bar, completed=num_ended)
+
+
+def _write(arguments: argparse.Namespace, run: FleetRun, summary: FleetSummary, argv: list[str]) -> None:
+    if arguments.json is not None:
+        arguments.json.write_bytes(to_json(run, summary, argv))
+    if arguments.csv is not None:
+        write_csv(run, arguments.csv)
+    if arguments.html is not None:
+        arguments.html.write_text(render_page(run, summary, argv), encoding="utf-8")
+
+
+# -- options
+
+
+def _config(arguments: argparse.Namespace) -> FleetConfig:
+    profile = bundled_profile() if arguments.costs is None else read_profile(arguments.costs)
+    changed = {
+        name: value
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")
+        if (value := getattr(arguments, name)) is not None
+    }
+    if "max_num_batched_tokens" in changed:
+        changed["chooses_chunk"] = False
+    try:
+        profile = ReplicaProfile(**{**_fields(profile), **changed})
+    except ValueError as error:
+        raise _invalid(str(error)) from None
+    router = RouterSettings(policy=RoutingPolicy(arguments.router), seed=arguments.seed)
+    return FleetConfig(profile, arguments.replicas, router, SchedulerPolicy(arguments.policy))
+
+
+def _fields(profile: ReplicaProfile) -> dict[str, object]:
+    return {name: getattr(profile, name) for name in profile.__struct_fields__}
+
+
+def _requests(arguments: argparse.Namespace) -> list[TracedRequest]:
+    requests = read_trace(arguments.trace, arguments.format)
+    if arguments.num_requests is not None:
+        requests = requests[: arguments.num_requests]
+    return scaled(requests, arguments.speed)
+
+
+def _targets(arguments: argparse.Namespace) -> LatencyTargets:
+    ttft_ms, itl_ms = arguments.ttft_target, arguments.itl_target
+    return LatencyTargets(None if ttft_ms is None else ttft_ms / 1e3, None if itl_ms is None else itl_ms / 1e3)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.find_replicas is not None and not _targets(arguments).is_given:
+        raise _invalid("--find-replicas needs --ttft-target or --itl-target: what to find the number for")
+    if arguments.find_replicas is not None and arguments.replicas != _REPLICAS:
+        raise _invalid("--replicas and --find-replicas contradict each other: give one of them")
+
+
+def _invalid(message: str) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, message)
+
+
+_REPLICAS = 8
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(prog="sluice simulate", description=_OVERVIEW, epilog=_EPILOG)
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="the file with the requests")
+    parser.add_argument("--format", choices=["auto", *FORMATS], default="auto", help="the trace's format (%(default)s)")
+    count, positive = _number(int, 1), _number(float, 0.0)
+    trace = parser.add_argument_group("trace")
+    trace.add_argument("--speed", type=positive, default=1.0, metavar="X", help="let requests come X times as fast")
+    trace.add_argument("--num-requests", type=count, metavar="N", help="take the first N requests alone")
+    fleet = parser.add_argument_group("fleet")
+    fleet.add_argument("--replicas", type=count, default=_REPLICAS, metavar="N", help="replicas (%(default)s)")
+    fleet.add_argument(
+        "--router",
+        choices=[policy.value for policy in RoutingPolicy],
+        default=RoutingPolicy.PREFIX.value,
+        help="how replicas are chosen (%(default)s)",
+    )
+    fleet.add_argument(
+        "--policy",
+        choices=[policy.value for policy in SchedulerPolicy],
+        default=SchedulerPolicy.GUARANTEED_NO_EVICT.value,
+        help="scheduler policy of each replica (%(default)s)",
+    )
+    fleet.add_argument("--seed", type=_number(int, 0), default=0, metavar="N", help="turns equal replicas round (0)")
+    replica = parser.add_argument_group("replica", "in place of what --costs says")
+    replica.add_argument("--costs", type=Path, metavar="FILE", help="limits and costs of a replica, as JSON")
+    replica.add_argument("--num-blocks", type=count, metavar="N", help="KV cache blocks")
+    replica.add_argument("--block-size", type=count, metavar="N", help="tokens of a block")
+    replica.add_argument("--max-num-seqs", type=count, metavar="N", help="most sequences in a step")
+    replica.add_argument("--max-num-batched-tokens", type=count, metavar="N", help="most tokens in a step")
+    replica.add_argument("--max-model-len", type=count, metavar="N", help="most tokens of a request and its answer")
+    targets = parser.add_argument_group("targets")
+    targets.add_argument("--ttft-target", type=positive, metavar="MS", help="most milliseconds to the first token")
+    targets.add_argument(
+        "--itl-target", type=positive, metavar="MS", help="most milliseconds of the 99th percentile of a request's gaps"
+    )
+    targets.add_argument(
+        "--find-replicas", type=count, metavar="MOST", help="find the least number of replicas that meets the targets"
+    )
+    targets.add_argument(
+        "--share",
+        type=_number(float, 0.0, 100.0),
+        default=99.0,
+        metavar="PERCENT",
+        help="part of all requests that must meet them (99)",
+    )
+    report = parser.add_argument_group("report")
+    report.add_argument("--json", type=_new_file, metavar="FILE", help="write all figures as JSON")
+    report.add_argument("--csv", type=_new_file, metavar="FILE", help="write a row for each request")
+    report.add_argument("--html", type=_new_file, metavar="FILE", help="write a page with plots, in one file")
+    report.add_argument("--quiet", action="store_true", help="show no progress")
+    return parser
+
+
+def _number(kind: Callable[[str], T], least: float, most: float = float("inf")) -> Callable[[str], T]:
+    return partial(_read_number, kind, least, most)
+
+
+def _read_number(kind: Callable[[str], T], least: float, most: float, text: str) -> T:
+    what = "a whole number" if kind is int else "a number"
+    try:
+        value = kind(text)
+        is_wrong = not least <= float(text) <= most or (kind is float and float(text) <= least) or text == "inf"
+    except ValueError:
+        is_wrong = True
+    if is_wrong:
+        bound = f"above {least:g}" if kind is float else f"of at least {least:g}"
+        limit = "" if most == float("inf") else f", at most {most:g}"
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected {what} {bound}{limit}")
+    return value
+
+
+def _new_file(text: str) -> Path:
+    """Check the path now rather than after a long run."""
+    if not Path(text).parent.is_dir() or Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"got {text!r}; expected a file in a folder that exists")
+    return Path(text)

@@ -1,0 +1,1 @@
+"""`sluice usage`: shows and exports what keys, tenants and models used."""
