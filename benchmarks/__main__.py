@@ -10,16 +10,21 @@ from rich.console import Console
 
 from benchmarks import (
     adapter,
+    decode,
     executor,
+    experts,
     guidance,
     install_size,
     isolation,
+    kv_tiers,
     predicted_wait,
     recovery,
+    routing,
     sampling,
     scheduling,
     serving,
     speculation,
+    workers,
 )
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, print_figures, write_figures
 from benchmarks.offline import comparison
@@ -34,8 +39,19 @@ from benchmarks.rag import (
     stores,
     stores_postgres,
 )
-from benchmarks.streaming import beside_vllm, embeddings, flat_memory, parsing, stalls, streams
+from benchmarks.streaming import (
+    beside_vllm,
+    embeddings,
+    flat_memory,
+    parsing,
+    resumption,
+    served,
+    stalls,
+    streams,
+    vllm_overload,
+)
 from benchmarks.triton import comparison as triton
+from benchmarks.triton import grpc as triton_grpc
 from benchmarks.triton import perf_analyzer, queue_timeouts, reloading, sequences, steps, tuning
 from gateway.checkpoint import find_checkpoint
 from gateway.options.option import OptionError
@@ -47,8 +63,10 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
 
   serving       launch, memory, latency, throughput, gateway CPU; bundled model and random model S (2 minutes)
   executor      time of a step without its runner
+  decode        steps of the runner alone on model M, bf16 and int8, in turns (a minute a repeat)
   adapter       time that the adapter to TensorRT-LLM adds to a step
   guidance      time to compile grammars, and the masks of a step with 64 guided sequences
+  experts       a layer of experts in its two forms, for 1 to 512 tokens (5 minutes)
   sampling      time that sampling adds to greedy decoding, vocabularies of 8,192 and 150,000
   install-size  size of `pip install .` in a fresh environment (downloads; a minute)
   offline       batch throughput and latency of one stream beside vLLM and OpenVINO GenAI, which it installs
@@ -58,8 +76,12 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   predicted-wait  the predicted wait beside the actual one and what is refused by it, 14 kinds of load, in simulated
                 time and with the bundled model (10 minutes a repeat)
+  routing       microseconds of a router's choice, a simulated fleet of 8 under each router, and the simulation beside a
+                measured server; --only decisions, fleets or measured (2 minutes, and 3 a repeat)
   speculation   prompt lookup on text that is copied and on text that cannot be predicted
-  triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (8 minutes)
+  kv-tiers      conversations that exceed the KV cache, without tiers, with memory, with disk; model M (5 minutes)
+  triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (20 minutes)
+  grpc          gRPC beside tritonserver and beside the server of the grpc package, by h2load (8 minutes)
   steps         a 10 MB tensor between two steps of an ensemble
   sequences     100,000 requests over 1,000 sequences at once: right answers and rate
   tuning        a text pipeline tuned step by step as in a guide, and the gain of batching for its encoder; needs wrk
@@ -79,10 +101,17 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
                 and 2,000 streams; needs a C compiler, as do those below but `tools` (3 minutes a repeat)
   beside-vllm   the same front end, and the bundled model, beside vLLM's server, which it installs under --out (3.2
                 GB), in turns (5 minutes, and 4 a repeat)
+  served-m      model M in bf16 beside vLLM's server, 8 and 32 streams, in turns (5 minutes, and 5 a repeat)
+  vllm-overload  vLLM behind Sluice beside vLLM's server, one small cache: preemptions, tokens/s, pauses, and what
+                Sluice adds at few streams (5 minutes, and 4 a repeat)
   tools         microseconds that finding tool calls and reasoning adds to a token, for each format (a minute)
   embeddings    /v1/embeddings beside Sentence Transformers, which it installs under --out (1.5 GB), on one encoder
   flat-memory   memory of gateway and engine over --requests requests (20,000: 2 minutes; 1,000,000: an hour)
+  resumption    10,000 streams cut at random bytes, at one gateway, and at two of which one is killed: lost and repeated
+                events, memory, CPU time; the latter need redis-server (5 minutes)
   stalls        the longest gap of streams beside a prompt of 60,000 tokens and a body of 20 MB (2 minutes)
+  workers       requests/s with one gateway process and with two (--http-workers), an engine that computes nothing;
+                needs wrk (3 minutes a repeat)
   peer          the serving workloads against the server at --peer-url
 """
 
@@ -116,8 +145,10 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
     return {
         "serving": lambda: serving.measure(repeats, arguments.out, arguments.model),
         "executor": lambda: executor.measure(repeats),
+        "decode": lambda: decode.measure(repeats, arguments.out, report),
         "adapter": lambda: adapter.measure(repeats),
         "guidance": lambda: guidance.measure(repeats),
+        "experts": lambda: experts.measure(repeats),
         "sampling": lambda: sampling.measure(repeats),
         "install-size": lambda: install_size.measure(arguments.out),
         "offline": lambda: comparison.measure(repeats, arguments.out),
@@ -125,8 +156,11 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "isolation": lambda: isolation.measure(repeats, arguments.out, arguments.model, arguments.only, report),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "predicted-wait": lambda: predicted_wait.measure(repeats, arguments.model, report),
+        "routing": lambda: routing.measure(repeats, arguments.out, arguments.model, arguments.only, report),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
-        "triton": lambda: triton.measure(repeats, arguments.out, report),
+        "kv-tiers": lambda: kv_tiers.measure(repeats, arguments.out, arguments.model, report),
+        "triton": lambda: triton.measure(repeats, arguments.out, arguments.only, report),
+        "grpc": lambda: triton_grpc.measure(repeats, arguments.out, report),
         "steps": lambda: steps.measure(repeats, arguments.out),
         "sequences": lambda: sequences.measure(arguments.out),
         "tuning": lambda: tuning.measure(repeats, arguments.out, report),
@@ -144,10 +178,14 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "rag-steps": lambda: orchestration.measure(repeats),
         "streams": lambda: streams.measure(repeats, arguments.out, arguments.only, report),
         "beside-vllm": lambda: beside_vllm.measure(repeats, arguments.out, report),
+        "served-m": lambda: served.measure(repeats, arguments.out, arguments.only, report),
+        "vllm-overload": lambda: vllm_overload.measure(repeats, arguments.out, report),
         "tools": lambda: parsing.measure(repeats, report),
         "embeddings": lambda: embeddings.measure(repeats, arguments.out, report),
         "flat-memory": lambda: flat_memory.measure(arguments.requests, arguments.out, report),
+        "resumption": lambda: resumption.measure(arguments.out, report),
         "stalls": lambda: stalls.measure(repeats, arguments.out, arguments.only, report),
+        "workers": lambda: workers.measure(repeats, arguments.out, report),
         "peer": lambda: _measure_peer(arguments),
     }
 
@@ -166,7 +204,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="checkpoint to serve instead of the bundled one")
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="rows of `isolation`, `streams` and `stalls` with TEXT"
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="rows of `isolation`, `streams`, `stalls`, `triton` and `routing` with TEXT",
     )
     parser.add_argument(
         "--requests",

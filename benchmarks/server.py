@@ -31,6 +31,7 @@ class Server:
 
     url: str
     grpc_address: str
+    metrics_url: str
     launched_s: float
     gateway: psutil.Process
 
@@ -73,20 +74,20 @@ def running_server(
         _stop(process)
 
 
-def _await_ready(process: "subprocess.Popen[str]", log: Path) -> tuple[str, str]:
-    """Return the server's URL and its gRPC address, from the line it prints when it listens.
+def _await_ready(process: "subprocess.Popen[str]", log: Path) -> tuple[str, str, str]:
+    """Return the server's URL, its gRPC address and the URL of its metrics, from the line it prints when it listens.
 
     The next line means that it is ready.
     """
     assert process.stdout is not None
-    listening = re.match(r"Listening on (\S+) .*gRPC ([^\s)]+)", process.stdout.readline())
+    listening = re.match(r"Listening on (\S+) .*metrics (\S+), gRPC ([^\s)]+)", process.stdout.readline())
     is_ready = bool(process.stdout.readline())
     if listening is None or not is_ready:
         raise BenchmarkError(f"the server did not start; see {log}")
     url = listening[1]
     with urlopen(f"{url}/v2/health/ready") as response:
         assert response.status == 200, "readiness and the ready line disagree"
-    return url, listening[2]
+    return url, listening[3], listening[2]
 
 
 def _stop(process: "subprocess.Popen[str]") -> None:

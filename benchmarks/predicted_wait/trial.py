@@ -129,6 +129,7 @@ class _RecordingIntake(Intake):
         now: float,
         *,
         was_accepted: bool,
+        most_wait_s: float | None = None,
     ) -> None:
         outcome = self._trial.begin(sequence.stream_id)
         try:

@@ -1,4 +1,4 @@
-"""The cost of a long queue: the time of a step of 64 sequences while none, or ten thousand, wait.
+"""The cost of a long queue: the time of a step of 64 sequences while none, or up to 100,000, wait.
 
 More sequences could run but for the lack of blocks, so that each step checks the head of the queue again.
 """
@@ -13,7 +13,8 @@ from engine.frames import Command, Submit
 from engine.loop.executor import InflightExecutor
 from engine.types import GenerateRequest, SamplingParams
 
-NUM_RUNNING, NUM_WAITING, NUM_TENANTS = 64, 10_000, 10
+NUM_RUNNING, NUM_TENANTS = 64, 10
+NUM_WAITING = (10_000, 100_000)
 MAX_NUM_SEQS = 2 * NUM_RUNNING
 NUM_STEPS, PROMPT_TOKENS = 300, 64
 MAX_TOKENS = 2048 - PROMPT_TOKENS
@@ -32,14 +33,17 @@ class _Commands:
         return commands
 
 
-def measure(num_repeats: int, num_waiting: int = NUM_WAITING, num_steps: int = NUM_STEPS) -> list[Figure]:
-    """Measure both in turn, and their ratio for each repeat."""
-    pairs = [(_step_ms(0, num_steps), _step_ms(num_waiting, num_steps)) for _ in range(num_repeats)]
+def measure(num_repeats: int, lengths: tuple[int, ...] = NUM_WAITING, num_steps: int = NUM_STEPS) -> list[Figure]:
+    """Measure all lengths in turn, and for each repeat their ratio to an empty queue."""
+    times = [{waiting: _step_ms(waiting, num_steps) for waiting in (0, *lengths)} for _ in range(num_repeats)]
     name = f"executor step, {NUM_RUNNING} running"
     return [
-        Figure(name, "none waiting", "ms", tuple(empty for empty, _ in pairs)),
-        Figure(name, f"{num_waiting:,} waiting", "ms", tuple(full for _, full in pairs)),
-        Figure(name, f"{num_waiting:,} / none", "x", tuple(full / empty for empty, full in pairs), TARGET_RATIO),
+        Figure(name, "none waiting", "ms", tuple(each[0] for each in times)),
+        *(Figure(name, f"{waiting:,} waiting", "ms", tuple(each[waiting] for each in times)) for waiting in lengths),
+        *(
+            Figure(name, f"{waiting:,} / none", "x", tuple(each[waiting] / each[0] for each in times), TARGET_RATIO)
+            for waiting in lengths
+        ),
     ]
 
 

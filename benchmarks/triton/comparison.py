@@ -3,63 +3,91 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
-from benchmarks.triton.repository import DENSE_WIDTH, WIDTH, write_onnx_models, write_python_models
+from benchmarks.triton.repository import (
+    DENSE_WIDTH,
+    WIDTH,
+    write_numpy_models,
+    write_onnx_models,
+    write_python_models,
+)
 from benchmarks.triton.servers import V2Server, sluice, tritonserver
-from benchmarks.triton.wrk import LONGEST_S, check_wrk, wrk
+from benchmarks.triton.wrk import LONGEST_S, check_wrk, wrk_binary, wrk_json
 
 CLIENTS = (1, 16, 64)
 SECONDS = 3.0
+IDLE_S = 1.5
+"""Pause before each measurement: what one server still does is not the other's burden."""
 NUM_STREAMS = 10_000
 """Number of streams of which none may be short or stalled."""
+_SAME = dict.fromkeys(CLIENTS[1:], 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadKind:
-    """One kind of load, by wrk or `benchmarks.triton.client`. `target_ratio` is the least ratio to Triton's rate."""
+    """One kind of load, by wrk or `benchmarks.triton.client`. `targets` are the least ratios to Triton's rate, by
+    clients."""
 
     name: str
     client: str
     unit: str
-    target_ratio: float
+    targets: Mapping[int, float]
+    model: str = "identity"
+
+    def row(self, clients: int) -> str:
+        return f"{self.name}, {clients} clients"
 
 
+_HTTP = {1: 0.8, 16: 0.9, 64: 0.9}
+_ONNX = dict.fromkeys(CLIENTS, 1.0)
 LOAD_KINDS = (
-    LoadKind("HTTP infer", "wrk", "requests/s", 0.8),
-    LoadKind("gRPC infer", "grpc", "requests/s", 1.0),
-    LoadKind("gRPC stream", "grpc-stream", "requests/s", 1.5),
-    LoadKind("generate_stream", "generate-stream", "events/s", 1.0),
+    LoadKind("HTTP JSON infer", "wrk-json", "requests/s", _HTTP),
+    LoadKind("HTTP binary infer", "wrk-binary", "requests/s", _HTTP),
+    LoadKind("HTTP JSON infer of ONNX", "wrk-json", "requests/s", _ONNX, "dense_single"),
+    LoadKind("HTTP binary infer of ONNX", "wrk-binary", "requests/s", _ONNX, "dense_single"),
+    LoadKind("HTTP JSON infer of batched ONNX", "wrk-json", "requests/s", _ONNX, "dense_batched"),
+    LoadKind("gRPC infer", "grpc", "requests/s", _SAME),
+    LoadKind("gRPC stream", "grpc-stream", "requests/s", dict.fromkeys(CLIENTS[1:], 1.5)),
+    LoadKind("generate_stream", "generate-stream", "events/s", _SAME),
 )
 
 
-def measure(repeats: int, out: Path, report: ReportProgress) -> list[Figure]:
-    """Measure both servers and their ratios. Raises BenchmarkError where one does not start or wrk is missing."""
+def measure(repeats: int, out: Path, only: str, report: ReportProgress) -> list[Figure]:
+    """Measure both servers and their ratios, in the rows whose name has `only` in it.
+
+    Raises BenchmarkError where one does not start, wrk is missing or no row is left.
+    """
     check_wrk()
+    rows = [(kind, clients) for kind in LOAD_KINDS for clients in CLIENTS if only in kind.row(clients)]
+    if not rows:
+        raise BenchmarkError(f"no row of this benchmark has {only!r} in its name")
     folder = out.resolve() / "triton"
-    write_python_models(folder / "python")
-    write_onnx_models(folder / "onnx")
+    for server, write_dense in (("sluice", write_onnx_models), ("tritonserver", write_numpy_models)):
+        write_python_models(folder / server)
+        write_dense(folder / server)
 
     @contextmanager
     def servers() -> Iterator[tuple[V2Server, V2Server]]:
         with (
-            tritonserver(folder / "python", out / "envs", folder / "tritonserver.log", report) as triton,
-            sluice(folder / "python", folder / "sluice.log") as ours,
+            tritonserver(folder / "tritonserver", out / "envs", folder / "tritonserver.log", report) as triton,
+            sluice(folder / "sluice", folder / "sluice.log") as ours,
         ):
             yield ours, triton
 
     figures: list[Figure] = []
-    for kind in LOAD_KINDS:
-        figures += _compare(kind, servers, repeats, report)
+    for kind, clients in rows:
+        figures += _compare(kind, servers, clients, repeats, report)
+    if only:
+        return figures
     with servers() as both:
         figures += _count_faults(both[0], report)
-        figures += [Figure("memory", server.name, "MB", (server.rss_mb(),)) for server in both]
-    with sluice(folder / "onnx", folder / "sluice-onnx.log") as server:
-        return figures + _batching(server, repeats, report)
+        return figures + [Figure("memory", server.name, "MB", (server.rss_mb(),)) for server in both]
 
 
 Servers = Callable[[], AbstractContextManager[tuple[V2Server, V2Server]]]
@@ -67,37 +95,33 @@ Pair = tuple[float, float]
 MAX_DEATHS = 5
 
 
-def _compare(kind: LoadKind, servers: Servers, repeats: int, report: ReportProgress) -> list[Figure]:
-    """Measure one kind of load at each number of clients."""
-    figures = []
-    for clients in CLIENTS:
-        name = f"{kind.name}, {clients} clients"
-        pairs = _pairs(kind, servers, clients, repeats, report)
-        report(f"{name}: " + ", ".join(f"{ours:,.0f} / {triton:,.0f}" for ours, triton in pairs))
-        figures += [
-            Figure(name, "sluice", kind.unit, tuple(ours for ours, _ in pairs)),
-            Figure(name, "triton", kind.unit, tuple(triton for _, triton in pairs)),
-            Figure(
-                name,
-                "sluice / triton",
-                "ratio",
-                tuple(ours / triton for ours, triton in pairs),
-                Target(kind.target_ratio, is_ceiling=False) if clients > 1 else None,
-            ),
-        ]
-    return figures
+def _compare(kind: LoadKind, servers: Servers, clients: int, repeats: int, report: ReportProgress) -> list[Figure]:
+    """Measure one kind of load at a number of clients."""
+    name = kind.row(clients)
+    pairs = _pairs(kind, servers, clients, repeats, report)
+    report(f"{name}: " + ", ".join(f"{ours:,.0f} / {triton:,.0f}" for ours, triton in pairs))
+    target = Target(kind.targets[clients], is_ceiling=False) if clients in kind.targets else None
+    return [
+        Figure(name, "sluice", kind.unit, tuple(ours for ours, _ in pairs)),
+        Figure(name, "triton", kind.unit, tuple(triton for _, triton in pairs)),
+        Figure(name, "sluice / triton", "ratio", tuple(ours / triton for ours, triton in pairs), target),
+    ]
 
 
 def _pairs(kind: LoadKind, servers: Servers, clients: int, repeats: int, report: ReportProgress) -> list[Pair]:
-    """Measure pairs of rates in turns. tritonserver often dies as many gRPC streams end, and is then restarted."""
+    """Measure pairs of rates in turns; each pair begins with the other server than the one before.
+
+    tritonserver often dies as many gRPC streams end, and is then restarted.
+    """
     pairs: list[Pair] = []
     num_deaths = 0
     while len(pairs) < repeats:
         with servers() as (ours, triton):
             try:
                 while len(pairs) < repeats:
-                    theirs = _rate(triton, kind.client, clients)
-                    pairs.append((_rate(ours, kind.client, clients), theirs))
+                    order = (ours, triton) if len(pairs) % 2 else (triton, ours)
+                    rates = {server.name: _rate(server, kind, clients) for server in order}
+                    pairs.append((rates[ours.name], rates[triton.name]))
             except BenchmarkError as error:
                 num_deaths += 1
                 if triton.is_alive() or num_deaths > MAX_DEATHS:
@@ -106,10 +130,13 @@ def _pairs(kind: LoadKind, servers: Servers, clients: int, repeats: int, report:
     return pairs
 
 
-def _rate(server: V2Server, kind: str, clients: int) -> float:
-    if kind == "wrk":
-        return _wrk(server, "identity", "INPUT0", WIDTH, clients)
-    counts = _client(server, kind, clients, "--seconds", str(SECONDS))
+def _rate(server: V2Server, kind: LoadKind, clients: int) -> float:
+    time.sleep(IDLE_S)
+    if kind.client.startswith("wrk"):
+        name, width = ("INPUT0", WIDTH) if kind.model == "identity" else ("x", DENSE_WIDTH)
+        send = wrk_binary if kind.client == "wrk-binary" else wrk_json
+        return send(server, kind.model, name, width, clients, SECONDS).rate
+    counts = _client(server, kind.client, clients, "--seconds", str(SECONDS))
     return float(counts["num_events"] / counts["seconds"])
 
 
@@ -123,27 +150,9 @@ def _client(server: V2Server, kind: str, clients: int, *more: str) -> dict[str, 
     return counts
 
 
-def _wrk(server: V2Server, model: str, tensor: str, width: int, clients: int) -> float:
-    """Measure JSON infer requests per second."""
-    values = [float(index) for index in range(width)]
-    request = {"inputs": [{"name": tensor, "shape": [1, width], "datatype": "FP32", "data": values}]}
-    return wrk(server, model, request, clients, SECONDS).rate
-
-
 def _count_faults(ours: V2Server, report: ReportProgress) -> list[Figure]:
     """Count the short and stalled streams of many."""
     report(f"{NUM_STREAMS} streams, 64 at a time")
     counts = _client(ours, "generate-stream", 64, "--requests", str(NUM_STREAMS))
     faults = counts["num_short"] + counts["num_stalled"]
     return [Figure(f"short or stalled of {NUM_STREAMS}", "sluice", "streams", (float(faults),), Target(0))]
-
-
-def _batching(server: V2Server, repeats: int, report: ReportProgress) -> list[Figure]:
-    """Measure a small ONNX network with dynamic batching and without."""
-    figures = []
-    for model in ("dense_batched", "dense_single"):
-        for clients in CLIENTS[1:]:
-            report(f"{model}, {clients} clients")
-            rates = tuple(_wrk(server, model, "x", DENSE_WIDTH, clients) for _ in range(repeats))
-            figures.append(Figure(f"ONNX HTTP infer, {clients} clients", model, "requests/s", rates))
-    return figures

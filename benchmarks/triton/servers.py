@@ -42,14 +42,19 @@ class V2Server:
         """Return the memory of the server's own process, without its workers, in MB of 10^6 bytes."""
         return float(self.process.memory_info().rss / 1e6)
 
+    def cpu_s(self) -> float:
+        """Return the CPU time of the server's own process, without its workers, in seconds."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
 
 @contextmanager
-def sluice(repository: Path, log: Path, *flags: str) -> Iterator[V2Server]:
+def sluice(repository: Path, log: Path, *flags: str, name: str = "sluice") -> Iterator[V2Server]:
     """Run this checkout's server with `repository` alone."""
     http, grpc, metrics = _free_ports()
     command = [sys.executable, "-m", "cli", "serve", "--allow-client-shm=1", "--model-repository", str(repository)]
     ports = ["--http-port", str(http), "--grpc-port", str(grpc), "--metrics-port", str(metrics)]
-    with _running("sluice", [*command, *ports, *flags], None, log, http, grpc) as server:
+    with _running(name, [*command, *ports, *flags], None, log, http, grpc) as server:
         yield server
 
 
