@@ -6,18 +6,34 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
 
 from pipelines.text.tokenizer import Tokenizer
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
-from tests.paths import RILL_TOKENIZER
+from tests.paths import CERTIFICATES, RILL_TOKENIZER, TESTS
 from tests.quick import is_quick, refuse_processes
 from tests.server_process import ServerProcess, StartServer, running_server
 
 # Before anything imports gRPC: its fork handlers kill one child in many of those that do not call exec at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - as in serving/__init__.py
+# What servers keep is the tests' own: with a key of this machine's user they would all ask for one.
+_DATA_HOME = TemporaryDirectory(prefix="sluice-tests-", ignore_cleanup_errors=True)
+os.environ["XDG_DATA_HOME"] = _DATA_HOME.name  # noqa: TID251 - servers inherit it
+# httpx reads all certificates of the world for each client, 20 ms long: of thousands of clients none asks the world.
+os.environ["SSL_CERT_FILE"] = str(CERTIFICATES / "ca.pem")  # noqa: TID251 - servers inherit it
+_FIRST = (
+    "gateway/workers/test_serving.py",
+    "gateway/test_lifecycle.py",
+    "gateway/http/streams/test_two_gateways.py",
+    "engine/client/test_recovery.py",
+    "engine/delegated/tensorrt_llm/test_engine.py",
+    "engine/delegated/tensorrt_llm/test_engine_faults.py",
+    "engine/forecast/test_wait.py",
+)
+"""Files of few tests that take many seconds each. `--durations=0` says which they are."""
 # Until the tests are collected: imports make objects that stay, and no garbage.
 gc.disable()
 
@@ -27,6 +43,9 @@ settings.load_profile("several workers")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--on-vllm", action="store_true", help="the gateway's tests of an LLM, over vLLM in place of a stand-in"
+    )
     parser.addoption("--quick", action="store_true", help="only tests that start no process, server or model library")
 
 
@@ -39,13 +58,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put the files that start most before the others, so that at the end no worker has a long file to itself."""
+    """Put the files that take longest before the others, so that at the end no worker has a long file to itself."""
+    if config.getoption("on_vllm"):
+        items[:] = [item for item in items if _is_of_any_engine(item)]
     slow = [item for item in items if not is_quick(item)]
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if is_quick(item)]
     num_slow = Counter(item.path for item in slow)
-    items.sort(key=lambda item: -num_slow[item.path])
+    first = {TESTS / each for each in _FIRST}
+    if missing := [str(each) for each in first if not each.exists()]:
+        raise pytest.UsageError(f"_FIRST in tests/conftest.py names files that are not there: {missing}")
+    items.sort(key=lambda item: (item.path not in first, -num_slow[item.path]))
+
+
+def _is_of_any_engine(item: pytest.Item) -> bool:
+    return "live" in getattr(item, "fixturenames", ()) and item.get_closest_marker("stand_in") is None
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

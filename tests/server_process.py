@@ -43,14 +43,29 @@ class ServerProcess:
 
     def engine(self) -> psutil.Process:
         """The engine's process."""
-        [child] = psutil.Process(self.pid).children()
+        [child] = self.engines()
         return child
+
+    def engines(self) -> list[psutil.Process]:
+        """The processes of all engines."""
+        return [each for each in psutil.Process(self.pid).children() if not _is_worker(each)]
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes of the HTTP workers."""
+        return [each for each in psutil.Process(self.pid).children() if _is_worker(each)]
 
     def client(self, **settings: object) -> httpx.Client:
         return httpx.Client(base_url=self.base_url, timeout=PATIENCE_S, **settings)  # type: ignore[arg-type]
 
     def wait_exit(self) -> int:
         return self.process.wait(PATIENCE_S)
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "gateway.workers" in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
 
 
 StartServer = Callable[..., ServerProcess]

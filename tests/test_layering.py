@@ -25,6 +25,8 @@ LIBRARIES = {
     "torch": ("serving/backends/pytorch",),
     "tensorrt": ("serving/backends/tensorrt",),
     "onnxruntime": ("serving/backends/onnxruntime",),
+    "dynamo": ("gateway/dynamo",),
+    "ray": ("cli/fleet",),
 }
 """Heavy libraries, and the folders that may import them."""
 

@@ -14,5 +14,5 @@ def test_every_way_of_sampling_is_measured_for_every_vocabulary(monkeypatch: pyt
 def test_the_promised_figure_is_one_of_those_measured() -> None:
     for vocab_size, shape, name in sampling.TARGET_MS:
         assert vocab_size in sampling.VOCABULARIES
-        assert shape == "peaked"
+        assert shape in ("peaked", "flat")
         assert name in sampling.SAMPLINGS

@@ -16,8 +16,8 @@ HEAVY = {"fastapi", "transformers", "uvicorn", "numpy", "zmq", "openvino", "load
 def test_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     overview = capsys.readouterr().out
-    assert "  serve      Serve models: OpenAI API" in overview
-    assert "  load       " in overview
+    assert "  serve         Serve models: OpenAI API" in overview
+    assert "  load          " in overview
 
 
 def test_without_arguments_it_shows_the_overview_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,8 +34,8 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sevre"]) == 2
     assert (
         capsys.readouterr().err
-        == "sluice: error: unknown command 'sevre'; commands: build, doctor, load, rag, repository, run-batch, "
-        "runtime, serve\n"
+        == "sluice: error: unknown command 'sevre'; commands: build, doctor, dynamo-worker, engine, fleet, keys, load, "
+        "rag, repository, run-batch, runtime, serve, simulate, tenants, usage\n"
     )
 
 

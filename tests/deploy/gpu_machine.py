@@ -17,10 +17,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.types import EngineStats, IterationStats
+from engine.types import EngineInfo, EngineStats, IterationStats
 from gateway.telemetry.machine import GpuProcess, GpuSample, gpu_families, process_memory
 from gateway.telemetry.trt_llm import TrtLlmCollector
-from pipelines.llm.text import TextActivity
+from pipelines.llm.activity import TextActivity
 from tests.pipelines.llm.doubles import language_model
 
 _GIB = 1 << 30
@@ -63,7 +63,19 @@ def _on_tensorrt_llm() -> Any:
     )
     engine = SimpleNamespace(stats=EngineStats(8, 2, 600, 400, 900, 9000, 90.0, 9.0, 5000, 70_000, iteration=iteration))
     engine.heartbeat_age_s = lambda: 0.01
-    info = SimpleNamespace(scheduler_policy="guaranteed_no_evict", max_num_seqs=64, num_blocks=1000, block_size=32)
+    info = EngineInfo(
+        runtime="tensorrt_llm",
+        model_type="llama",
+        dtype="bf16",
+        vocab_size=128_256,
+        eos_token_ids=(128_001,),
+        max_model_len=8192,
+        block_size=32,
+        num_blocks=1000,
+        max_num_seqs=64,
+        max_num_batched_tokens=8192,
+        load_seconds=60.0,
+    )
     text = SimpleNamespace(engine=engine, info=info, activity=TextActivity())
     model: Any = language_model(text, "llama")
     model.config = SimpleNamespace(metric_tags={})

@@ -1,7 +1,6 @@
 """Runs a real Prometheus with the shipped configuration, and promtool."""
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from tests import paths
+from tests.ports import ReservedPort
 
 SHIPPED = paths.ROOT / "deploy" / "prometheus"
 TIMEOUT_S = 90.0
@@ -97,9 +97,9 @@ class Prometheus:
 
 @contextmanager
 def running_prometheus(config: Path, data: Path) -> Iterator[Prometheus]:
-    port = free_port()
-    where = (f"--storage.tsdb.path={data}", f"--web.listen-address=127.0.0.1:{port}")
-    with started(["prometheus", f"--config.file={config}", *where], port, config.parent) as prometheus:
+    port = ReservedPort()
+    where = (f"--storage.tsdb.path={data}", f"--web.listen-address=127.0.0.1:{port.number}")
+    with started(["prometheus", f"--config.file={config}", *where], port.number, config.parent) as prometheus:
         yield prometheus
 
 
@@ -119,10 +119,3 @@ def started(
         prometheus.close()
         process.terminate()
         process.wait(TIMEOUT_S)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

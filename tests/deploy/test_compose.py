@@ -18,8 +18,9 @@ from gateway.options.config import find_unknown_variables, read_config
 from tests import paths
 from tests.deploy.dockerfile import DOCKERFILES, stages
 from tests.deploy.programs import program
-from tests.deploy.prometheus import SHIPPED, free_port, needs_prometheus, started
+from tests.deploy.prometheus import SHIPPED, needs_prometheus, started
 from tests.paths import ROOT
+from tests.ports import ReservedPort
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -174,7 +175,8 @@ def test_prometheus_starts_as_the_file_says(tmp_path: Path, key: str) -> None:
         assert inside in command
         command = command.replace(inside, str(outside))
     environment = {"PATH": os.defpath, **({"SLUICE_API_KEY": key} if key else {})}
-    port = free_port()
+    reserved = ReservedPort()
+    port = reserved.number
     with started(
         [*service["entrypoint"], f"{command} --web.listen-address=127.0.0.1:{port}"], port, tmp_path, environment
     ):

@@ -58,6 +58,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "--metrics-config=summary_latencies=true",
         "--metrics-config=histogram_latencies=true",
         "--allow-gpu-metrics=false",
+        "--http-workers=2",
+        "--default-limits=requests_per_minute=1000000",
     ) as running:
         running.wait_ready()
         yield running

@@ -24,11 +24,13 @@ class CapableEngine(InProcessEngineClient):
             self.info, adapters=ADAPTERS, max_beam_width=MAX_BEAM_WIDTH, sampling_fields=SAMPLING_FIELDS
         )
 
-    def submit(self, request: GenerateRequest) -> GenerationStream:
+    def submit(
+        self, request: GenerateRequest, most_wait_s: float | None = None, num_cached_tokens: int = 0
+    ) -> GenerationStream:
         self.requests.append(request)
         plain = {name: getattr(SamplingParams(), name) for name in SAMPLING_FIELDS}
         sampling = msgspec.structs.replace(request.sampling, **plain)
-        return super().submit(msgspec.structs.replace(request, adapter="", sampling=sampling))
+        return super().submit(msgspec.structs.replace(request, adapter="", sampling=sampling), most_wait_s)
 
     @property
     def asked(self) -> GenerateRequest:

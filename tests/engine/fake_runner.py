@@ -1,8 +1,10 @@
 """A runner without a model, whose output depends on every token that it reads back through the block table."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from engine.runners.base import FloatArray, RunnerInfo, StepBatch
+from engine.runners.base import ByteArray, FloatArray, RunnerInfo, StepBatch
 
 
 def echo_next(token_ids: list[int], vocab_size: int) -> int:
@@ -47,6 +49,8 @@ class EchoRunner:
         self.num_runs = 0
         self.is_closed = False
         self._cache = np.full((num_blocks, block_size), -1, np.int64)
+        self.block_bytes = block_size * 8
+        self.block_identity = "echo"
 
     def run(self, batch: StepBatch) -> FloatArray:
         self.num_runs += 1
@@ -75,6 +79,14 @@ class EchoRunner:
         flat = self._cache.reshape(-1)
         flat[slots[past:]] = batch.token_ids[begin:end]
         return [int(token) for token in flat[slots]]
+
+    def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        for block, content in zip(blocks, contents, strict=True):
+            content[:] = self._cache[block].view(np.uint8)
+
+    def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        for block, content in zip(blocks, contents, strict=True):
+            self._cache[block] = content.view(np.int64)
 
     def close(self) -> None:
         self.is_closed = True

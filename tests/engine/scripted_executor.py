@@ -7,7 +7,7 @@ import msgspec
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.frames import Cancel, Command, StepFrame, Submit
+from engine.frames import AdapterOutcome, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
 from engine.loop.executor import InflightExecutor
 from engine.types import EventDetail, FinishReason, RequestFailed
 from tests.engine.fake_runner import EchoRunner
@@ -39,6 +39,7 @@ class ScriptedExecutor:
         self.reasons: dict[int, list[FinishReason]] = defaultdict(list)
         self.failures: list[RequestFailed] = []
         self.details: dict[int, EventDetail] = {}
+        self.outcomes: list[AdapterOutcome] = []
         self.now = 0.0
         self.runner = runner or EchoRunner(num_blocks=24, block_size=4, max_model_len=64)
         config = msgspec.convert(
@@ -55,6 +56,7 @@ class ScriptedExecutor:
             if event.finish_reason is not None:
                 self.reasons[event.stream_id].append(event.finish_reason)
         self.failures += frame.failures
+        self.outcomes += frame.adapters
 
     def submit(self, stream_id: int, prompt: list[int], **fields: object) -> None:
         """Submit a request at the next step; see `make_request` for the fields."""
@@ -73,6 +75,16 @@ class ScriptedExecutor:
     def step(self) -> None:
         self.executor.step()
         self.executor.check_invariants()
+        if self.executor._returns is not None:
+            self.executor._returns.tiers.check()
+
+    def change_adapters(self, command: LoadAdapter | UnloadAdapter) -> AdapterOutcome:
+        """Send a command and take steps until it is answered."""
+        self.script.pending.append(command)
+        before = len(self.outcomes)
+        while len(self.outcomes) == before:
+            self.step()
+        return self.outcomes[-1]
 
     def finish(self) -> None:
         for _ in range(10_000):

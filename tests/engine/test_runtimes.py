@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, Runtime
-from engine.model_folder import ModelFormat, model_format
+from engine.config import EngineConfig, Runtime, Task
+from engine.model_folder import ModelFormat, model_format, served_task
 from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
 from engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import ErrorCode, SluiceError
@@ -132,6 +132,58 @@ def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
     assert choose(path, installed=ALL, runtime=Runtime.TENSORRT_LLM).runtime is Runtime.TENSORRT_LLM
     with pytest.raises(SluiceError, match="it was asked for"):
         choose(path, gpus=1, runtime=Runtime.TENSORRT_LLM)
+
+
+@pytest.mark.parametrize("fields", [{"kv_host_cache_bytes": 1 << 30}, {"kv_disk_cache": "/blocks"}])
+@pytest.mark.parametrize(
+    ("runtime", "own"), [(Runtime.TENSORRT_LLM, "host_cache_size=SIZE"), (Runtime.VLLM, "kv_offloading_size=GIB")]
+)
+def test_kv_tiers_are_refused_with_the_runtimes_own(
+    tmp_path: Path, fields: dict[str, Any], runtime: Runtime, own: str
+) -> None:
+    path = folder_with(tmp_path / "model", HUGGINGFACE)
+    with pytest.raises(SluiceError, match=f"keeps its own blocks; --runtime-setting {own}") as caught:
+        choose(path, gpus=1, installed=ALL, runtime=runtime, **fields)
+    assert caught.value.param in fields
+    assert choose(path, installed=ALL, runtime=Runtime.OPENVINO, **fields).runtime is Runtime.OPENVINO
+
+
+@pytest.mark.parametrize(
+    ("fields", "gpus", "installed", "expected"),
+    [
+        ({"task": Task.EMBED}, 0, ALL, Runtime.OPENVINO),
+        ({"task": Task.EMBED}, 2, ALL, Runtime.VLLM),
+        ({"task": Task.EMBED, "runtime": Runtime.VLLM}, 0, ALL, Runtime.VLLM),
+        ({"task": Task.EMBED, "runtime": Runtime.TENSORRT_LLM}, 2, ALL, "TensorRT-LLM does not serve models for embed"),
+        ({"task": Task.SCORE}, 0, ALL, Runtime.VLLM),
+        ({"task": Task.SCORE}, 0, (), "vLLM would run .*serves such a folder for score.*not installed"),
+        ({"task": Task.SCORE, "runtime": Runtime.OPENVINO}, 0, ALL, "for score; use --runtime vllm"),
+    ],
+)
+def test_a_task_takes_a_runtime_that_serves_it(
+    tmp_path: Path, fields: dict[str, Any], gpus: int, installed: Collection[Runtime], expected: Runtime | str
+) -> None:
+    path = folder_with(tmp_path / "model", HUGGINGFACE)
+    if isinstance(expected, Runtime):
+        assert choose(path, gpus=gpus, installed=installed, **fields).runtime is expected
+        return
+    with pytest.raises(SluiceError, match=expected):
+        choose(path, gpus=gpus, installed=installed, **fields)
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "expected"),
+    [
+        (HUGGINGFACE, "modules.json", Task.EMBED),
+        ({"architectures": ["BertForSequenceClassification"]}, "model.safetensors", Task.SCORE),
+        (HUGGINGFACE, "model.safetensors", Task.GENERATE),
+        ("not json", "model.safetensors", Task.GENERATE),
+    ],
+)
+def test_a_task_is_found_from_files(tmp_path: Path, config: Any, file: str, expected: Task) -> None:
+    path = folder_with(tmp_path / "model", config, file)
+    assert served_task(EngineConfig(model_path=str(path))) is expected
+    assert served_task(EngineConfig(model_path=str(path), task=Task.GENERATE)) is Task.GENERATE
 
 
 def test_every_runtime_is_registered() -> None:

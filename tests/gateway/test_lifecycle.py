@@ -20,8 +20,9 @@ from gateway.listeners import listen
 from tests.server_process import PATIENCE_S, ServerProcess, StartServer, running_command, serve_command
 from tests.serving.backends.python.parts import TEXT, write_model
 
-SOON_S = 8.0
-"""Much less than the shutdown's timeouts, so that an end within it shows that nothing waited for them."""
+SOON_S = 60.0
+"""Much less than EXIT_S, so that an end within it shows that nothing waited for a timeout."""
+EXIT_S = "--exit-timeout-secs=600"
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -73,6 +74,18 @@ def test_says_where_it_listens_and_when_it_is_ready(server: ServerProcess) -> No
 def test_the_engine_logs_at_the_level_asked_for(server: ServerProcess, start_server: StartServer) -> None:
     assert "[engine] loaded" in server.log
     assert start_server("--log-level=warning").log == ""
+
+
+def test_the_debug_log_says_where_the_time_of_the_start_went(start_server: StartServer) -> None:
+    server = start_server("--log-level=debug")
+    ready_s = float(server.ready_line.rpartition("ready in ")[2].removesuffix(" s\n"))
+    until(lambda: any(line.endswith(") ready") for line in server.log.splitlines()))
+    lines = [line for line in server.log.splitlines() if " start: " in line]
+    assert any("[engine]" in line and line.endswith("model loaded and compiled") for line in lines)
+    totals = [int(line.split(" start: ")[1].split()[0]) for line in lines if "[engine]" not in line]
+    assert len(totals) >= 5
+    assert totals == sorted(totals)
+    assert totals[-1] >= 1000 * ready_s - 100  # the marks count from the process's first moment
 
 
 def test_every_line_of_the_log_may_be_json(start_server: StartServer) -> None:
@@ -187,7 +200,7 @@ def test_garbage_on_any_port_harms_nobody(server: ServerProcess, garbage: bytes)
 
 
 def test_sigterm_lets_streams_finish_and_nothing_else_delays_it(start_server: StartServer) -> None:
-    server = start_server()
+    server = start_server(EXIT_S)
     engine = server.engine()
     with server.client() as client, open_stream(client, 1000) as events, connect(server) as idle:
         idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -228,7 +241,7 @@ def test_streams_that_take_too_long_end_with_an_error_event(start_server: StartS
 
 
 def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
-    server = start_server()
+    server = start_server(EXIT_S)
     engine = server.engine()
     with server.client() as client, open_stream(client, 30_000):
         server.process.send_signal(signal.SIGTERM)
@@ -283,7 +296,7 @@ def test_a_killed_engine_is_replaced_and_streams_go_on(start_server: StartServer
 
 
 def test_sigterm_while_the_engine_restarts_lets_its_streams_end(start_server: StartServer) -> None:
-    server = start_server()
+    server = start_server(EXIT_S)
     with server.client() as client, open_stream(client, 500) as events:
         server.engine().kill()
         until(lambda: "starting another" in server.log)
@@ -294,7 +307,7 @@ def test_sigterm_while_the_engine_restarts_lets_its_streams_end(start_server: St
 
 
 def test_a_signal_while_loading_ends_cleanly(start_server: StartServer) -> None:
-    server = start_server("--host=0.0.0.0", is_ready=False)
+    server = start_server("--host=0.0.0.0", EXIT_S, is_ready=False)
     children = psutil.Process(server.pid).children()
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(SOON_S) == 0
@@ -338,8 +351,9 @@ def test_a_taken_grpc_port_is_one_clear_line(checkpoint: Path) -> None:
         command = serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0", f"--grpc-port={port}")
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port} for gRPC" in done.stderr.splitlines()[-1]
-    assert done.stderr.splitlines()[-1].endswith("choose another with --grpc-port (0 takes a free one)")
+    assert done.stderr.splitlines()[-1].endswith(
+        f"port {port} on 127.0.0.1 is taken; choose another with --grpc-port (0 takes a free one)"
+    )
     assert "Traceback" not in done.stderr
 
 
@@ -348,7 +362,7 @@ def test_a_certificate_that_is_not_there_is_one_clear_line(checkpoint: Path) -> 
     command = serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0", *files)
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2
-    assert "--grpc-server-key cannot be read" in done.stderr.splitlines()[-1]
+    assert "--grpc-server-cert cannot be read" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

@@ -48,7 +48,9 @@ class Reader:
             return
         self.last_frame = line
         if line != "data: [DONE]":
-            [choice] = json.loads(line.removeprefix("data: "))["choices"]
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "choices" in chunk, chunk
+            [choice] = chunk["choices"]
             self.texts.append(choice["text"])
         if len(self.texts) > BEFORE_KILL or line == "data: [DONE]":  # to a slow reader all may come in fewer
             self.is_under_way.set()

@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 from tests.paths import RILL_TOKENIZER
 
 MAX_MODEL_LEN = 32768
-_HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _HEAD_DIM, _LAYERS = 32, 64, 2, 1, 16, 2
+_HIDDEN, _INTERMEDIATE, _HEADS, _KV_HEADS, _LAYERS = 32, 64, 2, 1, 2
 
 
-def write_tiny_checkpoint(folder: Path) -> Path:
+def write_tiny_checkpoint(folder: Path, head_dim: int = 16) -> Path:
     """Write the checkpoint to `folder`, which must not exist, and return it."""
     shutil.copytree(RILL_TOKENIZER, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -23,16 +23,16 @@ def write_tiny_checkpoint(folder: Path) -> Path:
         intermediate_size=_INTERMEDIATE,
         num_attention_heads=_HEADS,
         num_key_value_heads=_KV_HEADS,
-        head_dim=_HEAD_DIM,
+        head_dim=head_dim,
         num_hidden_layers=_LAYERS,
         max_position_embeddings=MAX_MODEL_LEN,
     )
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(_weights(config["vocab_size"]), folder / "model.safetensors")
+    save_file(_weights(config["vocab_size"], head_dim), folder / "model.safetensors")
     return folder
 
 
-def _weights(vocab_size: int) -> dict[str, NDArray[np.float32]]:
+def _weights(vocab_size: int, head_dim: int) -> dict[str, NDArray[np.float32]]:
     random = np.random.default_rng(7)
 
     def matrix(rows: int, columns: int) -> NDArray[np.float32]:
@@ -42,10 +42,10 @@ def _weights(vocab_size: int) -> dict[str, NDArray[np.float32]]:
     weights = {"model.embed_tokens.weight": matrix(vocab_size, _HIDDEN), "model.norm.weight": ones}
     for layer in range(_LAYERS):
         shapes = {
-            "self_attn.q_proj": (_HEADS * _HEAD_DIM, _HIDDEN),
-            "self_attn.k_proj": (_KV_HEADS * _HEAD_DIM, _HIDDEN),
-            "self_attn.v_proj": (_KV_HEADS * _HEAD_DIM, _HIDDEN),
-            "self_attn.o_proj": (_HIDDEN, _HEADS * _HEAD_DIM),
+            "self_attn.q_proj": (_HEADS * head_dim, _HIDDEN),
+            "self_attn.k_proj": (_KV_HEADS * head_dim, _HIDDEN),
+            "self_attn.v_proj": (_KV_HEADS * head_dim, _HIDDEN),
+            "self_attn.o_proj": (_HIDDEN, _HEADS * head_dim),
             "mlp.gate_proj": (_INTERMEDIATE, _HIDDEN),
             "mlp.up_proj": (_INTERMEDIATE, _HIDDEN),
             "mlp.down_proj": (_HIDDEN, _INTERMEDIATE),

@@ -13,6 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+_SCALARS = {"beta": 0.5, "eps": -1e-6}
+"""Constants of an activation (xIELU) that checkpoints have as tensors."""
 _SAFETENSORS_NAMES = {"bf16": "BF16", "f16": "F16", "f32": "F32"}
 
 
@@ -50,14 +52,16 @@ def write_checkpoint(blueprint: Blueprint, directory: Path) -> None:
 def random_tensor(blueprint: Blueprint, name: str) -> NDArray[np.float32]:
     """Return random weights. Layers weigh more than embeddings; norms and biases are far from their initial values."""
     shape = blueprint.tensors[name]
+    if not shape:
+        return np.array(_SCALARS[name.rsplit(".", 1)[-1]], np.float32)
     offset, scale = 0.0, 2 / np.sqrt(shape[-1])
-    if "norm" in name and name.endswith("weight"):
+    if ("norm" in name or ".ln_" in name) and name.endswith("weight"):
         offset, scale = 1.0, 0.3
     elif name.endswith("bias"):
         scale = 0.5
-    elif "embed_tokens" in name:
+    elif "embed_tokens" in name or "embed_in" in name or ".wte." in name:
         scale = blueprint.embedding_scale
-    elif "lm_head" in name:
+    elif "lm_head" in name or "embed_out" in name:
         scale = 1.0
     bits = np.random.PCG64([blueprint.seed, zlib.crc32(name.encode())]).random_raw(int(np.prod(shape)))
     uniform = (bits >> np.uint64(11)) * 2.0**-53

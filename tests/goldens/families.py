@@ -4,10 +4,13 @@ The recording script and the live comparison use it. It needs torch and transfor
 """
 
 import json
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.goldens.checkpoints import Blueprint
 
@@ -53,7 +56,7 @@ class Recipe:
         left_out = {name for name, value in self.edits.items() if value is None}
         return Blueprint(
             config={name: value for name, value in fields.items() if name not in left_out},
-            tensors={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
+            tensors=saved_shapes(model),
             seed=seed,
             dtype=self.dtype,
             num_shards=self.num_shards,
@@ -61,8 +64,57 @@ class Recipe:
         )
 
 
+def saved_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors under the names that a checkpoint has, which may not be the modules'."""
+    with tempfile.TemporaryDirectory() as directory:
+        model.save_pretrained(directory)
+        with safe_open(Path(directory) / "model.safetensors", framework="numpy") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
+
+
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "num_hidden_layers": 2}
+
+GPT2_SHAPE: dict[str, Any] = {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 256}
+
+LATENT: dict[str, Any] = {
+    **EXPERTS,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+}
+
 RECIPES: dict[str, Recipe] = {
+    "apertus": Recipe("apertus", {"head_dim": 12}),
     "arcee": Recipe("arcee", {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.5}, "mlp_bias": True}),
+    "cohere": Recipe("cohere", {"head_dim": 12, "logit_scale": 0.5, "use_qk_norm": True, "attention_bias": True}),
+    "cohere2": Recipe(
+        "cohere2", {"head_dim": 12, "num_hidden_layers": 4, "logit_scale": 0.5, "sliding_window": 23}, dtype="bf16"
+    ),
+    "deepseek_v2": Recipe("deepseek_v2", {**LATENT, "q_lora_rank": None, "num_experts_per_tok": 3}),
+    "deepseek_v2_groups": Recipe(
+        "deepseek_v2",
+        {
+            **LATENT,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+            "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9},
+        },
+        dtype="bf16",
+    ),
+    "deepseek_v3": Recipe(
+        "deepseek_v3",
+        {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
     "ernie4_5": Recipe("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}, dtype="bf16"),
     "exaone4": Recipe(
         "exaone4", {"num_hidden_layers": 4, "sliding_window": 21, "sliding_window_pattern": 2, "layer_types": None}
@@ -112,6 +164,41 @@ RECIPES: dict[str, Recipe] = {
         embedding_scale=0.1,
         dtype="f16",
     ),
+    "glm": Recipe("glm", {"attention_bias": False}),
+    "glm4": Recipe("glm4", {}, dtype="bf16"),
+    "glm4_moe": Recipe(
+        "glm4_moe",
+        {
+            **EXPERTS,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 6,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "gpt2": Recipe("gpt2", {**GPT2_SHAPE, "n_inner": 80}),
+    "gpt2_unscaled": Recipe("gpt2", {**GPT2_SHAPE, "scale_attn_weights": False}, dtype="bf16"),
+    "gpt_neox": Recipe(
+        "gpt_neox", {"head_dim": 12, "rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}
+    ),
+    "gpt_neox_serial": Recipe(
+        "gpt_neox",
+        {"head_dim": 12, "use_parallel_residual": False},
+        edits={"rope_parameters": None, "rotary_pct": 0.34, "rotary_emb_base": 5000},
+    ),
+    "gpt_oss": Recipe(
+        "gpt_oss",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "num_local_experts": 4,
+            "sliding_window": 21,
+            "swiglu_limit": 1.5,
+            "rope_parameters": {**YARN, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0},
+        },
+        dtype="bf16",
+    ),
     "granite": Recipe(
         "granite",
         {
@@ -125,7 +212,63 @@ RECIPES: dict[str, Recipe] = {
         dtype="f16",
         embedding_scale=0.05,
     ),
+    "granitemoe": Recipe(
+        "granitemoe",
+        {
+            **EXPERTS,
+            "head_dim": 12,
+            "num_local_experts": 5,
+            "embedding_multiplier": 6.0,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 0.5,
+            "tie_word_embeddings": True,
+        },
+        dtype="bf16",
+        embedding_scale=0.05,
+    ),
     "helium": Recipe("helium", {"head_dim": 12}),
+    "hunyuan": Recipe("hunyuan_v1_dense", {"head_dim": 12}),
+    "hunyuan_stretched": Recipe(
+        "hunyuan_v1_dense",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 1.0, "alpha": 40.0}},
+        dtype="bf16",
+    ),
+    "lfm2": Recipe(
+        "lfm2",
+        {
+            "head_dim": 12,
+            "num_hidden_layers": 4,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+        },
+    ),
+    "lfm2_biased": Recipe(
+        "lfm2",
+        {
+            "hidden_size": 96,
+            "num_attention_heads": 8,
+            "head_dim": 12,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "block_multiple_of": 16,
+            "tie_word_embeddings": False,
+            "layer_types": ["conv", "conv", "full_attention"],
+        },
+        dtype="bf16",
+    ),
+    "lfm2_moe": Recipe(
+        "lfm2_moe",
+        {
+            "head_dim": 12,
+            "num_dense_layers": 1,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.3,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+    ),
     "llama_dynamic": Recipe(
         "llama",
         {"max_position_embeddings": 64, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
@@ -143,12 +286,16 @@ RECIPES: dict[str, Recipe] = {
         {"rope_parameters": {**YARN, "original_max_position_embeddings": 24, "llama_4_scaling_beta": 0.7}},
     ),
     "mistral": Recipe("mistral", {"sliding_window": 32}, dtype="bf16", lengths=(1, 40, 75, 120)),
+    "mixtral": Recipe("mixtral", {**EXPERTS, "num_local_experts": 4, "sliding_window": 40}),
     "olmo2": Recipe("olmo2", {"head_dim": 12, "attention_bias": True}),
     "olmo3": Recipe(
         "olmo3",
         {"head_dim": 12, "num_hidden_layers": 4, "sliding_window": 17},
         edits={"rope_parameters": None, "rope_theta": 500_000.0, "rope_scaling": {**YARN, "attention_factor": 1.3}},
     ),
+    "olmoe": Recipe("olmoe", {**EXPERTS, "head_dim": 12, "num_experts": 5, "clip_qkv": 1.1}),
+    "phi": Recipe("phi", {"head_dim": 12, "num_key_value_heads": 4, "hidden_act": "gelu_new"}),
+    "phi_normed": Recipe("phi", {"head_dim": 12, "qk_layernorm": True}),
     "phi3_default": Recipe(
         "phi3",
         {"head_dim": 12, "sliding_window": 40},
@@ -175,6 +322,35 @@ RECIPES: dict[str, Recipe] = {
         },
         max_model_len=128,
     ),
+    "phimoe": Recipe(
+        "phimoe",
+        {
+            **EXPERTS,
+            "head_dim": 12,
+            "num_local_experts": 5,
+            "lm_head_bias": True,
+            "attention_bias": True,
+            "router_jitter_noise": 0.2,
+        },
+    ),
+    "phimoe_short": Recipe(
+        "phimoe",
+        {
+            **EXPERTS,
+            "head_dim": 12,
+            "num_local_experts": 4,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "short_factor": SHORT_FACTORS,
+                "long_factor": LONG_FACTORS,
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+                "original_max_position_embeddings": 128,
+            },
+        },
+        max_model_len=128,
+    ),
     "qwen2": Recipe(
         "qwen2",
         {
@@ -185,6 +361,32 @@ RECIPES: dict[str, Recipe] = {
             "max_window_layers": 2,
             "layer_types": None,
             "rope_parameters": {**YARN, "truncate": False},
+        },
+    ),
+    "qwen2_moe": Recipe(
+        "qwen2_moe",
+        {
+            **EXPERTS,
+            "head_dim": 12,
+            "num_experts": 5,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+        },
+    ),
+    "qwen3_moe": Recipe(
+        "qwen3_moe",
+        {**EXPERTS, "num_experts": 6, "moe_intermediate_size": 24, "norm_topk_prob": True, "num_experts_per_tok": 3},
+        dtype="bf16",
+    ),
+    "qwen3_moe_some_layers": Recipe(
+        "qwen3_moe",
+        {
+            **EXPERTS,
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
         },
     ),
     "qwen3_windowed": Recipe(

@@ -1,10 +1,10 @@
-"""`available_bytes`, from files laid out like the kernel's."""
+"""Memory and GPUs, from files laid out like the kernel's."""
 
 from pathlib import Path
 
 import pytest
 
-from sluice.machine import available_bytes
+from sluice.machine import available_bytes, num_gpus
 
 GIB = 1 << 30
 
@@ -70,3 +70,16 @@ def test_a_group_over_its_limit_leaves_nothing(root: Path) -> None:
 
 def test_this_machine() -> None:
     assert 0 < available_bytes() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, 3), ("", 0), ("1", 1), ("0, 2", 2), ("0,-1,1", 1), ("-1", 0), ("GPU-5ab,MIG-1", 2), ("0,1,2,3", 3)],
+)
+def test_cuda_hides_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: int) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert num_gpus(tmp_path) == expected

@@ -14,9 +14,11 @@ from pydantic import BaseModel
 
 from gateway.http.anthropic.schemas import CountTokensRequest, MessagesRequest
 from gateway.http.ollama.schemas import OllamaChatRequest, OllamaGenerateRequest
+from gateway.http.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from gateway.http.openai.embeddings import EmbeddingRequest
 from gateway.http.openai.responses.schemas import CreateResponseRequest
 from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest
+from gateway.http.openai.tokens import DetokenizeRequest, TokenizeRequest
 from gateway.http.parsing import NEUTRAL_VALUES
 from tests.paths import DATA
 from tests.tools.markdown import code, codes, plain, table
@@ -28,6 +30,10 @@ SCHEMAS: Mapping[str, type[BaseModel]] = {
     "/v1/completions": CompletionRequest,
     "/v1/responses": CreateResponseRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+    "/v1/load_lora_adapter": LoadAdapterRequest,
+    "/v1/unload_lora_adapter": UnloadAdapterRequest,
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountTokensRequest,
     "/api/chat": OllamaChatRequest,

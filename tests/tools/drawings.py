@@ -327,6 +327,69 @@ def _sequence(
     return picture(title, width, height, shapes)
 
 
+def workers() -> str:
+    """Draw a server with HTTP workers."""
+    return picture(
+        "A server with two HTTP workers: clients, workers, host and engine",
+        860,
+        380,
+        [
+            Box(20, 120, 140, 92, "clients", ["one port: each", "connection belongs", "to one worker"]),
+            Frame(210, 50, 240, 262, "one port, one socket for each worker"),
+            Box(
+                230,
+                70,
+                200,
+                101,
+                "worker 1",
+                ["HTTP, keys, tokenizer, and", "the streams of language", "models"],
+                "accent",
+            ),
+            Box(
+                230,
+                191,
+                200,
+                101,
+                "worker 2",
+                ["the same; replaced after", "a crash, and one by one", "on SIGHUP"],
+                "accent",
+            ),
+            Box(
+                560,
+                170,
+                280,
+                142,
+                "host: the first process",
+                [
+                    "all other routes and models, documents,",
+                    "responses, files, quotas, gRPC;",
+                    "starts and watches workers and engines,",
+                    "answers in the place of a lost worker,",
+                    "sums the metrics",
+                ],
+                "warm",
+            ),
+            Box(
+                560,
+                30,
+                280,
+                67,
+                "engine: one a model",
+                ["admits, batches, computes:", "one queue for all gateways"],
+                "green",
+            ),
+            Arrow([(160, 150), (230, 120)]),
+            Arrow([(160, 180), (230, 235)]),
+            Arrow([(430, 105), (560, 65)], "tokens", is_both=True, label_at=(450, 72)),
+            Arrow([(430, 225), (600, 97)], is_both=True),
+            Arrow([(430, 140), (560, 215)], is_both=True),
+            Arrow([(430, 262), (560, 250)], "the rest", is_both=True, label_at=(470, 285)),
+            Arrow([(760, 170), (760, 97)], is_both=True),
+            Note(20, 350, "Keys and the ledger are in stores that every process reads or writes by itself."),
+        ],
+    )
+
+
 def chat_request() -> str:
     """Draw the path of a streamed chat request."""
     return _sequence(
@@ -387,6 +450,7 @@ def infer_request() -> str:
 DRAWINGS = {
     "tower.svg": tower,
     "processes.svg": processes,
+    "workers.svg": workers,
     "chat-request.svg": chat_request,
     "infer-request.svg": infer_request,
 }

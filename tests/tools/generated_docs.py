@@ -19,6 +19,7 @@ from tests.tools import (
     structure_page,
     tensorrt_llm_tables,
     triton_qa_tables,
+    vllm_tables,
 )
 
 BLOCK = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -29,6 +30,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     **sampling_tables.TABLES,
     **tensorrt_llm_tables.TABLES,
     **triton_qa_tables.TABLES,
+    **vllm_tables.TABLES,
 }
 """Makers of blocks by name."""
 MEASUREMENTS = structure_page.MEASUREMENTS

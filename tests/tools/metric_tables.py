@@ -10,12 +10,28 @@ from prometheus_client.core import Metric
 from gateway.batches.places import PlaceKeeper
 from gateway.batches.service import BatchCollector
 from gateway.batches.worker import BatchWorker
+from gateway.ledger.ledger import CallLedger
+from gateway.ledger.prices import PriceTable
+from gateway.ledger.store import LedgerStore
 from gateway.options.telemetry import MetricsSettings
+from gateway.quotas.account import Party
+from gateway.quotas.metrics import QuotaCollector
+from gateway.quotas.observer import QuotaObserver
+from gateway.quotas.store import MemoryQuotas
+from gateway.streams.metrics import COUNTERS, StreamCollector
+from gateway.streams.store import SharedStore, StreamLimits, StreamStore
 from gateway.telemetry import trt_llm
 from gateway.telemetry.engine import EngineCollector, ServedModels
 from gateway.telemetry.machine import GpuProcess, GpuSample, process_memory
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import InferenceCollector
+from gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure
+from gateway.telemetry.routes import RouteCollector
+from gateway.workers.counts import worker_families
+from pipelines.answers.cache import AnswerCache, AnswerCounts
+from pipelines.routes.route import Route
+from pipelines.routes.settings import parse_routes
+from serving.caching.response_cache import LocalCache
 from serving.model import Model
 from serving.statistics import CacheUsage, ModelStatistics
 from tests.tools.markdown import code, codes, plain, table
@@ -47,10 +63,44 @@ def _engine() -> str:
     return _table(EngineCollector(cast(ServedModels, service)).collect(), _labels)
 
 
+def _replicas() -> str:
+    collectors = (ReplicaCollector(list, ScalePressure(1.0)), RoutingCollector(list))
+    return _table((family for each in collectors for family in each.collect()), _labels)
+
+
 def _batches() -> str:
     worker = SimpleNamespace(num_batches=0, num_finished={"completed": 0, "failed": 0})
     places = SimpleNamespace(num_taken=0, num_revoked=0)
     return _table(BatchCollector(cast(BatchWorker, worker), cast(PlaceKeeper, places)).collect(), _labels)
+
+
+def _ledger() -> str:
+    ledger = CallLedger(cast(LedgerStore, None), PriceTable())
+    return _table(ledger.collect(), _labels)
+
+
+def _quotas() -> str:
+    store = MemoryQuotas()
+    quotas = QuotaObserver(store)
+    quotas.refusals["", "", ""] = 1
+    store.open(Party("", "", "", requests_per_minute=1))
+    return _table(QuotaCollector(quotas).collect(), _labels)
+
+
+def _routes() -> str:
+    settings = parse_routes({"routes": {"r": {"targets": [{"model": "m"}]}}})
+    route = Route("r", settings["r"], lambda model, adapter: None)
+    route.targets[0].outcomes["ok"] += 1
+    answers = AnswerCache(LocalCache())
+    answers.counts["m"] = AnswerCounts()
+    return _table(RouteCollector([route], answers).collect(), _labels)
+
+
+def _streams() -> str:
+    store = StreamStore(StreamLimits())
+    store.shared = cast(SharedStore, SimpleNamespace(problem=""))
+    store.counts.update((kind, "") for kind, _, _ in COUNTERS)
+    return _table(StreamCollector(store).collect(), _labels)
 
 
 def _served() -> list[Metric]:
@@ -100,7 +150,13 @@ def _exposed(family: Metric) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "metrics-requests": _requests,
     "metrics-engine": _engine,
+    "metrics-replicas": _replicas,
     "metrics-batches": _batches,
+    "metrics-ledger": _ledger,
+    "metrics-quotas": _quotas,
+    "metrics-workers": lambda: _table(worker_families(0, 0), _labels),
+    "metrics-routes": _routes,
+    "metrics-streams": _streams,
     "metrics-response-cache": partial(_families, "sluice_response_cache"),
     "metrics-inference": partial(_families, "nv_inference"),
     "metrics-cache": partial(_families, "nv_cache"),

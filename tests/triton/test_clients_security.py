@@ -10,13 +10,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from tests import paths
+from tests.paths import CERTIFICATES
 from tests.server_process import PATIENCE_S, ServerProcess
 from tests.triton.clients import GRPC, HTTP
 from tests.triton.onnx_models import write_scale
 from tests.triton.server import serving
 
-CERTIFICATES = paths.TESTS / "gateway" / "grpc" / "certificates"
 KEY = {"authorization": "Bearer sesame"}
 ROOT = {"ssl": True, "root_certificates": str(CERTIFICATES / "ca.pem")}
 OWN = {"private_key": str(CERTIFICATES / "client.key"), "certificate_chain": str(CERTIFICATES / "client.pem")}

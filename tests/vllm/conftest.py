@@ -10,16 +10,16 @@ import httpx
 import pytest
 
 from engine.delegated.vllm.library import ENVIRONMENT
-from tests.paths import MODELS, ROOT
+from tests.paths import MODELS, VLLM_PYTHON
 from tests.server_process import ServerProcess, running_command
 from tests.vllm.adapters import make_adapter
 
 RILL = MODELS / "rill" / "1"
-PYTHON = ROOT / "build" / "vllm-venv" / "bin" / "python"
 ADAPTERS = ("loud", "quiet")
 NUM_BLOCKS = 24
 """Blocks of a cache that is too small for all at once."""
 BLOCK_SIZE = 32
+SMALL = {"num_gpu_blocks_override": NUM_BLOCKS + 1, "block_size": BLOCK_SIZE, "max_model_len": 256}
 PROMPTS = [[1, *range(5 + number, 25 + 2 * number)] for number in range(32)]
 MAX_TOKENS = 48
 LONG = 150
@@ -31,9 +31,9 @@ PATIENCE_S = 300.0
 def vllm_python(request: pytest.FixtureRequest) -> str:
     if "vllm" not in request.config.getoption("markexpr"):
         pytest.skip("vLLM takes half a minute to start: `make test-vllm` runs its tests")
-    if not PYTHON.is_file():
+    if not VLLM_PYTHON.is_file():
         pytest.skip("vLLM is not installed: `make test-vllm` installs it into build/vllm-venv")
-    return str(PYTHON)
+    return str(VLLM_PYTHON)
 
 
 @pytest.fixture(scope="session")
@@ -42,18 +42,26 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: make_adapter(RILL, folder / name, seed) for seed, name in enumerate(ADAPTERS, 1)}
 
 
-def arguments(python: str) -> list[str]:
+def arguments(python: str, model: Path = RILL) -> list[str]:
     eager = "--runtime-setting=enforce_eager=true"  # compiling would take a minute
-    return [str(RILL), "--runtime=vllm", f"--engine-python={python}", "--dtype=f32", eager]
+    return [str(model), "--runtime=vllm", f"--engine-python={python}", "--dtype=f32", eager]
+
+
+@pytest.fixture(scope="session")
+def kv_events(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where vLLM publishes the events of its KV cache."""
+    return f"ipc://{tmp_path_factory.mktemp('kv')}/events"
 
 
 @pytest.fixture(scope="session")
 def server(
-    vllm_python: str, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+    vllm_python: str, adapters: dict[str, Path], kv_events: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
-    """rill on vLLM, with two LoRA adapters."""
+    """rill on vLLM, with two LoRA adapters. It publishes its KV events."""
     modules = [f"--lora-modules={name}={folder}" for name, folder in adapters.items()]
-    modules.append("--allow-runtime-lora-updating")
+    events = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": kv_events, "topic": "kv"}
+    modules.append(f"--runtime-setting=kv_events_config={json.dumps(events)}")
+    modules += ["--allow-runtime-lora-updating", "--enable-sleep-mode"]
     log = tmp_path_factory.mktemp("log") / "server"
     with running_command(log, *arguments(vllm_python), *modules) as server:
         server.wait_ready()
@@ -62,24 +70,28 @@ def server(
 
 @pytest.fixture(scope="session")
 def small_server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The same with a cache of NUM_BLOCKS blocks."""
-    small = ("--max-model-len=256", f"--num-blocks={NUM_BLOCKS}", f"--runtime-setting=block_size={BLOCK_SIZE}")
+    """rill in a repository of Triton's vLLM backend, with a cache of NUM_BLOCKS blocks."""
+    repository = tmp_path_factory.mktemp("repository")
+    (repository / "rill" / "1").mkdir(parents=True)
+    runtime = 'parameters { key: "runtime" value { string_value: "vllm" } }'
+    (repository / "rill" / "config.pbtxt").write_text(f'backend: "vllm"\n{runtime}\n')
+    engine = {"model": str(RILL), "dtype": "float32", "enforce_eager": True, "disable_log_requests": True}
+    (repository / "rill" / "1" / "model.json").write_text(json.dumps(engine | SMALL))
     log = tmp_path_factory.mktemp("log") / "small"
-    with running_command(log, *arguments(vllm_python), *small) as server:
+    with running_command(log, f"--model-repository={repository}", f"--engine-python={vllm_python}") as server:
         server.wait_ready()
         yield server
 
 
 @pytest.fixture(scope="session")
 def plain(vllm_python: str) -> dict[str, Any]:
-    """What vLLM generates by itself: `alone`, `together`, and `overload` with the small cache."""
+    """Return what vLLM generates by itself: `alone`, `together`, and `overload` with the small cache."""
     common = {"model": str(RILL), "dtype": "float32", "enforce_eager": True, "max_model_len": 1024}
     large = {**common, "kv_cache_memory_bytes": 256 << 20}
-    small = {**large, "num_gpu_blocks_override": NUM_BLOCKS + 1, "block_size": BLOCK_SIZE, "max_model_len": 256}
     jobs = {
         "alone": {"arguments": large, "prompts": PROMPTS[:4], "max_tokens": MAX_TOKENS, "one_by_one": True},
         "together": {"arguments": large, "prompts": PROMPTS, "max_tokens": MAX_TOKENS, "one_by_one": False},
-        "overload": {"arguments": small, "prompts": PROMPTS, "max_tokens": LONG, "one_by_one": False},
+        "overload": {"arguments": large | SMALL, "prompts": PROMPTS, "max_tokens": LONG, "one_by_one": False},
     }
     switches = [f"{name}={value}" for name, value in ENVIRONMENT.items()]
     command = ["env", *switches, vllm_python, str(Path(__file__).with_name("plain.py"))]

@@ -2,15 +2,20 @@
 
 import json
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import openai
 import pytest
 import tritonclient.grpc as grpcclient
+import zmq
 
 from tests.server_process import ServerProcess, running_command
 from tests.vllm.adapters import merge
@@ -192,12 +197,93 @@ def test_v2_generates(server: ServerProcess) -> None:
     assert result.as_numpy("text_output").item().decode() == answer["text_output"]
 
 
+def test_events_of_the_kv_cache_are_published(server: ServerProcess, kv_events: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber:
+        subscriber.connect(kv_events)
+        subscriber.subscribe("kv")
+        for number in range(30):  # what comes before a subscriber is known does not reach it
+            prompt = [100 + number] * 300
+            complete(server, prompt, max_tokens=1)
+            if subscriber.poll(1000):
+                break
+        topic, _, payload = subscriber.recv_multipart(zmq.NOBLOCK)
+    _, events, *_ = msgspec.msgpack.decode(payload)
+    stored = next(event for event in events if event["type"] == "BlockStored")
+    assert topic == b"kv"
+    assert stored["token_ids"] == prompt[: len(stored["token_ids"])] != []
+
+
+def test_prompts_in_the_cache_count_as_on_our_executor(server: ServerProcess) -> None:
+    def answer() -> int:
+        usage = complete(server, [50] * 300, max_tokens=1)["usage"]
+        return int((usage["prompt_tokens_details"] or {}).get("cached_tokens") or 0)
+
+    def counts() -> list[float]:
+        return [metric(server, f"sluice_engine_{kind}_tokens_total") for kind in ("cached", "prompt")]
+
+    assert answer() == 0
+    before = counts()
+    num_cached = answer()
+    assert 0 < num_cached < 300
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [num_cached, 300 - num_cached]
+
+
 def test_overload_preempts_vllm_and_not_us(small_server: ServerProcess, plain: dict[str, Any]) -> None:
     with ThreadPoolExecutor(len(PROMPTS)) as pool:
         answers = [*pool.map(lambda prompt: ids(complete(small_server, prompt, max_tokens=LONG)), PROMPTS)]
     assert answers == plain["overload"]["token_ids"]
     assert plain["overload"]["preemptions"] > 0
     assert metric(small_server, "sluice_engine_preemptions_total") == 0
+
+
+@pytest.mark.parametrize(("mode", "num_kept"), [("wait", 0), ("keep", 1)])
+def test_requests_outlive_a_sleep(server: ServerProcess, mode: str, num_kept: int) -> None:
+    def post(path: str) -> dict[str, Any]:
+        response = httpx.post(f"{server.base_url}{path}", timeout=PATIENCE_S)
+        assert response.status_code == 200, response.text
+        return dict(response.json())
+
+    fields: dict[str, Any] = {"max_tokens": 900}
+    expected = ids(complete(server, PROMPTS[0], **fields))
+    with stream_completion(server, PROMPTS[0], **fields) as events, ThreadPoolExecutor(1) as pool:
+        began = next(events)
+        assert post(f"/sleep?level=1&mode={mode}") == {"status": "sleeping", "level": 1}
+        assert metric(server, "sluice_sequences_running") == num_kept
+        assert httpx.get(f"{server.base_url}/is_sleeping").json() == {"is_sleeping": True}
+        assert httpx.get(f"{server.base_url}/health").status_code == 503
+        late = pool.submit(complete, server, PROMPTS[0], **fields)
+        while metric(server, "sluice_sequences_waiting") == 0:
+            assert not late.done()
+        assert post("/wake_up") == {"status": "awake", "tags": None}
+        assert [*began, *chain.from_iterable(events)] == expected
+        assert ids(late.result(PATIENCE_S)) == expected
+    assert httpx.get(f"{server.base_url}/health").status_code == 200
+
+
+def test_a_sleep_that_aborts_says_so(server: ServerProcess) -> None:
+    with stream_completion(server, PROMPTS[0], max_tokens=900) as events:
+        next(events)
+        assert httpx.post(f"{server.base_url}/sleep?mode=abort", timeout=PATIENCE_S).status_code == 200
+        with pytest.raises(AssertionError, match="the engine was put to sleep"):
+            list(events)
+    assert httpx.post(f"{server.base_url}/wake_up?tags=weights&tags=kv_cache", timeout=PATIENCE_S).status_code == 200
+    assert ids(complete(server, PROMPTS[0], max_tokens=3))
+
+
+@contextmanager
+def stream_completion(server: ServerProcess, prompt: list[int], **fields: Any) -> Iterator[Iterator[list[int]]]:
+    """The token ids of each event of a stream."""
+    body = {"model": "rill", "prompt": prompt, "temperature": 0, "ignore_eos": True, "return_token_ids": True, **fields}
+    url = f"{server.base_url}/v1/completions"
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=PATIENCE_S) as response:
+        assert response.status_code == 200, response.read()
+        yield (token_ids(line) for line in response.iter_lines() if line and not line.endswith("[DONE]"))
+
+
+def token_ids(line: str) -> list[int]:
+    event = json.loads(line.removeprefix("data: "))
+    assert "error" not in event, event["error"]["message"]
+    return list(event["choices"][0]["token_ids"])
 
 
 # The last of the file: the engine starts again.

@@ -31,5 +31,5 @@ def test_a_refused_request_spoils_the_run() -> None:
 
 def test_the_queue_stays_as_long_as_it_is_measured() -> None:
     """The benchmark itself checks how many sequences ran and waited."""
-    figures = idle_queue.measure(num_repeats=1, num_waiting=50, num_steps=3)
+    figures = idle_queue.measure(num_repeats=1, lengths=(50,), num_steps=3)
     assert [figure.unit for figure in figures] == ["ms", "ms", "x"]

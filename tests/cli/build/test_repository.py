@@ -10,17 +10,24 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cli.build import openvino, steps
 from cli.build.options import BuildError
 from cli.build.output import publish
+from cli.build.steps import CompressStep
 from cli.repository.command import command as repository_command
+from engine.config import EngineConfig
+from engine.runners.openvino.runner import load_runner
 from engine.runners.openvino.source import FolderKind, open_weights
 from sluice.bundled import models_folder
 from sluice.errors import SluiceError
 from tests.cli.build.parts import Build, names, tree
+from tests.engine.runners.drive import prefill
+from tests.engine.runners.family_goldens import read_family
 from tests.gateway.fake_hub import COMMIT, fake_hub
+from tests.goldens.checkpoints import write_checkpoint
 from tests.paths import DATA
 
 MODELS = {"tiny", "preprocessing", "postprocessing", "ensemble"}
@@ -331,3 +338,26 @@ def test_weights_in_several_files(build: Build, tiny: Path, tmp_path: Path) -> N
     assert build(folder, "--output", tmp_path / "models", "--layout", "single").code == 0
     copied = names(tmp_path / "models" / "sharded" / "1")
     assert copied == names(folder) - {"consolidated.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_oss", "mixtral"])
+def test_experts_and_transposed_matrices_are_built_as_the_engine_makes_them(name: str, tmp_path: Path) -> None:
+    source, built = tmp_path / "source", tmp_path / "built"
+    write_checkpoint(read_family(name).blueprint, source)
+    CompressStep("", source, built, "int8").run(lambda _: None)
+    shutil.copy(source / "config.json", built)
+    runners = [
+        load_runner(
+            EngineConfig(
+                model_path=str(folder),
+                dtype="f32",
+                quantization="int8",
+                cache_path=str(tmp_path / "cache"),
+                num_blocks=9,
+            )
+        )
+        for folder in (source, built)
+    ]
+    prompt = list(range(10, 50))
+    by_engine, by_build = (prefill(runner, prompt, sampled_rows=[20, 39]) for runner in runners)
+    np.testing.assert_array_equal(by_engine, by_build)

@@ -18,8 +18,9 @@ from rich.console import Console
 from cli import progress
 from cli.rag import ingest
 from cli.rag.ingest import IngestionProgress, RetryPolicy
+from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig
-from gateway.options.http import AccessOptions, HttpOptions
+from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.rag.conftest import Sluice

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from engine.config import EngineConfig
@@ -17,6 +18,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 
 CRASH, HANG = 4001, 4002
+READ_S = 0.1
+"""How long it takes to read an adapter."""
 STEP_S = 0.002
 """Duration of a step, so that a test can act on a running stream."""
 
@@ -35,6 +38,13 @@ class FaultyRunner(EchoRunner):
             signal.pause()
         time.sleep(STEP_S)
         return super().run(batch)
+
+    def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
+        time.sleep(READ_S)
+        return lambda: None
+
+    def drop_adapters(self, numbers: Collection[int]) -> Callable[[], None]:
+        return lambda: None
 
 
 def load(config: EngineConfig) -> FaultyRunner:

@@ -5,8 +5,9 @@ import asyncio
 import msgspec
 import pytest
 
-from engine.client import base
-from engine.client.base import NO_STATS, RequestTimers, add_counters, without_gauges
+from engine.client import timers
+from engine.client.counters import NO_STATS, add_counters, without_gauges
+from engine.client.timers import RequestTimers
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.parts import make_request
 
@@ -29,7 +30,7 @@ class ExpiryRecorder:
 
 @pytest.fixture(autouse=True)
 def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "GRACE_S", 0.01)
+    monkeypatch.setattr(timers, "GRACE_S", 0.01)
 
 
 async def test_a_request_that_takes_too_long_expires() -> None:

@@ -101,6 +101,20 @@ async def test_32_streams_go_on_after_a_kill_and_bring_what_they_would_have_brou
         assert client.failure is None
 
 
+async def test_requests_of_an_adapter_wait_until_the_next_engine_has_it(tmp_path: Path) -> None:
+    prompt, other = harmless(2, 60)
+    async with faulty(tmp_path, enable_lora=True) as client:
+        await client.load_adapter("a", "/adapters/a")
+        stream = await submit_running(client, request(prompt, adapter="a"))
+        kill(client)
+        await until(lambda: client.is_restarting)
+        later = client.submit(request(other, adapter="a"))
+        assert await collect(stream) == echo(prompt, 60)
+        assert await collect(later) == echo(other, 60)
+        assert client.num_restarts == 1
+        await client.unload_adapter("a")
+
+
 @pytest.mark.parametrize("seed", [None, 77])
 async def test_a_sampled_answer_goes_on_with_the_same_random_numbers(tmp_path: Path, seed: int | None) -> None:
     banned = {CRASH: -100.0, HANG: -100.0}
@@ -224,7 +238,7 @@ async def test_deadlines_hold_while_the_engine_hangs(tmp_path: Path) -> None:
         for stream in (waiting, running):
             error = await failure_of(stream)
             assert error.code is ErrorCode.DEADLINE
-        assert loop.time() - started < 2.5
+        assert loop.time() - started < 20.0, "before the engine counts as dead"
         kill(client, signal.SIGCONT)
         await until(lambda: client.heartbeat_age_s() < 0.2 and client.stats.num_running == 0)
         assert client.num_restarts == 0

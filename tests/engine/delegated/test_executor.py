@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from engine.config import EngineConfig
@@ -9,7 +10,7 @@ from engine.delegated.executor import DelegatedExecutor
 from engine.delegated.in_flight import ABORT_GRACE_S
 from engine.delegated.interface import EngineLost, RequestHandle
 from engine.delegated.watchdog import STALL_SETTING
-from engine.frames import Cancel, Shutdown, StepFrame
+from engine.frames import Cancel, Command, Shutdown, Sleep, SleepMode, SleepOutcome, StepFrame, WakeUp
 from engine.types import FinishReason, GenerateRequest
 from sluice.errors import ErrorCode
 from tests.engine.delegated.fake_runtime import (
@@ -129,3 +130,103 @@ async def test_one_that_only_forgets_to_end_an_aborted_request_goes_on() -> None
         assert not running.done()
         executor.obey([Shutdown()])
         await running
+
+
+class SleepyRuntime(FakeRuntime):
+    """Sleeps and wakes; it does not answer prompts with UNLUCKY. A sleep of level 2 fails."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda request: self.silent if UNLUCKY in request.prompt_token_ids else FakeHandle())
+        self.silent = SilentHandle()
+        self.num_checks = 0
+
+    async def sleep(self, level: int, mode: SleepMode) -> None:
+        if level == 2:
+            raise RuntimeError("out of memory")
+
+    async def wake_up(self, tags: list[str] | None) -> bool:
+        return tags is None
+
+    async def is_healthy(self) -> bool:
+        self.num_checks += 1
+        return True
+
+
+class Sleeper:
+    """An executor over a runtime, and what it has emitted."""
+
+    def __init__(self, runtime: FakeRuntime, clock: Clock) -> None:
+        self.frames: asyncio.Queue[bytes] = asyncio.Queue()
+        """As they are sent: what changes in them afterwards reaches nobody."""
+        config = EngineConfig(model_path="", runtime_settings={STALL_SETTING: "0.2"})
+        self.executor = DelegatedExecutor(
+            runtime, INFO, config, lambda frame: self.frames.put_nowait(msgspec.msgpack.encode(frame)), clock
+        )
+        self.running = asyncio.create_task(self.executor.run())
+        self.ended: dict[int, FinishReason | ErrorCode | None] = {}
+
+    async def ask(self, command: Command) -> SleepOutcome:
+        """Send a command about sleep, and return the answer."""
+        self.executor.obey([command])
+        while not (outcomes := (await self._take()).sleep):
+            pass
+        return outcomes[0]
+
+    async def end(self, stream_id: int) -> FinishReason | ErrorCode | None:
+        while stream_id not in self.ended:
+            await self._take()
+        return self.ended[stream_id]
+
+    async def stop(self) -> None:
+        self.executor.obey([Shutdown()])
+        await self.running
+
+    async def _take(self) -> StepFrame:
+        frame = msgspec.msgpack.decode(await self.frames.get(), type=StepFrame)
+        self.ended |= {event.stream_id: event.finish_reason for event in frame.events}
+        self.ended |= {failure.stream_id: failure.code for failure in frame.failures}
+        return frame
+
+
+async def test_requests_wait_while_the_runtime_sleeps() -> None:
+    runtime = SleepyRuntime()
+    async with asyncio.timeout(TIMEOUT_S):
+        it = Sleeper(runtime, Clock())
+        it.executor.obey([make_submit(1, UNLUCKY)])
+        assert await it.ask(Sleep(1, "abort")) == SleepOutcome(is_sleeping=True)
+        assert (await it.end(1), runtime.silent.aborted.is_set()) == (ErrorCode.UNAVAILABLE, True)
+        it.executor.obey([make_submit(2, 5)])
+        assert await it.ask(WakeUp(["weights"])) == SleepOutcome(is_sleeping=True)
+        assert 2 not in it.ended
+        assert it.executor.stats().num_waiting == 1
+        assert await it.ask(WakeUp()) == SleepOutcome(is_sleeping=False)
+        assert await it.end(2) is FinishReason.LENGTH
+        await it.stop()
+
+
+async def test_a_sleeping_runtime_is_no_hanging_one() -> None:
+    runtime, clock = SleepyRuntime(), Clock()
+    async with asyncio.timeout(TIMEOUT_S):
+        it = Sleeper(runtime, clock)
+        it.executor.obey([make_submit(1, UNLUCKY)])
+        assert (await it.ask(Sleep(1, "keep"))).is_sleeping
+        clock.now += 1000.0
+        seen = runtime.num_checks
+        while runtime.num_checks < seen + 3:
+            await asyncio.sleep(0.05)
+        assert not it.running.done()
+        await it.ask(WakeUp())
+        clock.now += 1000.0
+        with pytest.raises(EngineLost, match="has brought no token"):
+            await it.running
+
+
+async def test_a_sleep_that_fails_leaves_the_runtime_awake() -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        for runtime, code in ((SleepyRuntime(), ErrorCode.INTERNAL), (FakeRuntime(), ErrorCode.UNIMPLEMENTED)):
+            it = Sleeper(runtime, Clock())
+            outcome = await it.ask(Sleep(2, "wait"))
+            assert (outcome.code, outcome.is_sleeping) == (code, False)
+            it.executor.obey([make_submit(1, 5)])
+            assert await it.end(1) is FinishReason.LENGTH
+            await it.stop()

@@ -106,10 +106,10 @@ def test_simulations_take_their_share_of_the_time_however_many_tenants_come(monk
     forecast = WaitForecast(trial()._executor.info, lambda: 0.01 * next(ticks))
     simulate = forecast._simulate
 
-    def counted(groups: list[WaitingGroup], state: EngineState) -> Curve:
+    def counted(groups: list[WaitingGroup], num_ahead: int, state: EngineState) -> Curve:
         nonlocal num_simulated
         num_simulated += 1
-        return simulate(groups, state)
+        return simulate(groups, num_ahead, state)
 
     monkeypatch.setattr(forecast, "_simulate", counted)
     for _ in range(40):
@@ -120,6 +120,27 @@ def test_simulations_take_their_share_of_the_time_however_many_tenants_come(monk
     newcomers = [forecast.predict(View(200 + number, f"t{number}"), state) for number in range(300)]
     assert num_simulated <= 2 + 300 * MAX_SHARE
     assert max(each.wait_s for each in newcomers) < 0.3 * last.wait_s, "they go before most of the bulk"
+
+
+def test_simulations_take_their_share_of_the_time_however_many_wait_of_each_tenant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A simulation holds the engine, so each submit into a long queue must not need its own."""
+    forecast = WaitForecast(trial()._executor.info, lambda: 0.0)
+    simulate, simulated = forecast._simulate, []
+
+    def counted(groups: list[WaitingGroup], num_ahead: int, state: EngineState) -> Curve:
+        simulated.append(num_ahead)
+        return simulate(groups, num_ahead, state)
+
+    monkeypatch.setattr(forecast, "_simulate", counted)
+    for _ in range(40):
+        forecast.observe_step(8, 0, 0.01)
+    queue = queue_of(*(View(number, f"t{number % 5}") for number in range(3_000)))
+    state = EngineState([], queue, 0, 0.0)
+    waits = [forecast.predict(View(5_000 + number, f"t{number % 5}"), state).wait_s for number in range(100)]
+    assert len(simulated) == 5, "one for each tenant"
+    assert min(waits) > 0.0
 
 
 def test_a_cold_engine_refuses_nobody_for_a_deadline() -> None:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from engine.forecast.learning import TARGET_STEP_S
 from engine.frames import Cancel
 from engine.runners.base import FloatArray, StepBatch
+from engine.scheduling.chunks import TARGET_STEP_S
 from engine.types import FinishReason
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, echo, echo_next

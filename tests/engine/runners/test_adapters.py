@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
 from engine.frames import LoadAdapter, UnloadAdapter
+from engine.runners.base import FloatArray
 from engine.runners.openvino.adapters import to_bf16
 from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint
+from tests.engine.runners.family_goldens import read_family
 from tests.engine.scripted_executor import ScriptedExecutor
+from tests.goldens.checkpoints import write_checkpoint
 
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj", "down_proj"]}
 PROMPTS = [list(range(10, 10 + length)) for length in (3, 40, 70)]
@@ -100,6 +104,33 @@ def test_an_adapter_of_zeros_changes_nothing(base: Path, tmp_path: Path, fields:
     assert generate(engine, "one", first_id=20) != plain
 
 
+@pytest.mark.parametrize(
+    ("family", "module"),
+    [("gpt2", "attn.c_attn"), ("gpt_neox", "attention.dense"), ("phi", "mlp.fc1"), ("phi", "dense")],
+)
+def test_adapters_know_the_names_of_each_family(family: str, module: str, tmp_path: Path) -> None:
+    """GPT-2 has its matrices transposed, but not those of its adapters."""
+    base, adapter, merged = tmp_path / "base", tmp_path / "adapter", tmp_path / "merged"
+    write_checkpoint(read_family(family).blueprint, base)
+    weights, generator = load_file(base / "model.safetensors"), np.random.default_rng(0)
+    stored: dict[str, FloatArray] = {}
+    for name in [name for name in weights if name.endswith(f"{module}.weight")]:
+        rows, columns = weights[name].T.shape if family == "gpt2" else weights[name].shape
+        a, b = (generator.standard_normal(shape).astype(np.float32) * 0.3 for shape in ((4, columns), (rows, 4)))
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        stored |= {f"{prefix}.lora_A.weight": a, f"{prefix}.lora_B.weight": b}
+        weights[name] += 2 * ((b @ a).T if family == "gpt2" else b @ a)
+    adapter.mkdir()
+    save_file(stored, adapter / "adapter_model.safetensors")
+    (adapter / "adapter_config.json").write_text(json.dumps(CONFIG))
+    shutil.copytree(base, merged)
+    save_file(weights, merged / "model.safetensors")
+    cache = str(tmp_path / "cache")
+    adapted = generate(open_engine(base, {"one": str(adapter)}, cache_path=cache), "", "one")
+    assert adapted[3:] == generate(open_engine(merged, cache_path=cache), "")
+    assert adapted[3:] != adapted[:3]
+
+
 def _capabilities() -> tuple[str, ...]:
     from engine.runners.openvino.runner import cpu_capabilities
 
@@ -110,25 +141,47 @@ def test_adapters_come_and_go_while_requests_run(base: Path, tmp_path: Path) -> 
     one, two = (make_adapter(base, tmp_path / name, seed) for seed, name in enumerate(("one", "two")))
     engine = open_engine(base, {})
     expected = [*generate(open_engine(base, {"a": str(one)}), "a"), *generate(open_engine(base, {"a": str(two)}), "a")]
-    engine.script.pending.append(LoadAdapter("a", str(one)))
-    engine.step()
+    assert engine.change_adapters(LoadAdapter("a", str(one))).adapters == ("a",)
     engine.submit(0, PROMPTS[2], adapter="a", max_tokens=12)
     engine.step()
+    release = hold_reading(engine)
     engine.script.pending.append(LoadAdapter("a", str(two)))  # other weights under the same name
+    for _ in range(4):
+        engine.step()
+    assert len(engine.tokens[0]) > 3, "no step waits for what is read"
+    release.set()
     engine.submit(1, PROMPTS[2], adapter="a", max_tokens=12)
     engine.finish()
-    assert [engine.tokens[0], engine.tokens[1]] == [expected[2], expected[5]]
+    assert [engine.tokens[0], engine.tokens[1]] == [expected[2], expected[2]], "it is the old one until it is answered"
+    while len(engine.outcomes) < 2:
+        engine.step()
     assert generate(engine, "a", first_id=10) == expected[3:]
     engine.submit(30, PROMPTS[0], adapter="a", max_tokens=12)
     engine.step()
-    engine.script.pending.append(UnloadAdapter("a"))
+    assert engine.change_adapters(UnloadAdapter("a")).adapters == ()
+    assert engine.change_adapters(UnloadAdapter("a")).code is ErrorCode.NOT_FOUND
     engine.finish()
     assert engine.tokens[30] == expected[3], "a request in flight ends with its adapter"
     assert engine.executor.info.adapters == ()
+    while engine.executor._adapters.is_changing:
+        engine.step()
     assert len(engine.runner._session.adapters._owners) == 1, "its memory is free"  # type: ignore[attr-defined]
     engine.submit(31, PROMPTS[0], adapter="a", max_tokens=12)
     engine.finish()
     assert [failure.code for failure in engine.failures] == [ErrorCode.INVALID]
+
+
+def hold_reading(engine: ScriptedExecutor) -> threading.Event:
+    """Let the next adapter be read only once the returned event is set."""
+    release, runner = threading.Event(), engine.runner
+    read = runner.read_adapter  # type: ignore[attr-defined]
+
+    def held(*arguments: Any) -> Any:
+        assert release.wait(60)
+        return read(*arguments)
+
+    runner.read_adapter = held  # type: ignore[attr-defined]
+    return release
 
 
 @pytest.mark.parametrize(
@@ -187,7 +240,7 @@ def test_bad_weights_hurt_no_running_engine(base: Path, tmp_path: Path) -> None:
 
 
 def refusal_of(engine: ScriptedExecutor, folder: Path) -> str:
-    outcome = engine.executor._adapters.obey(LoadAdapter("bad", str(folder)))
+    outcome = engine.change_adapters(LoadAdapter("bad", str(folder)))
     assert outcome.code in (ErrorCode.INVALID, ErrorCode.NOT_FOUND, ErrorCode.UNIMPLEMENTED)
     assert outcome.message.startswith("LoRA adapter bad: ")
     return outcome.message
@@ -195,9 +248,9 @@ def refusal_of(engine: ScriptedExecutor, folder: Path) -> str:
 
 def test_a_model_without_room_for_adapters_says_so(base: Path, tmp_path: Path) -> None:
     engine = open_engine(base)
-    outcome = engine.executor._adapters.obey(LoadAdapter("a", str(make_adapter(base, tmp_path / "a", 1))))
+    outcome = engine.change_adapters(LoadAdapter("a", str(make_adapter(base, tmp_path / "a", 1))))
     assert outcome.code is ErrorCode.UNIMPLEMENTED
-    assert ScriptedExecutor().executor._adapters.obey(LoadAdapter("a", "/a")).message.startswith("the runtime echo has")
+    assert ScriptedExecutor().change_adapters(LoadAdapter("a", "/a")).message.startswith("the runtime echo has")
 
 
 def test_bf16_is_rounded_to_the_nearest() -> None:

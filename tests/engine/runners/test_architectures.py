@@ -17,6 +17,7 @@ from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
+from tests.engine.scripted_executor import ScriptedExecutor
 from tests.goldens.checkpoints import write_checkpoint
 
 TOLERANCE = 3e-5
@@ -24,9 +25,11 @@ TOLERANCE = 3e-5
 
 
 def load(golden: FamilyGolden, directory: Path) -> Runner:
+    """One thread: several cost more than these small models give them to do."""
     write_checkpoint(golden.blueprint, directory)
+    limit = golden.max_model_len
     return load_runner(
-        EngineConfig(model_path=str(directory), dtype="f32", num_blocks=40, max_model_len=golden.max_model_len)
+        EngineConfig(model_path=str(directory), dtype="f32", num_blocks=40, num_threads=1, max_model_len=limit)
     )
 
 
@@ -52,7 +55,17 @@ def test_same_logits_and_tokens(name: str, tmp_path: Path) -> None:
     runner.close()
 
 
+DEEPSEEK_ROPE = read_family("deepseek_v2_groups").blueprint.config["rope_parameters"]
+PHIMOE_ROPE = read_family("phimoe_short").blueprint.config["rope_parameters"]
 MUTATIONS: list[tuple[str, dict[str, Any]]] = [
+    ("cohere", {"logit_scale": 0.51}),
+    ("cohere2", {"sliding_window": 22}),
+    ("deepseek_v2", {"routed_scaling_factor": 1.1}),
+    ("deepseek_v2_groups", {"topk_group": 1}),
+    ("deepseek_v2_groups", {"rope_parameters": {**DEEPSEEK_ROPE, "mscale_all_dim": 0.8}}),
+    ("deepseek_v3", {"n_group": 2, "topk_group": 1}),
+    ("deepseek_v3", {"norm_topk_prob": False}),
+    ("deepseek_v3", {"rope_interleave": False}),
     ("exaone4", {"sliding_window": 20}),
     ("exaone4", {"layer_types": ["sliding_attention"] * 4}),
     ("gemma2", {"final_logit_softcapping": 3.1}),
@@ -63,12 +76,25 @@ MUTATIONS: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_old_spelling", {"rope_local_base_freq": 550.0}),
     ("gemma3_old_spelling", {"rope_theta": 60_000.0}),
     ("gemma3_old_spelling", {"sliding_window_pattern": 2}),
+    ("gpt2", {"scale_attn_weights": False}),
+    ("gpt2", {"layer_norm_epsilon": 1e-2}),
+    ("gpt_neox", {"use_parallel_residual": False}),
+    ("gpt_neox_serial", {"rotary_emb_base": 6000}),
+    ("gpt_oss", {"sliding_window": 20}),
+    ("gpt_oss", {"swiglu_alpha": 1.6}),
+    ("gpt_oss", {"swiglu_limit": 1.4}),
     ("granite", {"embedding_multiplier": 6.1}),
     ("granite", {"attention_multiplier": 0.11}),
     ("granite", {"residual_multiplier": 0.41}),
     ("granite", {"logits_scaling": 0.51}),
+    ("hunyuan_stretched", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     ("mistral", {"sliding_window": 31}),
     ("mistral", {"sliding_window": 33}),
+    ("mixtral", {"num_experts_per_tok": 3}),
+    ("olmoe", {"clip_qkv": 1.2}),
+    ("olmoe", {"norm_topk_prob": True}),
+    ("phimoe", {"router_jitter_noise": 0.25}),
+    ("phimoe_short", {"rope_parameters": {**PHIMOE_ROPE, "short_mscale": 1.21}}),
     ("phi3_default", {"partial_rotary_factor": 0.75}),
     ("qwen2", {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]}),
     ("qwen2", {"rms_norm_eps": 1e-2}),
@@ -90,6 +116,26 @@ def test_every_field_matters(name: str, fields: dict[str, Any], tmp_path: Path) 
 def test_softcapped_attention_needs_a_cache_of_floats(tmp_path: Path) -> None:
     write_checkpoint(read_family("gemma2_softcap").blueprint, tmp_path)
     with pytest.raises(SluiceError, match="kv_cache_dtype must be auto for this model, got u8") as caught:
+        load_runner(EngineConfig(model_path=str(tmp_path), dtype="f32", kv_cache_dtype="u8", num_blocks=40))
+    assert caught.value.param == "kv_cache_dtype"
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "lfm2", "qwen3_moe"])
+def test_blocks_of_a_shared_prefix_give_the_same_tokens(name: str, tmp_path: Path) -> None:
+    """What else than keys and values of heads is in the blocks is shared with them."""
+    golden = read_family(name)
+    engine = ScriptedExecutor(load(golden, tmp_path), max_num_seqs=16, max_num_batched_tokens=64)  # type: ignore[arg-type]
+    case = golden.cases[-1]
+    for stream_id in range(3):
+        engine.submit(stream_id, case.prompt_token_ids, max_tokens=case.max_tokens)
+        engine.finish()
+    assert [engine.tokens[stream_id] for stream_id in range(3)] == [case.token_ids] * 3
+    assert engine.details[2].num_cached_tokens
+
+
+def test_convolutions_need_a_cache_of_floats(tmp_path: Path) -> None:
+    write_checkpoint(read_family("lfm2").blueprint, tmp_path)
+    with pytest.raises(SluiceError, match="got u8: its convolutions need a cache of floats") as caught:
         load_runner(EngineConfig(model_path=str(tmp_path), dtype="f32", kv_cache_dtype="u8", num_blocks=40))
     assert caught.value.param == "kv_cache_dtype"
 
@@ -130,9 +176,31 @@ def test_the_text_part_of_a_model_with_images(name: str, outer: str, body: str, 
         ("gemma", {"use_bidirectional_attention": True}, ErrorCode.UNIMPLEMENTED, "from left to right"),
         ("gemma2", {"hidden_activation": "xielu"}, ErrorCode.UNIMPLEMENTED, "hidden_act 'xielu' is not supported"),
         ("llama_sharded", {"mlp_bias": "yes"}, ErrorCode.INVALID, "mlp_bias must be true or false, got 'yes'"),
+        ("lfm2", {"layer_types": ["conv"]}, ErrorCode.INVALID, "layer_types names 1 layers of 4"),
+        ("lfm2", {"layer_types": ["mamba"] * 4}, ErrorCode.UNIMPLEMENTED, "'mamba' is not supported"),
         ("ministral", {"layer_types": ["full_attention"]}, ErrorCode.INVALID, "layer_types names 1 layers of 3"),
         ("ministral", {"layer_types": ["chunked_attention"] * 3}, ErrorCode.UNIMPLEMENTED, "'chunked_attention'"),
         ("ministral", {"sliding_window": None}, ErrorCode.INVALID, "but there is no sliding_window"),
+        ("apertus", {"hidden_act": "snake"}, ErrorCode.UNIMPLEMENTED, "hidden_act 'snake' is not supported"),
+        (
+            "deepseek_v2",
+            {"topk_method": "noaux_tc"},
+            ErrorCode.UNIMPLEMENTED,
+            "supported: greedy, group_limited_greedy",
+        ),
+        ("deepseek_v3", {"scoring_func": "softmax"}, ErrorCode.UNIMPLEMENTED, "supported: sigmoid"),
+        ("deepseek_v3", {"n_group": 3}, ErrorCode.INVALID, "n_routed_experts (8) must be a multiple of n_group (3)"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, ErrorCode.UNIMPLEMENTED, "moe_layer_freq 2 is not supported"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, ErrorCode.UNIMPLEMENTED, "idx true is not supported"),
+        (
+            "mixtral",
+            {"hidden_act": "gelu"},
+            ErrorCode.UNIMPLEMENTED,
+            "'gelu' is not supported in experts; supported: silu",
+        ),
+        ("mixtral", {"num_experts_per_tok": 5}, ErrorCode.INVALID, "is 5, but there are 4 experts"),
+        ("phimoe", {"num_experts_per_tok": 3}, ErrorCode.UNIMPLEMENTED, "num_experts_per_tok 3 is not supported"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, ErrorCode.UNIMPLEMENTED, "(this one: mxfp4)"),
         ("stablelm", {"qk_layernorm": True}, ErrorCode.UNIMPLEMENTED, "qk_layernorm"),
     ],
 )

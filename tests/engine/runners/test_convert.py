@@ -28,11 +28,23 @@ def test_without_the_extra_the_error_names_it(
     checkpoint: EditableCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "can_convert", lambda: False)
-    checkpoint.edit(model_type="gpt_neox")
+    checkpoint.edit(model_type="bloom")
     with pytest.raises(SluiceError, match=r"sluice\[convert\]") as caught:
         load(checkpoint.path, tmp_path)
     assert caught.value.code is ErrorCode.UNIMPLEMENTED
-    assert "model_type 'gpt_neox'" in caught.value.message
+    assert "model_type 'bloom'" in caught.value.message
+
+
+@pytest.mark.parametrize("model_type", ["falcon_h1", "mamba2", "qwen3_next"])
+def test_models_with_states_are_refused_rather_than_converted(
+    model_type: str, checkpoint: EditableCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "can_convert", lambda: True)
+    checkpoint.edit(model_type=model_type)
+    with pytest.raises(SluiceError, match="keep a state of the whole sequence") as caught:
+        load(checkpoint.path, tmp_path / "cache")
+    assert (caught.value.code, caught.value.param) == (ErrorCode.UNIMPLEMENTED, "model_path")
+    assert "use --runtime vllm" in caught.value.message
 
 
 @needs_extra
@@ -43,9 +55,9 @@ def test_converted_once_to_what_transformers_generates(tmp_path: Path, caplog: p
     import transformers
 
     torch.manual_seed(0)
-    shape = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.GPTNeoXConfig(**shape, intermediate_size=64, max_position_embeddings=256, eos_token_id=2)
-    model = transformers.GPTNeoXForCausalLM(config).eval()
+    shape = {"vocab_size": 256, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_inner": 64, "n_positions": 256}
+    config = transformers.GPTJConfig(**shape, rotary_dim=8, eos_token_id=2)
+    model = transformers.GPTJForCausalLM(config).eval()
     for weights in model.parameters():
         if weights.dim() > 1:
             torch.nn.init.normal_(weights, std=0.12)
@@ -58,7 +70,7 @@ def test_converted_once_to_what_transformers_generates(tmp_path: Path, caplog: p
     with caplog.at_level(logging.INFO):
         runner = load(tmp_path / "checkpoint", tmp_path / "cache")
         assert Driver(runner, chunk_sizes=(1, 5, 17)).generate(asked) == expected
-        assert load(tmp_path / "checkpoint", tmp_path / "cache").info.model_type == "gpt_neox"
+        assert load(tmp_path / "checkpoint", tmp_path / "cache").info.model_type == "gptj"
     assert caplog.text.count("this happens once") == 1
 
 

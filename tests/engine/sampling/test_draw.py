@@ -1,6 +1,7 @@
 """Random draws: each filter against a plain reference, top tokens against all tokens, rows together and alone."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 
 import numpy as np
 import pytest
@@ -8,17 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sampling.draw import (
-    UNKNOWN,
-    _least_of_nucleus,
-    collect_draws,
-    draw_from_all_tokens,
-    draw_from_top_tokens,
-    uniform,
-)
+from engine.sampling.cores import ONE_CORE, Cores
+from engine.sampling.draws import collect_draws
+from engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
+from engine.sampling.many_tokens import _Room, draw_from_all_tokens, keep_share
+from engine.sampling.random_numbers import uniform
 from engine.sampling.sampler import sample
-from engine.sampling.softmax import sum_weights_and_means
-from engine.sampling.state import SamplingState
+from engine.sampling.scan import scan
+from engine.sampling.state import SamplingState, Wanted
+from engine.sampling.top_tokens import top_tokens
 from engine.types import SamplingParams
 from tests.engine.sampling.reference import probabilities, tokens_possible
 
@@ -41,6 +40,13 @@ FILTERS: list[dict[str, float]] = [
 ]
 
 Logits = NDArray[np.float32]
+
+
+@pytest.fixture
+def cores() -> Iterator[Cores]:
+    both = Cores(2)
+    yield both
+    both.close()
 
 
 def params(**fields: float) -> SamplingParams:
@@ -92,6 +98,31 @@ def test_every_filter_draws_what_the_plain_reference_draws(
             assert token_id in tokens_possible(row, state.params, number_of(state)), state.params
 
 
+@pytest.mark.parametrize("make", [peaked, flat, tied])
+@pytest.mark.parametrize("vocab_size", [600, 20_004], ids=["sorted", "narrowed down"])
+def test_every_combination_of_filters_draws_what_the_plain_reference_draws(
+    make: Callable[[np.random.Generator, int, int], Logits], vocab_size: int, cores: Cores
+) -> None:
+    """Together on two cores, and each alone on one."""
+    choices = product((0.6, 1.3), (0, 40, 400), (1.0, 0.9, 0.4), (0.0, 0.02), (1.0, 0.7))
+    names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+    wanted = [params(**dict(zip(names, values, strict=True))) for values in choices]
+    logits = make(np.random.default_rng(vocab_size), len(wanted), vocab_size)
+    states = states_of(wanted, vocab_size)
+    chosen = sample(logits, states, cores=cores).token_ids.tolist()
+    for row, state, token_id in zip(logits, states, chosen, strict=True):
+        assert sample(row[None], [state]).token_ids.tolist() == [token_id], "alone as in company"
+        assert token_id in tokens_possible(row, state.params, number_of(state)), state.params
+
+
+def drawn_both_ways(logits: Logits, states: list[SamplingState]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the tokens of each row, which is filtered, from the top tokens and from all tokens."""
+    draws = collect_draws(states, np.arange(len(states)))
+    found = scan(logits, draws.rows, draws.sharpness, Wanted.MEAN, ONE_CORE)
+    top = top_tokens(logits, draws.rows, found.maxima, found.coarse, 128)
+    return draw_from_top_tokens(top, draws, found), draw_from_all_tokens(logits, draws, found, ONE_CORE)
+
+
 @settings(deadline=None, max_examples=60)
 @given(
     st.integers(0, 2**32),
@@ -104,10 +135,7 @@ def test_the_shortlist_knows_or_draws_the_same_as_all_tokens(
 ) -> None:
     logits = make(np.random.default_rng(seed), len(FILTERS) - 1, vocab_size)
     states = states_of([params(temperature=temperature, **fields) for fields in FILTERS[1:]], vocab_size, seed)
-    draws = collect_draws(states, np.arange(len(states)), logits.max(axis=1))
-    sums, means = sum_weights_and_means(logits, draws.rows, draws.peaks, draws.sharpness)
-    short = draw_from_top_tokens(logits, draws, sums, means)
-    dense = draw_from_all_tokens(logits, draws)
+    short, dense = drawn_both_ways(logits, states)
     known = short != UNKNOWN
     differing = np.flatnonzero(known & (short != dense))
     for row in differing:  # only where rounding decides
@@ -120,9 +148,7 @@ def test_the_shortlist_suffices_for_distributions_of_language_models() -> None:
     usual = [FILTERS[index] for index in (1, 2, 4, 5, 7, 9, 10, 11, 13)]
     logits = peaked(np.random.default_rng(0), len(usual), 20_000)
     states = states_of([params(temperature=0.8, **fields) for fields in usual], 20_000)
-    draws = collect_draws(states, np.arange(len(states)), logits.max(axis=1))
-    sums, means = sum_weights_and_means(logits, draws.rows, draws.peaks, draws.sharpness)
-    assert (draw_from_top_tokens(logits, draws, sums, means) != UNKNOWN).all()
+    assert (drawn_both_ways(logits, states)[0] != UNKNOWN).all()
 
 
 def test_shares_drawn_are_those_of_the_distribution() -> None:
@@ -209,7 +235,11 @@ LAYOUTS: dict[str, Callable[[np.random.Generator], NDArray[np.float64]]] = {
 @pytest.mark.parametrize("top_p", [0.001, 0.3, 0.9, 0.9999])
 def test_the_end_of_the_nucleus_is_found_where_the_sample_misleads(layout: str, top_p: float) -> None:
     weights = LAYOUTS[layout](np.random.default_rng(4)).astype(np.float32)
-    found = _least_of_nucleus(weights, top_p)
+    room = _Room(len(weights))
+    room.weights[:] = weights
+    keep_share(room, room.weights, top_p * float(weights.sum(dtype=np.float64)), top_p)
+    found = room.weights[room.weights > 0].min()
+    assert (room.weights == np.where(weights >= found, weights, 0)).all()
     descending = np.sort(weights)[::-1]
     held = np.cumsum(descending, dtype=np.float64)
     near = np.searchsorted(held, [(top_p - 1e-6) * held[-1], (top_p + 1e-6) * held[-1]])

@@ -1,18 +1,22 @@
 import msgspec
 import pytest
 
-from engine.client.base import NO_STATS
+from engine.client.counters import NO_STATS
 from engine.config import EngineConfig
 from engine.forecast.wait import WaitPrediction
+from engine.frames import request_failed
 from engine.scheduling.admission import (
     MAX_RETRY_AFTER_S,
+    AdmissionController,
     FreeCapacity,
     check_queue_limits,
     check_reported_queue,
 )
 from engine.scheduling.fair_share import QueuedWork
+from engine.sequence import Sequence
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.test_validation import INFO
 from tests.errors import error_of
 
 FULL_HOUSE = FreeCapacity(sequences=0, blocks=0)
@@ -127,3 +131,21 @@ def test_by_the_last_report_the_queue_is_full_where_as_many_wait_as_may() -> Non
     assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.OVERLOADED, 7.5)
     check_reported_queue(full, 4, config(4))
     check_reported_queue(full, 5, config(3))
+
+
+def test_a_wait_over_what_the_client_takes_is_refused_with_the_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = AdmissionController[Sequence](INFO, config(), lambda: 0.0)
+    monkeypatch.setattr(controller.forecast, "predict", lambda *_: WaitPrediction(2.5))
+    sequence = Sequence(1, request(), INFO, 0.0, 0)
+
+    def admit(most_wait_s: float | None, *, was_accepted: bool = False) -> None:
+        controller.admit_to_queue(sequence, (), 10, 0.0, was_accepted=was_accepted, most_wait_s=most_wait_s)
+
+    with pytest.raises(SluiceError, match=r"the wait would be about 2\.5 s, and the client takes 2\.4 s") as refused:
+        admit(2.4)
+    error = refused.value
+    assert (error.code, error.retry_after_s, error.predicted_wait_s) == (ErrorCode.OVERLOADED, 2.5, 2.5)
+    assert request_failed(1, error).to_error().predicted_wait_s == 2.5
+    for most_wait_s in (2.5, None):
+        admit(most_wait_s)
+    admit(0.0, was_accepted=True)

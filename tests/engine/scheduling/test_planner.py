@@ -169,3 +169,10 @@ def test_no_step_takes_more_than_it_may(
     assert all(chunk.num_tokens == chunk.sequence.num_tokens_left for chunk in step.prefill[:-1])
     if running or (waiting and waiting[0].worst_case_blocks <= num_blocks):
         assert not step.is_empty, "whoever can move does"
+
+
+def test_without_decode_prompts_have_a_limit_of_their_own() -> None:
+    limits = StepLimits(4, 64, 100, max_prefill_tokens=10, max_tokens_alone=20)
+    alone = plan([View(0, 50, 9)], [], limits)
+    beside = plan([View(0, 50, 9), View(1, 1, 9)], [], limits)
+    assert [sum(chunk.num_tokens for chunk in step.prefill) for step in (alone, beside)] == [20, 10]

@@ -5,13 +5,14 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scheduling import fair_share
 from engine.scheduling.queue import MAX_GROUPS
-from tests.engine.scheduling.queued import WEIGHTS, View, admit_next, order, queue_of
+from tests.engine.scheduling.queued import REQUEST, WEIGHTS, View, admit_next, order, queue_of
 
 # -- order
 
@@ -44,6 +45,18 @@ def test_weights_scale_what_a_tenant_gets() -> None:
     queue = queue_of(*(View(i, "heavy") for i in range(100)), *(View(100 + i, "light") for i in range(100)))
     first = Counter(view.tenant for view in islice(queue.in_order(), 50))
     assert first == {"heavy": 40, "light": 10}
+
+
+def test_a_request_may_bring_its_tenant_s_weight() -> None:
+    def view(number: int, tenant: str, weight: float | None = None) -> View:
+        return View(number, tenant, request=msgspec.structs.replace(REQUEST, weight=weight))
+
+    queue = queue_of(*(view(i, "a", 4.0) for i in range(100)), *(view(100 + i, "heavy", 1.0) for i in range(100)))
+    assert Counter(each.tenant for each in islice(queue.in_order(), 50)) == {"a": 40, "heavy": 10}
+    queue.add(view(200, "a"))
+    queue.add(view(201, "heavy", 4.0))
+    assert Counter(each.tenant for each in islice(queue.in_order(), 50)) == {"a": 25, "heavy": 25}
+    assert [each.weight for each in queue.groups(0, "a", 300, 0.0)] == [4.0, 4.0]
 
 
 def test_generated_tokens_count() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.access.identity import Identity
 from gateway.batches import worker
 from gateway.batches.line_run import Answered
 from gateway.batches.places import Capacity, PlaceKeeper
@@ -28,7 +29,9 @@ class Server:
         places = PlaceKeeper(lambda model, num_taken: Capacity(8, 8))
         self.worker = BatchWorker(self.store, places, self._answer, lambda url, model: None, 100)
 
-    async def _answer(self, url: str, body: bytes, *, request_id: str, tenant: str) -> Answered:
+    async def _answer(
+        self, url: str, body: bytes, *, request_id: str, tenant: str, sender: Identity | None
+    ) -> Answered:
         number = json.loads(body)["n"]
         self.asked.append(number)
         if number not in self._answers:

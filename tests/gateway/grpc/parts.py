@@ -3,12 +3,16 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import numpy as np
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from gateway.access.control import AccessControl
+from gateway.access.ring import KeyRing
+from gateway.calls import CallLog
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
 from serving.job import InferJob
@@ -102,6 +106,10 @@ class FunctionModel(EchoModel):
         self._respond(job)
 
 
+server_name = "sluice"
+"""The server that `serving` starts, as --grpc-server names it."""
+
+
 class Running:
     """A server, and a channel to it."""
 
@@ -118,7 +126,10 @@ async def serving(
     service: SmallService, options: GrpcOptions | None = None, api_key: str | None = None
 ) -> AsyncIterator[Running]:
     """`service` on a free port, and a channel without TLS."""
-    server = GrpcServer(service, options or GrpcOptions(port=0), "127.0.0.1", api_key)
+    if api_key is not None:
+        service.calls = CallLog(AccessControl(KeyRing(None, api_key)))
+    options = replace(options or GrpcOptions(port=0), server=server_name)
+    server = GrpcServer(service, options, "127.0.0.1")
     port = await server.start()
     unlimited = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
     async with asyncio.timeout(PATIENCE_S):

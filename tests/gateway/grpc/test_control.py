@@ -137,6 +137,28 @@ async def test_loading_and_unloading() -> None:
     ]
 
 
+async def test_adapters_are_loaded_and_unloaded_by_their_parameters() -> None:
+    service = SmallService()
+    async with serving(service) as running:
+        load, unload = running.stub.RepositoryModelLoad, running.stub.RepositoryModelUnload
+        named = pb.RepositoryModelLoadRequest(model_name="sql")
+        set_parameters(named.parameters, {"lora_path": "/adapters/sql", "base_model_name": "llama"})
+        await load(named)
+        wrong = pb.RepositoryModelLoadRequest(model_name="sql")
+        set_parameters(wrong.parameters, {"lora_path": 1})
+        expected = "invalid value type for load parameter 'lora_path', expected string_param."
+        assert await failure(load(wrong)) == (INVALID, expected)
+        await unload(pb.RepositoryModelUnloadRequest(model_name="llama:polite"))
+        based = pb.RepositoryModelUnloadRequest(model_name="sql")
+        set_parameters(based.parameters, {"base_model_name": "llama"})
+        await unload(based)
+    assert service.repository.calls == [
+        ("load_adapter", "sql", "/adapters/sql", "llama", True),
+        ("unload_adapter", "llama:polite", ""),
+        ("unload_adapter", "sql", "llama"),
+    ]
+
+
 async def test_files_of_a_load_need_the_operator_s_leave() -> None:
     service = SmallService()
     service.takes_model_files = False

@@ -2,7 +2,7 @@ from dataclasses import fields
 
 import pytest
 
-from gateway.grpc.server import channel_options
+from gateway.grpc.grpcio_server import channel_options
 from gateway.options.grpc import GrpcOptions
 from gateway.options.option import OptionError, declared_option
 

@@ -11,6 +11,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
+from gateway.access.control import AccessControl
+from gateway.access.identity import Identity
+from gateway.access.keys import make_key
+from gateway.access.ring import KeyRing
+from gateway.calls import CallLog
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
 from gateway.options.option import OptionError
@@ -23,8 +28,8 @@ from tests.gateway.grpc.parts import (
     serving,
 )
 from tests.gateway.v2.small_service import SmallService
+from tests.paths import CERTIFICATES
 
-CERTIFICATES = Path(__file__).parent / "certificates"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -57,7 +62,7 @@ async def live(port: int, credentials: Any = None) -> bool:
 async def test_a_taken_port_is_an_error() -> None:
     async with serving(SmallService()) as running:
         second = GrpcServer(SmallService(), GrpcOptions(port=running.port), "127.0.0.1")
-        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{running.port} for gRPC"):
+        with pytest.raises(OSError, match=f"{running.port}.*choose another with --grpc-port"):
             await second.start()
 
 
@@ -92,6 +97,21 @@ async def test_mutual_tls() -> None:
         known = grpc.ssl_channel_credentials(pem("ca.pem"), pem("client.key"), pem("client.pem"))
         assert await live(running.port, known)
         assert (await failure(live(running.port, grpc.ssl_channel_credentials(pem("ca.pem")))))[0] == "UNAVAILABLE"
+
+
+@pytest.mark.parametrize(("subject", "outcome"), [("localhost", "OK"), ("other", "UNAUTHENTICATED")])
+async def test_a_client_s_certificate_stands_for_the_key_with_its_name(subject: str, outcome: str) -> None:
+    service, ring = SmallService(EchoModel()), KeyRing(None)
+    ring.keep([make_key(Identity(name="a", subject=subject)).stored])
+    service.calls = CallLog(AccessControl(ring))
+    async with serving(service, tls(uses_mutual_ssl=True)) as running:
+        known = grpc.ssl_channel_credentials(pem("ca.pem"), pem("client.key"), pem("client.pem"))
+        async with grpc.aio.secure_channel(f"localhost:{running.port}", known) as channel:
+            asked = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(infer_request("echo", 1))
+            if outcome == "OK":
+                assert (await asked).outputs
+            else:
+                assert (await failure(asked))[0] == outcome
 
 
 async def test_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:

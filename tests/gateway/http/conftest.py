@@ -1,21 +1,46 @@
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.client.base import EngineClient
+from engine.client.process import ProcessEngineClient
+from engine.config import EngineConfig, Runtime
 from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions, RequestOptions
 from gateway.options.responses import ResponsesOptions
 from tests.gateway.http.live import LiveServer, live_server
-from tests.paths import RILL_TOKENIZER
+from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
+from tests.paths import RILL_TOKENIZER, VLLM_PYTHON
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, THINKING, write_chat_folder
 
 
 @pytest.fixture(scope="session")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """A server over a stand-in that echoes, with `--on-vllm` over a model with random weights on vLLM."""
     responses = ResponsesOptions(store=str(tmp_path_factory.mktemp("responses") / "responses.sqlite"))
-    with live_server(ServeConfig(responses=responses)) as running:
+    engine = None
+    if request.config.getoption("on_vllm"):
+        engine = partial(engine_on_vllm, write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "1", head_dim=32))
+    with live_server(ServeConfig(responses=responses), given_engine=engine) as running:
         yield running
+
+
+def engine_on_vllm(checkpoint: Path) -> EngineClient:
+    """Return an engine with the stand-in's sizes."""
+    return ProcessEngineClient(
+        EngineConfig(
+            model_path=str(checkpoint),
+            max_model_len=1024,
+            num_blocks=256,
+            runtime=Runtime.VLLM,
+            engine_python=str(VLLM_PYTHON),
+            dtype="f32",
+            # Compiling would take a minute.
+            runtime_settings={"enforce_eager": "true", "block_size": "32"},
+        )
+    )
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,10 @@
-"""The real application on a real server, over an engine whose runner has no model."""
+"""The real application on a real server, over an engine whose runner has no model, or over a given engine."""
 
 import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +12,14 @@ from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import httpx
+import pytest
 
+from engine.client.base import EngineClient
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
+from gateway.assembly import make_access
 from gateway.batches.service import BatchService
+from gateway.calls import CallLog
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.listeners import listen, listener_url
@@ -33,6 +37,8 @@ T = TypeVar("T")
 
 MODEL = "rill"
 PATIENCE_S = 30.0
+START_S = 300.0
+"""How long an engine of another project may take to start."""
 END = 5
 """The token that ends an answer."""
 _TURNS = 8
@@ -55,12 +61,13 @@ class SteppedRunner(EchoRunner):
         self._is_held = False
         self._changed = threading.Condition()
 
-    def load_adapter(self, number: int, name: str, folder: Path) -> None:
+    def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
         if folder.name == "broken":
             raise invalid("lora_modules", f"LoRA adapter {name}: {folder} is broken")
+        return lambda: None
 
-    def unload_adapter(self, number: int) -> None:
-        """Free nothing."""
+    def drop_adapters(self, numbers: Collection[int]) -> Callable[[], None]:
+        return lambda: None
 
     def hold_after(self, num_runs: int) -> None:
         """Run `num_runs` more steps and then wait."""
@@ -122,12 +129,31 @@ class LiveServer:
 
     url: str
     service: InferenceService
-    engine: InProcessEngineClient
     model: LlmText
-    runner: SteppedRunner
+    stand_in: tuple[InProcessEngineClient, SteppedRunner] | None
+    """None over an engine that was given."""
     batches: BatchService
     loop: asyncio.AbstractEventLoop
     client: httpx.Client
+
+    @property
+    def is_paced(self) -> bool:
+        """Whether each token is written before the next one is made, so that no two share a chunk."""
+        return self.stand_in is not None
+
+    @property
+    def engine(self) -> InProcessEngineClient:
+        return self._stand_in[0]
+
+    @property
+    def runner(self) -> SteppedRunner:
+        return self._stand_in[1]
+
+    @property
+    def _stand_in(self) -> tuple[InProcessEngineClient, SteppedRunner]:
+        if self.stand_in is None:
+            pytest.skip("this test tells the stand-in for an engine what to do")
+        return self.stand_in
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, run on the server's event loop."""
@@ -172,21 +198,29 @@ class LiveServer:
         return detokenizer.feed(ids[len(prompt_ids) :]) + detokenizer.flush()
 
 
+MakeEngine = Callable[[], tuple[EngineClient, SteppedRunner | None]]
+"""Called on the server's event loop."""
+
+
 @asynccontextmanager
 async def _application(
-    config: ServeConfig,
-    engine_config: EngineConfig,
-    num_blocks: int,
-    is_loaded: bool,
-    engine_class: type[InProcessEngineClient],
-    checkpoint: Path,
+    config: ServeConfig, make_engine: MakeEngine, is_loaded: bool, checkpoint: Path
 ) -> AsyncIterator[LiveServer]:
-    runner = SteppedRunner(num_blocks, () if checkpoint is RILL_TOKENIZER else (END,))
-    engine = engine_class(engine_config, runner)
+    engine, runner = make_engine()
+    stand_in = (engine, runner) if isinstance(engine, InProcessEngineClient) and runner is not None else None
     await engine.start()
     metrics = GatewayMetrics()
     repository = empty_repository(metrics)
-    service = InferenceService(repository, metrics, config.shutdown.heartbeat_timeout_s)
+    access = make_access(config)
+    await access.ring.start()
+    service = InferenceService(
+        repository,
+        metrics,
+        config.shutdown.heartbeat_timeout_s,
+        allows_lora_updates=config.requests.allows_lora_updates,
+        calls=CallLog(access),
+        closes_last=[access.close],
+    )
     model = llm_model(MODEL, checkpoint, engine, metrics)
     if is_loaded:
         repository.add(model)
@@ -200,9 +234,10 @@ async def _application(
     try:
         with httpx.Client(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
             loop, url = asyncio.get_running_loop(), listener_url(listener)
-            yield LiveServer(url, service, engine, model.text, runner, batches, loop, client)
+            yield LiveServer(url, service, model.text, stand_in, batches, loop, client)
     finally:
-        runner.release()
+        if runner is not None:
+            runner.release()
         await batches.close()
         await server.stop(PATIENCE_S)
         await service.close()
@@ -218,17 +253,25 @@ def live_server(
     is_loaded: bool = True,
     engine_class: type[InProcessEngineClient] = InProcessEngineClient,
     checkpoint: Path = RILL_TOKENIZER,
+    given_engine: Callable[[], EngineClient] | None = None,
 ) -> Iterator[LiveServer]:
-    """Run a server on a thread of its own, for blocking clients."""
+    """Run a server on a thread of its own, for blocking clients. `given_engine` makes an engine in place of a
+    stand-in."""
+
+    def make_engine() -> tuple[EngineClient, SteppedRunner | None]:
+        if given_engine is not None:
+            return given_engine(), None
+        runner = SteppedRunner(num_blocks, () if checkpoint is RILL_TOKENIZER else (END,))
+        return engine_class(engine_config or EngineConfig(model_path="none"), runner), runner
+
     ready, over = threading.Event(), threading.Event()
     started: list[LiveServer] = []
 
     async def serve() -> None:
-        engine = engine_config or EngineConfig(model_path="none")
         with TemporaryDirectory() as folder:
             given = config or ServeConfig()
             own = replace(given, batches=replace(given.batches, state_path=folder))
-            async with _application(own, engine, num_blocks, is_loaded, engine_class, checkpoint) as live:
+            async with _application(own, make_engine, is_loaded, checkpoint) as live:
                 started.append(live)
                 ready.set()
                 await asyncio.to_thread(over.wait)
@@ -236,7 +279,7 @@ def live_server(
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     try:
-        assert ready.wait(PATIENCE_S)
+        assert ready.wait(PATIENCE_S if given_engine is None else START_S)
         yield started[0]
     finally:
         over.set()

@@ -5,7 +5,11 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.access import ApiKeyMiddleware
+from gateway.access.control import AccessControl
+from gateway.access.ring import KeyRing
+from gateway.calls import CallLog
+from gateway.http.access import CallMiddleware
+from gateway.http.request import RequestIdMiddleware
 
 KEY = "sesame-\u00e9"  # what is not ASCII travels as UTF-8
 
@@ -18,7 +22,9 @@ def get(path: str, value: bytes | None = None, name: bytes = b"authorization") -
     headers = {} if value is None else {name: value}
 
     async def ask() -> httpx.Response:
-        transport = httpx.ASGITransport(ApiKeyMiddleware(inner, KEY))
+        calls = CallLog(AccessControl(KeyRing(None, KEY)))
+        guarded = RequestIdMiddleware(CallMiddleware(inner, calls, str), lambda path, status: None)
+        transport = httpx.ASGITransport(guarded)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return await client.get(path, headers=headers)
 

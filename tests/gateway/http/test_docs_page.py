@@ -10,6 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gateway.http.openapi import PAGE_HEADERS
 from gateway.http.parsing import RequestObject, parse_body
 from gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
 from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
@@ -50,6 +51,7 @@ def test_the_examples_of_rag_are_read(schema: type[RequestObject]) -> None:
 def test_the_page_names_no_other_server(live: LiveServer) -> None:
     page = live.get("/docs")
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
+    assert page.headers.items() >= PAGE_HEADERS.items()
     assert not re.search(r"https?://|//", re.sub(r"<!--.*?-->", "", page.text))
     assert '"validatorUrl": null' in page.text
     for path in re.findall(r'(?:src|href)="(docs/[^"]+)"', page.text):

@@ -9,9 +9,10 @@ import pytest
 from starlette.requests import Request
 
 from gateway.http.access import find_api_category
+from gateway.http.openapi import PAGE_HEADERS
 from gateway.http.root import Overview
+from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig, read_config
-from gateway.options.http import AccessOptions
 from gateway.restrictions import ApiCategory
 from tests.gateway.http.live import LiveServer, live_server
 
@@ -68,6 +69,7 @@ def test_a_browser_gets_a_page_without_foreign_resources(live: LiveServer) -> No
     response = live.get("/", headers=BROWSER)
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     assert response.headers["content-security-policy"].startswith("default-src 'none'")
+    assert response.headers.items() >= PAGE_HEADERS.items()
     page = read_page(response.text)
     assert page.links == list(live.get("/").json()["links"])
     assert not page.resources

@@ -128,6 +128,25 @@ def test_an_ordinary_large_head_passes(url: str) -> None:
     assert httpx.get(url, headers={"x": "y" * (server.MAX_HEAD_BYTES // 2)}).status_code == 200
 
 
+def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an answer the time of an idle connection counts, not that of a head."""
+    monkeypatch.setattr(server, "_KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.1)
+
+    async def hello(request: Request) -> Response:
+        return Response(b"hello")
+
+    with serving(Starlette(routes=[Route("/", hello)])) as url:
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
+            for _ in range(2):
+                client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                received = b""
+                while not received.endswith(b"hello"):
+                    received += client.recv(65536)
+            assert client.recv(65536) == b""
+
+
 def test_a_head_behind_a_long_body_passes(url: str) -> None:
     """One piece of what arrives may hold both, where a client was answered early and goes on to its next request."""
     body = b"y" * (server.MAX_HEAD_BYTES * 2)

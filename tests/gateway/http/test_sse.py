@@ -16,9 +16,12 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.routing import Route
 
+from gateway.calls import Call, CallLog
+from gateway.http.access import CallMiddleware
 from gateway.http.errors import install_error_handlers, openai_error_body
 from gateway.http.request import RequestIdMiddleware
 from gateway.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame
+from pipelines.text.relay import RelayedEvents, Sink
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.plain_server import PATIENCE_S, serving
 
@@ -75,6 +78,59 @@ def test_a_clean_stream() -> None:
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
     assert (response.headers["x-extra"], response.headers["x-request-id"]) == ("1", "mine")
+
+
+def relayed_frames() -> RelayedEvents[bytes]:
+    """Frames of which those in the middle go straight to the connection, as the iterator waits for the last."""
+    sinks, ended = list[Sink[bytes]](), asyncio.Event()
+
+    def relay() -> None:
+        for number in range(2, 5):
+            assert sinks[0].is_open()
+            sinks[0].receive(b"data: %d\n\n" % number)
+        sinks[0].receive(b"")
+        ended.set()
+
+    async def frames() -> AsyncGenerator[bytes, None]:
+        yield b"data: 1\n\n"
+        if sinks:
+            asyncio.get_running_loop().call_soon(relay)
+            await ended.wait()
+        yield b"data: 5\n\n"
+
+    return RelayedEvents(frames(), sinks.append)
+
+
+def test_relayed_frames_stand_in_their_place() -> None:
+    with serving(app(relayed_frames)) as url:
+        assert httpx.get(url).text == "".join(f"data: {number}\n\n" for number in range(1, 6))
+        assert httpx.head(url).text == ""
+
+
+def test_relayed_frames_are_counted_in_their_call() -> None:
+    """The bytes of an answer are those of all its frames, whichever way they went."""
+    calls, ended = CallLog(), list[Call]()
+    calls.observe(Ended(ended), only_known=True)
+    inner = app(relayed_frames)
+    inner.add_middleware(CallMiddleware, calls=calls, find_protocol=lambda path: "openai")
+    inner.add_middleware(RequestIdMiddleware, count_response=lambda path, status: None)
+    with serving(inner) as url:
+        text = httpx.get(url).text
+    assert text.count("data: ") == 5
+    assert [call.bytes_out for call in ended] == [len(text)]
+
+
+class Ended:
+    """Keeps calls that have ended."""
+
+    def __init__(self, ended: list[Call]) -> None:
+        self._ended = ended
+
+    async def begin(self, call: Call) -> None: ...
+    async def admit(self, call: Call, prompt_tokens: int, max_tokens: int) -> None: ...
+
+    def end(self, call: Call) -> None:
+        self._ended.append(call)
 
 
 def test_only_the_head_of_a_stream_is_sent_where_no_more_was_asked_for() -> None:

@@ -2,6 +2,7 @@ import msgspec
 import pytest
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
+from engine.scheduling.chunks import LARGEST_CHUNK
 from gateway.options.command_line import parse_flags
 from gateway.options.config import GROUPS, ServeConfig, find_unknown_variables, list_options, read_config
 from gateway.options.option import OptionError
@@ -56,6 +57,21 @@ def test_switches() -> None:
             {"SLUICE_KV_CACHE_MEMORY": "1G"},
             "--kv-cache-memory and --kv-cache-memory-fraction are two sizes",
         ),
+        (
+            {"--kv-host-cache-bytes": "1G", "--enable-prefix-caching": False},
+            {},
+            "--kv-host-cache-bytes keeps blocks of the prefix cache, which --no-enable-prefix-caching turns off",
+        ),
+        (
+            {"--kv-disk-cache": "/blocks", "--enable-prefix-caching": False},
+            {},
+            "--kv-disk-cache keeps blocks of the prefix cache",
+        ),
+        (
+            {"--kv-disk-cache-bytes": "12"},
+            {},
+            "--kv-disk-cache-bytes must be a size of at least 1048576 bytes, such as 1048576, 256M or 2G, got '12'",
+        ),
         ({"--speculation": "draft_model"}, {}, "--speculation draft_model needs --draft-model"),
         ({"--draft-model": "/m"}, {}, "--draft-model needs --speculation draft_model"),
         ({"--draft-model": "/m", "--speculation": "ngram"}, {}, "--draft-model needs --speculation draft_model"),
@@ -81,7 +97,13 @@ def test_the_engine_gets_its_part() -> None:
     given = {"--dtype": "f32", "--max-queue-size": "7", "--kv-cache-memory": "1G", "--num-threads": "3"}
     engine = read_config(given, {}).engine("/models/x")
     expected = EngineConfig(
-        model_path="/models/x", dtype="f32", max_queued_requests=7, kv_cache_memory_bytes=1 << 30, num_threads=3
+        model_path="/models/x",
+        dtype="f32",
+        max_queued_requests=7,
+        kv_cache_memory_bytes=1 << 30,
+        num_threads=3,
+        max_num_batched_tokens=LARGEST_CHUNK,
+        chooses_chunk=True,
     )
     assert engine == expected
 
@@ -111,6 +133,8 @@ def test_every_engine_option_arrives() -> None:
     environ = {"SLUICE_ENABLE_PREFIX_CACHING": "off"}
     assert read_config(given, environ).engine("/models/x") == EngineConfig(
         model_path="/models/x",
+        max_num_batched_tokens=LARGEST_CHUNK,
+        chooses_chunk=True,
         quantization="int8",
         scheduler_policy=SchedulerPolicy.MAX_UTILIZATION,
         enable_prefix_caching=False,
@@ -121,6 +145,16 @@ def test_every_engine_option_arrives() -> None:
         speculation=Speculation.DRAFT_MODEL,
         num_speculative_tokens=7,
         draft_model_path="/models/small",
+    )
+
+
+def test_kv_tiers_reach_the_engine() -> None:
+    given = {"--kv-host-cache-bytes": "2G", "--kv-disk-cache": "/blocks", "--kv-disk-cache-bytes": "5M"}
+    engine = read_config(given, {}).engine("/models/x")
+    assert (engine.kv_host_cache_bytes, engine.kv_disk_cache, engine.kv_disk_cache_bytes) == (
+        2 << 30,
+        "/blocks",
+        5 << 20,
     )
 
 
@@ -137,8 +171,14 @@ def test_timeouts_are_the_gateway_s() -> None:
     assert (config.requests.timeout_s, config.requests.queue_timeout_s) == (60.0, 1.5)
 
 
-def test_without_options_the_engine_has_its_own_defaults() -> None:
-    assert msgspec.structs.replace(ServeConfig().engine(""), model_path="x") == EngineConfig(model_path="x")
+def test_without_options_the_engine_has_its_own_defaults_and_chooses_its_chunks() -> None:
+    by_load = EngineConfig(model_path="x", max_num_batched_tokens=LARGEST_CHUNK, chooses_chunk=True)
+    assert msgspec.structs.replace(ServeConfig().engine(""), model_path="x") == by_load
+
+
+def test_a_size_of_a_step_that_is_given_is_no_ceiling_but_fixed() -> None:
+    engine = read_config({"--max-num-batched-tokens": "700"}, {}).engine("x")
+    assert (engine.max_num_batched_tokens, engine.chooses_chunk) == (700, False)
 
 
 def test_the_key_is_in_no_repr() -> None:

@@ -107,7 +107,7 @@ class TestSizesOfAStep:
 
     def test_on_the_cpu(self) -> None:
         given = engine()
-        assert (given.max_num_seqs, given.max_num_batched_tokens) == (64, 512)
+        assert (given.max_num_seqs, given.max_num_batched_tokens) == (64, 2048)
 
     @pytest.mark.parametrize(
         ("argv", "sizes"),
@@ -149,11 +149,11 @@ class TestSizesOfAStep:
         (make_checkpoint(folder / "1", with_tokenizer=True) / "model.safetensors").touch()
         config, _ = parse_config('backend: "tensorrtllm"', "config.pbtxt")
         options = read_config(parse_flags([]), {})
-        for runtime, sizes in (("tensorrt_llm", (256, 8192)), ("openvino", (64, 512))):
+        for runtime, sizes in (("tensorrt_llm", (256, 8192)), ("openvino", (64, 2048))):
             config.parameters["runtime"].string_value = runtime
             given = set_up(ModelSource(folder, 1, config), options.engine).engine
             assert (given.max_num_seqs, given.max_num_batched_tokens) == sizes
 
     def test_many_sequences_get_their_tokens_on_the_cpu_too(self) -> None:
         given = engine("--max-num-seqs", "1000")
-        assert (given.max_num_seqs, given.max_num_batched_tokens) == (1000, 1000)
+        assert (given.max_num_seqs, given.max_num_batched_tokens) == (1000, 2048)

@@ -187,9 +187,9 @@ def test_the_alias_is_in_percent() -> None:
     assert 'triton_gpu_utilization{gpu_uuid="GPU-1"} 25.0' in page(GpuSample("GPU-1", 0.25), aliases=True)
 
 
-def served(name: str, pid: int | None) -> Model:
-    """A language model whose engine's process has this id; None before its start."""
-    return language_model(SimpleNamespace(engine=SimpleNamespace(pid=pid)), name)
+def served(name: str, *pids: int) -> Model:
+    """A language model whose engines' processes have these ids; none before their start."""
+    return language_model(SimpleNamespace(engine=SimpleNamespace(pids=pids)), name)
 
 
 def memory(gpus: Sequence[tuple[str, Sequence[GpuProcess]]], engines: dict[int, str]) -> dict[tuple[str, str], float]:
@@ -216,7 +216,7 @@ def test_without_an_engine_on_a_gpu_there_is_no_family() -> None:
 def test_engines_without_a_process_are_left_out() -> None:
     other = model_of("", AtOnceInstance())
     threaded = language_model(SimpleNamespace(engine=object()), "thread")
-    assert engine_pids([other, threaded, served("early", None), served("big", 10)]) == {10: "big"}
+    assert engine_pids([other, threaded, served("early"), served("big", 10, 11)]) == {10: "big", 11: "big"}
 
 
 def test_a_lineage_ends_with_the_first_process() -> None:

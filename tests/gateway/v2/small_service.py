@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
+from gateway.calls import CallLog
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
@@ -61,12 +62,35 @@ class SmallRepository:
         self.calls.append(("unload", name, unload_dependents))
 
 
+class SmallAdapters:
+    """The adapter `polite` of `llama`; records calls in those of the repository."""
+
+    def __init__(self, repository: SmallRepository) -> None:
+        self._calls = repository.calls
+
+    def index(self) -> list[IndexEntry]:
+        return []
+
+    def is_known(self, name: str) -> bool:
+        return name in ("polite", "llama:polite")
+
+    async def load(self, name: str, path: str, base: str, *, replaces: bool) -> str:
+        self._calls.append(("load_adapter", name, path, base, replaces))
+        return name
+
+    async def unload(self, name: str, base: str) -> str:
+        self._calls.append(("unload_adapter", name, base))
+        return name
+
+
 class SmallService:
     """A service over `models`, which a test declares live and ready."""
 
     def __init__(self, *models: Model, trace: TraceSettings | None = None) -> None:
+        self.calls = CallLog()
         self.identity = ServerIdentity("triton", PROTOCOL_VERSION)
         self.repository = SmallRepository(models)
+        self.adapters = SmallAdapters(self.repository)
         self.shared_memory = SharedMemoryRegistry(is_allowed=True)
         self.trace = trace or TraceSettings()
         self.log_settings = LogSettings(logging.Logger("small", logging.INFO))

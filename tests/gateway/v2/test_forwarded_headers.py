@@ -1,5 +1,7 @@
 import pytest
 
+from gateway.access.identity import Identity
+from gateway.calls import CallLog
 from gateway.v2.forwarded_headers import ForwardedHeaders
 from sluice.errors import ErrorCode, SluiceError
 
@@ -28,3 +30,10 @@ def test_names_with_a_meaning_of_their_own_are_refused(name: str) -> None:
     assert caught.value.code is ErrorCode.INVALID
     assert caught.value.message == f"Header '{name}' is reserved for Triton usage and cannot be forwarded."
     assert ForwardedHeaders("^x-").choose([(name, "1")]) == {}
+
+
+async def test_a_key_of_the_server_is_not_forwarded() -> None:
+    headers = [("Authorization", "Bearer key"), ("x-api-key", "key"), ("x-user", "bob")]
+    assert ForwardedHeaders(".*").choose(headers) == dict(headers)
+    CallLog().open("v2", "/v2/models/m/infer", "id").identity = Identity(name="ci")
+    assert ForwardedHeaders(".*").choose(headers) == {"x-user": "bob"}

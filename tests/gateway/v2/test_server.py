@@ -3,7 +3,8 @@ import json
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.v2.server import ServerIdentity, index_row, model_metadata, parse_version, server_metadata, statistics
+from gateway.v2.repository import index_row
+from gateway.v2.server import ServerIdentity, model_metadata, parse_version, server_metadata, statistics
 from serving.repository.managed_model import IndexEntry, ModelState
 from serving.request import LATEST, InferRequest
 from serving.tensors.tensor import Tensor

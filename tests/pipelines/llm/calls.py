@@ -26,6 +26,11 @@ class Record:
         self.events: list[TextEvent] = []
         self.error: Exception | None = None
         self.is_closed = False
+        self.admitted: list[tuple[int, int, str]] = []
+
+    async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
+        self.admitted.append((prompt_tokens, max_tokens, adapter))
+        return None
 
     def observe(self, event: TextEvent) -> None:
         self.events.append(event)

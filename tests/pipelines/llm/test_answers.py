@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.sampling.softmax import argmax_tokens
+from engine.sampling.top_tokens import argmax_tokens
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.fields import OUTPUTS
 from pipelines.llm.model import LlmModel

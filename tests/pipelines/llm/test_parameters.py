@@ -56,6 +56,7 @@ OBEYED: list[tuple[str, str, dict[str, Any]]] = [
     ("tool_call_parser", "hermes", {}),
     ("reasoning_parser", "none", {}),
     ("kv_cache_host_memory_bytes", "0", {}),
+    ("kv_cache_host_memory_bytes", "1000000", {"kv_host_cache_bytes": 1_000_000}),
     ("num_nodes", "1", {}),
     ("tensor_parallel_size", "1", {}),
     ("pipeline_parallel_size", "1", {}),
@@ -98,8 +99,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
     "max_queue_delay_microseconds": ("5000", "joins the running batch"),
     "enable_chunked_context": ("false", "in chunks all the same"),
     "enable_trt_overlap": ("true", "no GPU"),
-    "kv_cache_host_memory_bytes": ("1000000", "no second home"),
-    "kv_cache_onboard_blocks": ("true", "no second home"),
+    "kv_cache_onboard_blocks": ("true", "always come back"),
     "cross_kv_cache_fraction": ("0.5", "no encoder"),
     "max_attention_window_size": ("4096", "whole context"),
     "sink_token_length": ("4", "whole context"),
@@ -142,7 +142,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
     "data_parallel_size": ("2", "one device"),
     "distributed_executor_backend": ("mp", "no GPU"),
     "enforce_eager": ("true", "no GPU"),
-    "swap_space": ("4", "no second home"),
+    "swap_space": ("4", "swapped out"),
     "cpu_offload_gb": ("4", "no GPU"),
     "block_size": ("16", "32 tokens"),
     "seed": ("0", "one of its own"),
@@ -213,6 +213,13 @@ def test_the_bounded_cache_wins_over_the_share() -> None:
     config, notes = apply_parameters(GIVEN, "m", texts)
     assert (config.num_blocks, config.kv_cache_memory_fraction) == (20, None)
     assert notes == ["kv_cache_free_gpu_mem_fraction: max_tokens_in_paged_kv_cache decides"]
+
+
+def test_a_size_of_a_step_that_is_given_is_kept_whatever_the_load() -> None:
+    by_load = msgspec.structs.replace(GIVEN, chooses_chunk=True)
+    config, _ = apply_parameters(by_load, "m", {"max_num_batched_tokens": "100"})
+    assert (config.max_num_batched_tokens, config.chooses_chunk) == (100, False)
+    assert apply_parameters(by_load, "m", {"max_num_seqs": "9"})[0].chooses_chunk
 
 
 def test_v1_has_no_policy_to_choose() -> None:

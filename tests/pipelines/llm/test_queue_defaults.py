@@ -47,14 +47,12 @@ def test_notes_on_fields_without_effect() -> None:
         default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 5 }
         priority_queue_policy { key: 1 value { max_queue_size: 4 } }
       }
-      instance_group { count: 2 }
     """
     notes = ignored_queue_fields(parse_config(text, "config.pbtxt")[0])
     assert [note.partition(":")[0] for note in notes] == [
         "dynamic_batching.preserve_ordering",
         "dynamic_batching.priority_queue_policy",
         "dynamic_batching.default_queue_policy.timeout_action",
-        "instance_group",
     ]
 
 

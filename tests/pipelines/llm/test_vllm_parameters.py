@@ -24,6 +24,11 @@ def test_a_model_json_of_tritons_vllm_backend() -> None:
     assert notes == ["disable_log_requests: requests are not logged"]
 
 
+@pytest.mark.parametrize(("word", "dtype"), [("f32", "f32"), ("float32", "f32"), ("half", "float16")])
+def test_precisions_have_any_of_their_names(word: str, dtype: str) -> None:
+    assert apply_parameters(VLLM, "m", {"dtype": word})[0].dtype == dtype
+
+
 def test_a_share_of_memory() -> None:
     engine, [note] = apply_parameters(VLLM, "m", {"kv_cache_free_gpu_mem_fraction": "0.4"})
     assert engine.runtime_settings == {"gpu_memory_utilization": "0.4"}
@@ -35,10 +40,23 @@ def test_adapters() -> None:
     assert engine.lora_modules == {"a": "/a", "b": "/b"} and not notes
 
 
-@pytest.mark.parametrize(("name", "text"), [("trust_remote_code", "true"), ("worker_cls", "evil.Worker")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("trust_remote_code", "true"),
+        ("worker_cls", "evil.Worker"),
+        ("compilation_config", '{"mode": 3, "backend": "evil.compile"}'),
+    ],
+)
 def test_a_model_chooses_no_code(name: str, text: str) -> None:
     engine, [note] = apply_parameters(VLLM, "m", {name: text})
     assert engine.runtime_settings == {} and "from the command line alone" in note
+
+
+def test_a_model_chooses_how_it_is_compiled() -> None:
+    engine, notes = apply_parameters(VLLM, "m", {"compilation_config": '{"mode": 3}', "num_threads": "2"})
+    assert engine.runtime_settings == {"compilation_config": '{"mode": 3}'} and engine.num_threads is None
+    assert notes[0].startswith("num_threads: vLLM takes all cores")
 
 
 def test_what_is_wrong_is_named() -> None:

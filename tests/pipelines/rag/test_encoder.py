@@ -123,6 +123,22 @@ async def test_the_bundled_encoder_by_its_texts_and_by_its_tokens(models: ModelR
     assert await encoder.dim() == 384
 
 
+async def test_tokens_are_admitted_before_they_are_encoded(models: ModelRepository) -> None:
+    encoder, asked = TextEncoder(models, "sentence_encoder"), []
+
+    async def admit(num_tokens: int) -> None:
+        asked.append(num_tokens)
+        if len(asked) > 1:
+            raise SluiceError(ErrorCode.OVERLOADED, "no more")
+
+    found = await encoder.embed(SENTENCES[:3], str, admit=admit)
+    before = models.find("sentence_encoder").statistics.infer.success.count
+    with pytest.raises(SluiceError, match="no more"):
+        await encoder.embed(SENTENCES[:3], str, admit=admit)
+    assert asked == [found.num_tokens] * 2
+    assert models.find("sentence_encoder").statistics.infer.success.count == before
+
+
 @pytest.mark.parametrize("name", ["query_encoder", "sentence_encoder"])
 async def test_broken_unicode_is_taken(models: ModelRepository, name: str) -> None:
     encoder, text = TextEncoder(models, name), "half \ud83d a pair"

@@ -18,7 +18,7 @@ from pipelines.llm.text import LlmText
 from pipelines.rag.encoder import QUERY_PREFIX, TO_THE_MODEL, Embeddings
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.text.types import TextRequest
-from sluice.errors import SluiceError
+from sluice.errors import ErrorCode, SluiceError
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.paths import MODELS
 
@@ -66,6 +66,19 @@ def embed(folder: Path, inputs: Any, task: Task = Task.AUTO, **wishes: Any) -> E
             return await encoder.embed(inputs, lambda index: f"input[{index}]", **wishes)
 
     return asyncio.run(run())
+
+
+def test_tokens_are_admitted_before_they_are_encoded(folder: Path) -> None:
+    write_sentence_files(folder, "mean", normalizes=True)
+    asked: list[int] = []
+
+    async def admit(num_tokens: int) -> None:
+        asked.append(num_tokens)
+        raise SluiceError(ErrorCode.OVERLOADED, "no more")
+
+    with pytest.raises(SluiceError, match="no more"):
+        embed(folder, [[5, 6], [7]], admit=admit)
+    assert asked == [3]
 
 
 @pytest.mark.torch
@@ -162,6 +175,15 @@ def test_parts_that_would_change_the_vectors_are_refused(folder: Path, name: str
     write_sentence_files(folder)
     (folder / name).write_text(json.dumps(content))
     with pytest.raises(SluiceError, match=message):
+        read_embedding_settings(folder)
+
+
+def test_dense_layers_are_left_to_an_engine_that_pools(folder: Path) -> None:
+    write_sentence_files(folder)
+    parts = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*parts, {"path": "3_Dense", "type": f"{_CLASSES}Dense"}]))
+    assert read_embedding_settings(folder, is_pooled=True).mode is PoolingMode.MEAN
+    with pytest.raises(SluiceError, match="has the part Dense"):
         read_embedding_settings(folder)
 
 

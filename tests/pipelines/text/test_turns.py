@@ -1,4 +1,4 @@
-"""Conversations with tools, calls and results, as the chat template gets them."""
+"""Conversations with tools, calls, results and images, as the chat template gets them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage, TemplateOptions, ToolCall
+from pipelines.text.transformers_tokenizer import load_tokenizer
+from pipelines.text.types import ChatMessage, ImagePart, TemplateOptions, ToolCall
 from sluice.errors import SluiceError
 from tests.pipelines.chat.chat_folder import write_chat_folder
 
@@ -93,3 +94,28 @@ async def test_tools_count_towards_the_length(chat: Tokenizer) -> None:
     options = TemplateOptions(tools=(tool("f", description="word " * 2_000_000),))
     with pytest.raises(SluiceError, match="the prompt has 1000"):
         await chat.encode_chat((ChatMessage("user", "hi"),), 1000, options)
+
+
+PARTS = "{% for part in message.content %}{{ '<|pad|>' if part.type == 'image' else part.text }}{% endfor %}"
+EITHER = "{% if message.content is string %}={{ message.content }}{% else %}" + PARTS + "{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{{ message.content }}", "<|system|>s<|user|><|pad|>\n<|pad|>\na <|pad|>b"),
+        (PARTS, "<|system|>s<|user|>a <|pad|><|pad|>b<|pad|>"),
+        (EITHER, "<|system|>=s<|user|>a <|pad|><|pad|>b<|pad|>"),
+    ],
+)
+async def test_images_are_where_the_template_has_them(rill_path: Path, content: str, expected: str) -> None:
+    """A text that spells the placeholder is no placeholder."""
+    made = load_tokenizer(rill_path)
+    made.chat_template = "{% for message in messages %}<|{{ message.role }}|>" + content + "{% endfor %}"
+    image = ImagePart("", "")
+    user = ChatMessage("user", "a <|pad|>b", parts=("a <|pad|>", image, "b", image))
+    options = TemplateOptions(image_placeholders=("<|pad|>",) * 3)
+    tokenizer = Tokenizer(made)
+    ids = await tokenizer.encode_chat((ChatMessage("system", "s"), user), options=options)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+    assert ids.count(made.pad_token_id) == 2

@@ -1,7 +1,6 @@
 """Models before a cache, and a real redis-server for them."""
 
 import asyncio
-import socket
 import subprocess
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from serving.caching.response_cache import ResponseCache
 from serving.instance import Instance
 from serving.model import Model
 from serving.spec import ModelSource
+from tests.ports import ReservedPort
 from tests.serving.batching.parts import config_of, until
 
 CACHED = "response_cache { enable: true }"
@@ -38,17 +38,12 @@ async def is_prepared(*caches: RedisCache) -> None:
     await until(lambda: all(cache.is_up for cache in caches))
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 class RedisServer:
     """One that can be killed, frozen and started again on its port. Keeps nothing on disk."""
 
     def __init__(self, folder: Path, *options: str) -> None:
-        self.port = free_port()
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         self._folder = folder
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None

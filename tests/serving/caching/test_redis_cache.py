@@ -18,12 +18,11 @@ from serving.caching.settings import RedisCacheSettings, RedisTls
 from serving.model import infer_one
 from serving.statistics import FailureReason
 from sluice.errors import ErrorCode, SluiceError
-from tests import paths
+from tests.paths import CERTIFICATES
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, request, turns, until
 from tests.serving.caching.parts import RedisServer, cached_model, is_prepared
 
 RETRY_S = 0.02
-CERTIFICATES = paths.TESTS / "gateway" / "grpc" / "certificates"
 
 
 @pytest.fixture

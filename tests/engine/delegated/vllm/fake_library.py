@@ -16,6 +16,9 @@ class Given(SimpleNamespace):
 _CLASSES: dict[str, Any] = {
     "vllm.sampling_params:SamplingParams": Given,
     "vllm.sampling_params:StructuredOutputsParams": Given,
+    "vllm.pooling_params:PoolingParams": Given,
+    "vllm.inputs:tokens_input": lambda ids, **more: {"prompt_token_ids": ids, **more},
+    "vllm.lora.request:LoRARequest": Given,
     "vllm.sampling_params:RequestOutputKind": SimpleNamespace(DELTA="delta"),
 }
 

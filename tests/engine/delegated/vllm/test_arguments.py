@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, Speculation
+from engine.config import EngineConfig, Speculation, Task
 from engine.delegated.vllm.arguments import check_adapter, plan_vllm
 from engine.delegated.vllm.settings import SETTINGS
 from sluice.errors import ErrorCode, SluiceError
@@ -36,6 +36,7 @@ def test_fields_get_vllms_names(checkpoint: Path) -> None:
     )  # fmt: skip
     assert given == {
         "model": str(checkpoint),
+        "runner": "generate",
         "tokenizer": str(checkpoint),
         "skip_tokenizer_init": False,
         "dtype": "bfloat16",
@@ -51,6 +52,18 @@ def test_fields_get_vllms_names(checkpoint: Path) -> None:
         "structured_outputs_config": {"backend": "guidance"},
         "enable_logging_iteration_details": True,
     }
+
+
+@pytest.mark.parametrize(("task", "file"), [(Task.EMBED, "modules.json"), (Task.SCORE, "config.json")])
+def test_what_the_folder_is_for_is_pooled_and_takes_no_generation(checkpoint: Path, task: Task, file: str) -> None:
+    (checkpoint / file).write_text('{"architectures": ["BertForSequenceClassification"]}')
+    plan = plan_vllm(EngineConfig(model_path=str(checkpoint)), ON_GPU)
+    assert (plan.task, plan.arguments["runner"], plan.arguments["enable_prefix_caching"]) == (task, "pooling", None)
+    assert arguments(checkpoint, enable_prefix_caching=False)["enable_prefix_caching"] is False
+    with pytest.raises(SluiceError, match=f"lora_modules must be left out where vLLM serves a model for {task}"):
+        arguments(checkpoint, lora_modules={"a": "/a"})
+    with pytest.raises(SluiceError, match="speculation must be left out"):
+        arguments(checkpoint, speculation=Speculation.NGRAM)
 
 
 def test_settings_go_over_fields_and_arguments_over_both(checkpoint: Path) -> None:
@@ -82,6 +95,11 @@ def test_wrong_settings_are_named(checkpoint: Path, settings: dict[str, str], wo
     assert words in caught.value.message and caught.value.code is ErrorCode.INVALID
     with pytest.raises(SluiceError, match="knows no setting 'enforce_eagre'"):
         arguments(checkpoint, llm_arguments={"enforce_eagre": True})
+
+
+def test_an_argument_that_sluice_decides_is_refused(checkpoint: Path) -> None:
+    with pytest.raises(SluiceError, match=r"data_parallel_size must be left out: use --replicas.*got 2"):
+        arguments(checkpoint, llm_arguments={"data_parallel_size": 2})
 
 
 def test_an_argument_of_another_version_is_named(checkpoint: Path) -> None:
@@ -116,6 +134,8 @@ def test_speculation(checkpoint: Path) -> None:
     assert given["speculative_config"] == expected
     given = arguments(checkpoint, speculation=Speculation.DRAFT_MODEL, draft_model_path="/d")
     assert given["speculative_config"] == {"model": "/d", "method": "draft_model", "num_speculative_tokens": 4}
+    given = arguments(checkpoint, speculation=Speculation.NGRAM, runtime_settings={"spec_method": "suffix"})
+    assert given["spec_method"] == "suffix" and "speculative_config" not in given
     with pytest.raises(SluiceError, match="draft_model_path must be given"):
         arguments(checkpoint, speculation=Speculation.DRAFT_MODEL)
 

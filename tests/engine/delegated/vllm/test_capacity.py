@@ -48,4 +48,5 @@ def test_it_is_read_from_vllm() -> None:
     drafts = SimpleNamespace(num_speculative_tokens=3)
     read = read_capacity(vllm_config(max_in_flight_tokens=128, speculative_config=drafts), groups)
     assert read == CacheCapacity((CacheGroup(32), CacheGroup(16, 64), CacheGroup(8)), 50, 512, 128, 3)
-    assert read_capacity(vllm_config(), []) == CacheCapacity((CacheGroup(16),), 50, 512, 256, 0)
+    encoder = read_capacity(vllm_config(), [])
+    assert encoder == CacheCapacity((), 0, 512, 256, 0) and encoder.worst_case_blocks(500, 1) == 0

@@ -167,7 +167,7 @@ def test_an_input_that_was_cut_off_has_what_came(chat_live: LiveServer, client: 
                     }
                 ]
             },
-            "messages[0].content[0].content[0] is not supported: this server's models take text alone",
+            "messages[0].content[0].content[0] is not supported: models take text, and some take images",
         ),
         (
             {"tools": [{"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "x"}}}}]},

@@ -51,7 +51,7 @@ def check_end(live: LiveServer, end: ollama.ChatResponse | ollama.GenerateRespon
 def test_chat_whole_and_streamed_are_the_same(live: LiveServer, client: ollama.Client) -> None:
     whole = client.chat(MODEL, TURNS, options=GREEDY)
     *pieces, end = client.chat(f"{MODEL}", TURNS, options=GREEDY, stream=True)
-    assert len(pieces) > 10, "the tokens did not come one by one"
+    assert len(pieces) > 10 or not live.is_paced, "the tokens did not come one by one"
     assert whole.message.content == "".join(each.message.content or "" for each in pieces) == expected(live)
     assert {each.message.role for each in (*pieces, end)} == {"assistant"}
     assert not any(each.done for each in pieces)
@@ -155,7 +155,7 @@ def test_a_schema_is_a_grammar() -> None:
         (
             CHAT,
             {"messages": [{"role": "user", "content": "", "images": ["aGk="]}]},
-            "messages[0].images[0] is not supported: this server's models take text alone",
+            "messages[0].images[0] is not supported: model 'rill' takes text alone",
         ),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0].function is required"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "has no tool calls in a known format"),

@@ -111,7 +111,7 @@ def test_folders_of_the_server_are_only_shown_for_adapters(capable: LiveServer) 
 @pytest.fixture(scope="module")
 def changing() -> Iterator[LiveServer]:
     options = ServeConfig(requests=RequestOptions(allows_lora_updates=True))
-    with live_server(config=options, engine_config=EngineConfig(model_path="none")) as running:
+    with live_server(config=options, engine_config=EngineConfig(model_path="none", enable_lora=True)) as running:
         yield running
 
 
@@ -142,6 +142,70 @@ def test_they_come_and_go_at_run_time(changing: LiveServer) -> None:
     assert listed(changing) == {"rill": None}
     assert ask(changing, model="rill:sql").status_code == 404
     assert change(changing, "unload", "sql").status_code == 404
+
+
+def repository(live: LiveServer, action: str, name: str, **parameters: Any) -> httpx.Response:
+    return live.post(f"/v2/repository/models/{name}/{action}", {"parameters": parameters} if parameters else {})
+
+
+def generated(live: LiveServer, adapter: str) -> httpx.Response:
+    return live.post(
+        "/v2/models/rill/generate", {"text_input": "Hi", "max_tokens": 2, "parameters": {"lora_name": adapter}}
+    )
+
+
+def test_the_repository_api_loads_and_unloads_them_too(changing: LiveServer) -> None:
+    assert repository(changing, "load", "sql", lora_path="/adapters/sql", base_model_name="rill").status_code == 200
+    assert repository(changing, "load", "rill:chat", lora_path="/adapters/chat").status_code == 200
+    rows = changing.post("/v2/repository/index", {}).json()
+    assert [row["name"] for row in rows] == ["rill", "rill:chat", "rill:sql"]
+    assert rows[1] == {"name": "rill:chat", "version": "1", "state": "READY"}
+    assert changing.get("/v2/models/rill:chat/ready").status_code == 200
+    assert listed(changing) == {"rill": None, "rill:chat": "/adapters/chat", "rill:sql": "/adapters/sql"}
+    assert generated(changing, "sql").status_code == 200
+    reloaded = repository(changing, "load", "rill:sql", lora_path="/adapters/new")
+    assert (reloaded.status_code, listed(changing)["rill:sql"]) == (200, "/adapters/new"), "as a model is reloaded"
+    assert repository(changing, "unload", "sql").status_code == 200
+    assert repository(changing, "unload", "chat", base_model_name="rill").status_code == 200
+    assert listed(changing) == {"rill": None}
+    refused = generated(changing, "sql")
+    assert (refused.status_code, "must be an adapter of this model" in refused.text) == (400, True)
+    assert changing.get("/v2/models/rill:chat/ready").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "status", "words"),
+    [
+        ("sql", {"lora_path": "/adapters/broken"}, 400, "/adapters/broken is broken"),
+        ("sql", {"lora_path": ""}, 400, "lora_path must be a path"),
+        ("sql", {"lora_path": "/a", "config": "{}"}, 400, "neither goes with 'config' or files"),
+        ("sql", {"base_model_name": "rill"}, 400, "is loaded with 'lora_path'"),
+        ("sql", {"lora_path": "/a", "base_model_name": "nobody"}, 400, "base_model_name must be one of rill"),
+        ("rill", {"lora_path": "/a"}, 400, "lora_name must be MODEL:NAME"),
+        ("sql", {"lora_path": 7}, 400, "lora_path"),
+    ],
+)
+def test_the_repository_api_refuses_what_is_no_adapter(
+    changing: LiveServer, name: str, parameters: dict[str, Any], status: int, words: str
+) -> None:
+    answer = repository(changing, "load", name, **parameters)
+    assert (answer.status_code, words in answer.json()["error"]) == (status, True), answer.text
+    assert listed(changing) == {"rill": None}
+
+
+def test_adapters_of_a_model_that_has_none_are_refused_in_its_words(live: LiveServer) -> None:
+    assert "was started without LoRA adapters" in generated(live, "sql").text
+    assert repository(live, "load", "sql", lora_path="/adapters/sql").status_code == 403
+
+
+def test_our_own_engine_does_not_sleep(live: LiveServer) -> None:
+    for answer in (live.post("/sleep?level=1", {}), live.post("/wake_up", {})):
+        assert (answer.status_code, "--enable-sleep-mode" in answer.json()["error"]["message"]) == (404, True)
+    assert live.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert live.post("/sleep?level=3", {}).json()["error"]["param"] == "level"
+    assert live.post("/sleep?mode=soon", {}).json()["error"]["param"] == "mode"
+    assert live.post("/wake_up?tags=all", {}).json()["error"]["param"] == "tags"
+    assert live.post("/sleep?model=nobody", {}).status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from tests.gateway.http.live import LiveServer, live_server
 CHAT: dict[str, Any] = {"model": "rill", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 TEXT: dict[str, Any] = {"model": "rill", "prompt": "hi", "max_tokens": 2}
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
 PATH = {"chat": "/v1/chat/completions", "text": "/v1/completions"}
 
 REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
@@ -34,9 +35,24 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
         (
             {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": kind, kind: {}}]}]},
             f"messages[0].content[1].{kind}",
-            f"messages[0].content[1].{kind} is not supported: this server's models take text alone",
+            f"messages[0].content[1].{kind} is not supported: models take text, and some take images",
         )
-        for kind in ("image_url", "input_audio", "file")
+        for kind in ("input_audio", "file")
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, IMAGE]}]},
+        "messages[0].content[1].image_url",
+        "messages[0].content[1].image_url is not supported: model 'rill' takes text alone",
+    ),
+    (
+        {"messages": [{"role": "system", "content": [IMAGE]}]},
+        "messages[0].content[0].image_url",
+        "messages[0].content[0].image_url needs the role user, got system",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0].image_url.url",
+        "messages[0].content[0].image_url.url is required",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": ["image_url"]}]}]},

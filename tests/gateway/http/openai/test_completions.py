@@ -49,7 +49,7 @@ def test_several_prompts(live: LiveServer, form: str, stream: bool) -> None:
         assert done == "[DONE]"
         got, counts = streamed_texts(chunks, 5), usage["usage"]
         order = [chunk["choices"][0]["index"] for chunk in chunks]
-        assert order != sorted(order), "the choices did not run at the same time"
+        assert order != sorted(order) or not live.is_paced, "the choices did not run at the same time"
         ends = [chunk["choices"][0]["finish_reason"] for chunk in chunks if chunk["choices"][0]["finish_reason"]]
         assert ends == ["length"] * 5
     else:

@@ -93,7 +93,7 @@ def test_usage_in_every_chunk(live: LiveServer, path: str, body: dict[str, Any])
     options = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     *chunks, last, _ = events_of(live.post(path, body | options).content)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert counts == sorted(counts) and counts[-1] == 6 and len(set(counts)) > 3
+    assert counts == sorted(counts) and counts[-1] == 6 and (len(set(counts)) > 3 or not live.is_paced)
     for chunk in (*chunks, last):
         usage = chunk["usage"]
         assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"] > 0
@@ -170,9 +170,10 @@ def test_what_ended_the_text_and_special_tokens_may_show(live: LiveServer, strea
     stop = plain["text"][4:7]
     fields: dict[str, Any] = {"stop": stop, "include_stop_str_in_output": True}
     assert text_of(live, fields, stream) == plain["text"][:7]
-    fields = {"stop_token_ids": plain["token_ids"][2:3], "include_stop_str_in_output": True}
-    shown = text_of(live, fields, stream)
-    assert shown == live.model.tokenizer.decode(plain["token_ids"][:3], skip_special_tokens=True)
+    [end] = ends = plain["token_ids"][2:3]
+    fields = {"stop_token_ids": ends, "include_stop_str_in_output": True}
+    up_to_end = plain["token_ids"][: plain["token_ids"].index(end) + 1]
+    assert text_of(live, fields, stream) == live.model.tokenizer.decode(up_to_end, skip_special_tokens=True)
     end = live.model.tokenizer.eos_token_id
     assert end is not None
     fields = {"logit_bias": {str(end): 100}, "ignore_eos": True, "max_tokens": 2, "skip_special_tokens": False}
@@ -186,6 +187,7 @@ def text_of(live: LiveServer, fields: dict[str, Any], stream: bool) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
+@pytest.mark.stand_in
 def test_a_prediction_changes_no_token_and_is_counted(live: LiveServer) -> None:
     plain = live.post(CHAT_PATH, CHAT | {"max_tokens": 40}).json()
     answer = plain["choices"][0]["message"]["content"]

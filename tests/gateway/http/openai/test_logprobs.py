@@ -19,6 +19,7 @@ LIKELIEST = -math.log1p(4095 / math.e)
 """The runner gives its token a logit of 1 and the 4095 others 0."""
 
 
+@pytest.mark.stand_in
 def test_chat_has_openai_s_shape(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model="rill", messages=MESSAGES, max_tokens=30, temperature=0, logprobs=True, top_logprobs=3
@@ -61,6 +62,7 @@ def test_a_chat_stream_tells_what_the_whole_answer_tells(live: LiveServer, stop:
         assert len(spelled) < len(whole["message"]["content"]), "the last entry's text was cut off whole"
 
 
+@pytest.mark.stand_in
 def test_completions_have_the_older_shape(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="rill", prompt="Count, please.", max_tokens=8, temperature=0, logprobs=2)
     [choice] = answer.choices

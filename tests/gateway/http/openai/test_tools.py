@@ -118,6 +118,7 @@ def test_reasoning_tokens_are_counted(
 ) -> None:
     say(chat_live, "<think>because of this and that</think>so it is")
     body = CHAT | {"max_tokens": limit, "stop": stop}
+    chat_client.chat.completions.create(**body)  # from here on the prompt is in the prefix cache
     whole = chat_client.chat.completions.create(**body).usage
     last = list(chat_client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True}))[-1]
     assert last.usage == whole is not None and whole.completion_tokens_details is not None

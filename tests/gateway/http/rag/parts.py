@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import httpx
@@ -14,6 +14,8 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from gateway.assembly import make_access
+from gateway.calls import CallLog
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.listeners import listen, listener_url
@@ -201,7 +203,8 @@ async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
     repository = empty_repository(metrics)
     library = DocumentLibrary(store, WordEncoder, LibrarySettings())
     heartbeat_s = config.shutdown.heartbeat_timeout_s
-    service = InferenceService(repository, metrics, heartbeat_s, library=library)
+    access = make_access(replace(config, access=replace(config.access, keys_store="none")))
+    service = InferenceService(repository, metrics, heartbeat_s, library=library, calls=CallLog(access))
     repository.add(ChatModel(pipeline))
     repository.add(ChatModel(ScriptedPipeline("plain_llm", takes_parameters=False)))
     await repository.start()

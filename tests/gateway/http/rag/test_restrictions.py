@@ -3,8 +3,9 @@
 import pytest
 
 from gateway.http.access import find_api_category
+from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig
-from gateway.options.http import AccessOptions, HttpOptions
+from gateway.options.http import HttpOptions
 from gateway.restrictions import ApiCategory, parse_restriction
 from tests.gateway.http.rag.parts import rag_server
 

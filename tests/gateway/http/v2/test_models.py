@@ -77,7 +77,12 @@ def test_unload(small: SmallServer, body: Any, unload_dependents: bool) -> None:
             400,
             "Unable to parse 'config': attempt to access JSON non-string as string",
         ),
-        (LOAD, {"parameters": {"x": "y"}}, 400, "parameter 'x' is neither config nor file:PATH"),
+        (
+            LOAD,
+            {"parameters": {"x": "y"}},
+            400,
+            "parameter 'x' is none of config, file:PATH, lora_path, base_model_name",
+        ),
         (LOAD, {"parameters": {"file:1/model.py": "a"}}, 400, "parameter 'file:1/model.py' is not base64"),
         ("/v2/repository/r/models/m/load", None, 501, "'repository_name' specification is not supported"),
         (

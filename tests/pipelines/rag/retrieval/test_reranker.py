@@ -1,13 +1,18 @@
 """Rerankers that are real models: one in Python that sees texts, one in ONNX that sees tokens."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto, helper
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from pipelines.rag.retrieval.reranker import ModelReranker, PairTokenizer
+from pipelines.llm.text import LlmText
+from pipelines.rag.retrieval.reranker import LlmReranker, ModelReranker, PairTokenizer
 from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.onnxruntime import parts as onnx_parts
@@ -114,6 +119,28 @@ async def test_a_cross_encoder_scores_pairs_of_tokens(tmp_path: Path, text: str,
     others = 0 if has_types else 3  # [CLS], the question's word and [SEP]
     assert await reranker.scores("one", PASSAGES) == [2.0 + others, 3.0 + others, 4.0 + others]
     await model.close()
+
+
+class ScoringText:
+    """The text model of an engine that scores a pair by its length and the place of its second text."""
+
+    info = SimpleNamespace(max_num_seqs=2)
+    num_running = most_running = 0
+
+    async def hidden_states(self, token_ids: list[int], *, second_text_start: int) -> Any:
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        await asyncio.sleep(0)
+        self.num_running -= 1
+        return np.array([[len(token_ids) + second_text_start / 100]], np.float32)
+
+
+async def test_an_engine_scores_pairs_side_by_side(tmp_path: Path) -> None:
+    text, library = ScoringText(), Tokenizer.from_file(str(write_tokenizer(tmp_path) / "tokenizer.json"))
+    reranker = LlmReranker(cast(LlmText, text), PairTokenizer(library, 6))
+    found = await reranker.score("one", [*PASSAGES, "two " * 100])
+    assert found.values == pytest.approx([5.03, 6.03, 6.03, 6.03])  # at most 6 tokens, the second text from 3
+    assert found.num_tokens == 23 and text.most_running == 2
 
 
 async def test_long_pairs_are_cut_to_what_the_tokenizer_says(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import atexit
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import warnings
@@ -18,6 +17,7 @@ import psutil
 import psycopg
 
 from pipelines.rag.stores.postgres.store import PostgresStore
+from tests.ports import ReservedPort
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it asks for XDG_RUNTIME_DIR, which nothing here needs
@@ -35,7 +35,8 @@ class PostgresServer:
     """A server that can be stopped, frozen and started again on its port. Its owner is `postgres`, with PASSWORD."""
 
     def __init__(self, binaries: Path = BINARIES, **settings: str) -> None:
-        self.port = _free_port()
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         self._binaries = binaries
         self._settings = {**_SETTINGS, **settings}
         self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
@@ -124,9 +125,3 @@ async def postgres_store() -> AsyncIterator[PostgresStore]:
     finally:
         await store.close()
         server.execute(f"DROP SCHEMA {schema} CASCADE", database)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

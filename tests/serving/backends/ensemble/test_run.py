@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import weakref
+from contextvars import ContextVar
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from serving.backends.ensemble.backend import EnsembleModel
 from serving.model import infer_one
 from serving.request import InferResponse, SequenceFlag
-from serving.tensors.tensor import Tensor
+from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.ensemble.parts import (
     Caller,
@@ -88,6 +89,26 @@ async def test_wire_bytes_are_handed_on_and_not_copied() -> None:
     assert second.jobs[0].request.inputs["X"].raw is wire
     second.jobs[0].respond(InferResponse([Tensor("Y", "FP32", (3,), raw=wire)]))
     assert caller.only.outputs[0].raw is wire
+
+
+async def test_each_step_runs_in_its_request_s_context() -> None:
+    """A step may begin in the context of another request, whose batch its input came from."""
+    who: ContextVar[str] = ContextVar("who", default="nobody")
+    seen: list[str] = []
+
+    def note(X: Array) -> dict[str, Array]:
+        seen.append(who.get())
+        return {"Y": X}
+
+    first = HeldModel(simple_config("first"))
+    model = await load(ensemble_config(CHAIN), Models(first, FunctionModel(simple_config("second"), note)))
+    for name in ("one", "two"):
+        who.set(name)
+        Caller(model, request())
+    who.set("batch")
+    for index in (0, 1):
+        first.answer(index, Y=floats(1))
+    assert seen == ["one", "two"]
 
 
 async def test_outputs_come_last_of_the_configuration_first() -> None:

@@ -131,15 +131,17 @@ async def test_without_streaming_all_comes_in_one_response(llm: LlmModel, loud: 
 async def test_a_full_queue_refuses_before_any_step_runs(llm: LlmModel) -> None:
     first = FunctionModel(simple_config("first", data_type="TYPE_STRING"), lambda X: {"Y": X})
     model = await load(config_of(AFTER), Models(first, llm))
-    idle = llm.engine.stats
-    waiting = llm.engine.info.max_num_seqs + llm.engine.config.max_queued_requests
-    llm.engine.stats = msgspec.structs.replace(idle, num_waiting=waiting, predicted_wait_s=3.0)
+    engine = llm.engine
+    assert isinstance(engine, InProcessEngineClient)
+    idle = engine.stats
+    waiting = engine.info.max_num_seqs + engine.config.max_queued_requests
+    engine.stats = msgspec.structs.replace(idle, num_waiting=waiting, predicted_wait_s=3.0)
     given = {"question": np.array([b"hello"], object)}
     with pytest.raises(SluiceError, match="in ensemble 'after', model 'llm': the queue is full") as refused:
         model.submit(request(given), lambda _: None)
     assert (refused.value.code, refused.value.retry_after_s) == (ErrorCode.OVERLOADED, 3.0)
     assert first.requests == []
     assert model.num_in_flight == llm.num_in_flight == 0
-    llm.engine.stats = idle
+    engine.stats = idle
     model.submit(request(given), lambda _: None).cancel()
     assert len(first.requests) == 1

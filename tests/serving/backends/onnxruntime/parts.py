@@ -61,7 +61,9 @@ async def complete(folder: Path, model: onnx.ModelProto, text: str = "", **optio
     return await OnnxRuntimeBackend().complete(put(folder, model, text), context(**options))
 
 
-async def load(folder: Path, model: onnx.ModelProto | None, text: str = "") -> Model:
+async def load(
+    folder: Path, model: onnx.ModelProto | None, text: str = "", given: BackendContext | None = None
+) -> Model:
     backend, source = OnnxRuntimeBackend(), put(folder, model, text)
     config = await backend.complete(source, context())
-    return await backend.load(ModelSource(folder, 1, config), context())
+    return await backend.load(ModelSource(folder, 1, config), given or context())

@@ -193,7 +193,7 @@ def long(steps: int = 200) -> ov.Model:
     return model_of([x], y=node)
 
 
-LARGE, SMALL = np.zeros((1536, 1536), np.float32), np.zeros((1, 1), np.float32)
+LARGE, LARGER, SMALL = (np.zeros((size, size), np.float32) for size in (1536, 3072, 1))
 
 
 async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded: list[Model]) -> None:
@@ -230,9 +230,9 @@ def test_a_run_that_was_stopped_before_it_began_does_not_run() -> None:
 
 async def test_instances_run_side_by_side(tmp_path: Path, loaded: list[Model]) -> None:
     """While one instance is busy for long, the other answers."""
-    text = "max_batch_size: 2048 instance_group { count: 2 kind: KIND_CPU }"
+    text = "max_batch_size: 4096 instance_group { count: 2 kind: KIND_CPU }"
     loaded.append(model := await load(tmp_path, long(), text))
-    slow = model.submit(request(x=LARGE), lambda _: None)
+    slow = model.submit(request(x=LARGER), lambda _: None)
     assert (await infer(model, request(x=SMALL)))["y"].tolist() == [[0]]
     assert not slow.is_finished
     slow.cancel()

@@ -196,7 +196,7 @@ def test_batching_in_flight_is_what_pytorch_does(plan: Plan) -> None:
 def test_what_has_no_effect_is_noted(plan: Plan) -> None:
     planned = plan(num_threads=4, settings={"FORCE_CPU_ONLY_INPUT_TENSORS": "no"})
     assert planned.notes == (
-        "num_threads has no effect: only our own runtime has it",
+        "num_threads has no effect: TensorRT-LLM has no use for it",
         "FORCE_CPU_ONLY_INPUT_TENSORS has no effect: tensors of requests are read by this server",
     )
 

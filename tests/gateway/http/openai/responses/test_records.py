@@ -126,7 +126,7 @@ async def test_a_response_of_a_server_that_ended_has_failed(tmp_path: Path) -> N
     )
     runs = BackgroundRuns(first, renewal_s=1e6)
     run = await runs.start(make_turn(endless()), is_streamed=True)
-    stream = run.follow(0)
+    stream = run.log.follow(0)
     while b"delta" not in await anext(stream):
         pass
     assert (await second.find("me", "resp_1")).response["status"] == "queued", "as its lease says"
@@ -154,7 +154,7 @@ async def test_a_response_is_cancelled_through_another_server(tmp_path: Path) ->
     assert runs.find("other", "resp_1") is None
     cancelled = await second.cancel("me", "resp_1", found)
     assert cancelled["status"] == "cancelled"
-    frames = b"".join([frames async for frames in run.follow(0)])
+    frames = b"".join([frames async for frames in run.log.follow(0)])
     assert b'"status":"cancelled"' in frames.rpartition(b"event: ")[2]
     assert runs.find("me", "resp_1") is None
     assert (await second.find("me", "resp_1")).response == cancelled, "the first does not write over it"

@@ -1,0 +1,113 @@
+"""The command `sluice engine`: a real process with the bundled model, asked over TCP, watched, killed and ended."""
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from cli.engine.command import command
+from engine.client.attached import AttachedEngineClient
+from engine.config import EngineConfig
+from engine.process.curve import ClientCurve, read_pair, read_public
+from sluice.errors import ErrorCode
+from tests.engine.client.test_recovery import collect, failure_of, until
+from tests.engine.parts import make_request
+from tests.paths import ROOT
+
+PATIENCE_S = 90.0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@asynccontextmanager
+async def engine_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """The process, with its ready line."""
+    words = (sys.executable, "-m", "cli", "engine", *arguments)
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, cwd=ROOT)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            assert process.stdout is not None
+            yield process, (await process.stdout.readline()).decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def test_an_engine_serves_is_replaced_and_drains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys, allowed, port = tmp_path / "keys", tmp_path / "allowed", free_port()
+    for name in ("engine", "gateway"):
+        assert command(["keys", str(keys), "--name", name]) == 0
+    assert capsys.readouterr().out.splitlines()[0] == str(keys / "engine.key")
+    allowed.mkdir()
+    (allowed / "gateway.key").write_bytes((keys / "gateway.key").read_bytes())
+    curve = ClientCurve(read_pair(keys / "gateway.key_secret"), read_public(keys / "engine.key"))
+    secret = str(keys / "engine.key_secret")
+    options = ("--listen", "tcp://127.0.0.1:0", "--curve-key", secret, "--allowed-clients", str(allowed))
+    async with engine_process(
+        *options, "--health-port", str(port), "--exit-timeout-secs", "80", "--num-blocks", "64"
+    ) as (process, ready):
+        found = re.fullmatch(
+            r"engine of rill ready at (tcp://\S+) \(openvino, \w+, 64 blocks of \d+ tokens\); .*\n", ready
+        )
+        assert found is not None, ready
+        client = AttachedEngineClient(EngineConfig(model_path=""), found[1], curve=curve)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            try:
+                await client.start()
+                assert client.info.num_blocks == 64
+                tokens = await collect(client.submit(make_request([5, 6, 7], "a", max_tokens=8, ignore_eos=True)))
+                assert (await http.get("/health/live")).status_code == 200
+                assert (await http.get("/health/ready")).status_code == 200
+                assert 'sluice_kv_blocks{model="rill"} 64.0' in (await http.get("/metrics")).text
+                [child] = [
+                    each for each in psutil.Process(process.pid).children() if "engine.process" in each.cmdline()
+                ]
+                os.kill(child.pid, signal.SIGKILL)
+                await until(lambda: client.is_restarting)
+                again = await collect(client.submit(make_request([5, 6, 7], "b", max_tokens=8, ignore_eos=True)))
+                assert again == tokens
+                running = client.submit(make_request([5, 6, 7], "c", max_tokens=300, ignore_eos=True))
+                await until(lambda: bool(running.output_token_ids))
+                process.send_signal(signal.SIGTERM)
+                await until(lambda: client.stats.is_draining)
+                refused = await failure_of(client.submit(make_request([5], "d")))
+                assert refused.code is ErrorCode.UNAVAILABLE
+                assert len(await collect(running)) == 300
+                assert await process.wait() == 0
+            finally:
+                await client.stop()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--listen is missing: name an endpoint, such as --listen tcp://127.0.0.1:5557"),
+        (["--listen", "tcp://0.0.0.0:5557"], "--listen: tcp://0.0.0.0:5557 is open to other machines"),
+        (["--listen", "here"], "an endpoint must be tcp://HOST:PORT, such as tcp://0.0.0.0:5557, got 'here'"),
+        (["--listen", "tcp://127.0.0.1:0", "--curve-key", "k"], "--curve-key needs --allowed-clients beside it"),
+        (["--listen", "tcp://127.0.0.1:0", "--allowed-clients", "f"], "--allowed-clients needs --curve-key beside it"),
+        (["--listen", "tcp://127.0.0.1:0", "--health-port", "x"], "--health-port must be"),
+    ],
+)
+def test_a_bad_option_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_keys_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["keys", str(tmp_path), "--name", "a"]) == 0
+    assert command(["keys", str(tmp_path), "--name", "a"]) == 1
+    assert "is there already; keys are never replaced" in capsys.readouterr().err

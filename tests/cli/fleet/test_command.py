@@ -1,0 +1,72 @@
+"""The command line of `sluice fleet`."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cli.fleet import command as fleet
+from gateway.options.option import OptionError
+
+
+def engine_words(*argv: str) -> tuple[str, ...]:
+    return fleet.engine_command(fleet._parse(["up", *argv]))
+
+
+def test_options_of_the_engine_are_passed_on() -> None:
+    words = engine_words("/models/m", "--replicas", "3", "--max-num-seqs", "8", "--dtype=f32", "--insecure")
+    assert words[:4] == ("-m", "cli", "engine", "/models/m")
+    assert set(words[4:]) == {"--max-num-seqs=8", "--dtype=f32", "--insecure"}
+
+
+def test_keys_are_passed_on_together() -> None:
+    words = engine_words("--curve-key", "k", "--allowed-clients", "a")
+    assert set(words[3:]) == {"--curve-key=k", "--allowed-clients=a"}
+    with pytest.raises(OptionError, match="--curve-key and --allowed-clients belong together"):
+        engine_words("--curve-key", "k")
+
+
+def test_the_bundled_model_needs_no_name() -> None:
+    assert engine_words("--insecure") == ("-m", "cli", "engine", "--insecure")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["up", "--max-num-seqs", "0"], "--max-num-seqs must be"),
+        (["up", "--replicas", "0"], "argument --replicas: must be a whole number of at least 1, got '0'"),
+        (["up", "--gpus-per-replica", "x"], "argument --gpus-per-replica: must be a number of at least 0, got 'x'"),
+        (["up", "--scale-from", "gateway"], "argument --scale-from: must be an address http://…, got 'gateway'"),
+        (["up", "--name", "a b"], "argument --name: must have letters"),
+        (["scale"], "scale needs --replicas"),
+        (["away"], "argument up|status|scale|down: invalid choice: 'away'"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    try:
+        code = fleet.command(argv)
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        code = end.code
+    assert code == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"sluice fleet: error: {message}")
+    assert error.count("\n") == 1
+
+
+def test_without_ray_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "find_spec", lambda name: None)
+    assert fleet.command(["status"]) == 1
+    assert capsys.readouterr().err == "sluice fleet: error: Ray is not installed: pip install 'sluice[ray]'\n"
+
+
+def test_a_fleet_is_complete_with_all_its_engines_ready() -> None:
+    ready, starting = SimpleNamespace(state="ready"), SimpleNamespace(state="starting")
+    for engines, expected in (
+        ({"a": ready}, False),
+        ({"a": ready, "b": ready}, True),
+        ({"a": ready, "b": starting}, False),
+    ):
+        report = SimpleNamespace(replicas=2, engines=engines)
+        assert fleet.is_complete(report) is expected  # type: ignore[arg-type]

@@ -1,0 +1,49 @@
+import pytest
+
+from cli import dynamo_worker
+from gateway.options.config import list_options
+from gateway.options.dynamo import DynamoOptions
+
+
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        dynamo_worker.command(["--help"])
+    shown = capsys.readouterr().out
+    for _, _, declared in list_options(DynamoOptions):
+        assert declared.flag in shown
+    assert "--max-num-seqs" in shown
+    assert "--http-port" not in shown
+
+
+def test_without_dynamo_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamo_worker, "find_spec", lambda name: None)
+    assert dynamo_worker.command([]) == 1
+    assert capsys.readouterr().err == (
+        "sluice dynamo-worker: error: Dynamo's runtime is not installed: pip install 'sluice[dynamo]'\n"
+    )
+
+
+def test_dynamos_python_part_is_a_package_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamo_worker, "find_spec", lambda name: None if name == "dynamo.common" else object())
+    assert dynamo_worker.command([]) == 1
+    assert "pip install --no-deps ai-dynamo==1.6.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--request-plane", "http"], "--request-plane must be one of tcp, nats, got 'http'"),
+        (["--max-num-seqs", "0"], "--max-num-seqs must be"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert dynamo_worker.command(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"sluice dynamo-worker: error: {message}")
+    assert error.count("\n") == 1

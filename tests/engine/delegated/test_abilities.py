@@ -1,0 +1,154 @@
+"""Prompts with images on a runtime that says how many tokens they take: lengths, blocks, cancellation, failures."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.config import EngineConfig
+from engine.delegated.abilities import ExpandedPrompt
+from engine.delegated.executor import DelegatedExecutor
+from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit
+from engine.types import FinishReason, GenerateRequest
+from sluice.errors import ErrorCode, invalid
+from tests.engine.delegated.fake_runtime import INFO, FakeHandle, FakeRuntime, SilentHandle, make_request, make_submit
+
+IMAGE = 9
+"""The placeholder's token."""
+SEES = msgspec.structs.replace(INFO, num_blocks=20, image_placeholders=("<image>", "<image>"))
+TIMEOUT_S = 20.0
+Frames = asyncio.Queue[StepFrame]
+
+
+class SeeingRuntime(FakeRuntime):
+    """Puts as many tokens in an image's place as its file has bytes, also such that the vocabulary lacks. It waits for
+    `may_expand`, and fails where the file says so."""
+
+    def __init__(self, make_handle: Callable[[GenerateRequest], Any] = lambda request: FakeHandle()) -> None:
+        super().__init__(make_handle)
+        self.may_expand = asyncio.Event()
+        self.may_expand.set()
+        self.prepared: list[tuple[GenerateRequest, Any]] = []
+
+    async def expand(self, request: GenerateRequest) -> ExpandedPrompt:
+        await self.may_expand.wait()
+        if b"bad" in request.images:
+            raise invalid("messages", "the image is bad")
+        if b"odd" in request.images:
+            raise ZeroDivisionError
+        images = iter(request.images)
+        tokens = [[1000] * len(next(images)) if token == IMAGE else [token] for token in request.prompt_token_ids]
+        return ExpandedPrompt([*chain(*tokens)], partial(self.prepare, inputs=tuple(request.images)))
+
+    def prepare(self, request: GenerateRequest, inputs: Any = None) -> GenerateRequest:
+        self.prepared.append((request, inputs))
+        return request
+
+
+@asynccontextmanager
+async def running(runtime: FakeRuntime, **limits: Any) -> AsyncIterator[tuple[DelegatedExecutor, Frames]]:
+    frames: Frames = asyncio.Queue()
+    executor = DelegatedExecutor(runtime, SEES, EngineConfig(model_path="", **limits), frames.put_nowait)
+    task = asyncio.create_task(executor.run())
+    async with asyncio.timeout(TIMEOUT_S):
+        yield executor, frames
+        executor.obey([Shutdown()])
+        await task
+
+
+def submit(stream_id: int, *images: bytes, max_tokens: int = 1, **fields: Any) -> Submit:
+    request = make_request(1, *[IMAGE] * len(images), 2, max_tokens=max_tokens)
+    return Submit(stream_id, msgspec.structs.replace(request, images=[*images], **fields))
+
+
+async def outcomes(frames: Frames, count: int) -> dict[int, Any]:
+    """Return of each stream the event with its end, or its failure."""
+    ended: dict[int, Any] = {}
+    while len(ended) < count:
+        frame = await frames.get()
+        ended |= {event.stream_id: event for event in frame.events if event.finish_reason is not None}
+        ended |= {failure.stream_id: failure for failure in frame.failures}
+    return ended
+
+
+async def test_the_tokens_of_images_count_as_the_prompts() -> None:
+    runtime = SeeingRuntime()
+    async with running(runtime) as (executor, frames):
+        resumed = {"resume_token_ids": [5]}
+        executor.obey([submit(1, b"abc", b"de"), make_submit(2, 5), submit(3, b"abc", max_tokens=2, **resumed)])
+        ended = await outcomes(frames, 3)
+    assert ended[1].detail.num_prompt_tokens == 7
+    assert ended[2].detail is None
+    assert ended[3].detail.num_prompt_tokens == 5
+    made = {len(request.prompt_token_ids): (request, inputs) for request, inputs in runtime.prepared}
+    assert made[7][0].images == []
+    assert made[7][1] == (b"abc", b"de")
+    assert made[5][0].resume_token_ids == [5]
+    assert made[1][1] is None
+
+
+async def test_the_blocks_of_images_are_reserved() -> None:
+    async with running(SeeingRuntime(lambda request: SilentHandle())) as (executor, frames):
+        executor.obey([submit(1, b"x" * 13)])
+        while (stats := (await frames.get()).stats).num_blocks_reserved == 0:
+            assert stats.num_waiting + stats.num_running <= 1
+        assert stats.num_blocks_reserved == 4  # 15 tokens of the prompt and one of output, in blocks of 4
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (submit(1, b"bad"), ErrorCode.INVALID, "the image is bad"),
+        (submit(1, b"odd"), ErrorCode.INTERNAL, "the engine failed to prepare these images"),
+        (submit(1, b"x" * 70), ErrorCode.INVALID, "the prompt has 72 tokens, but this model's context is 64"),
+        (submit(1, b"x" * 20, max_tokens=60), ErrorCode.INVALID, "max_tokens may be at most 42"),
+        (submit(1, *[b"x"] * 3), ErrorCode.INVALID, "may have at most 2 images, got 3"),
+    ],
+)
+async def test_refused_alone(command: Submit, code: ErrorCode, words: str) -> None:
+    async with running(SeeingRuntime()) as (executor, frames):
+        executor.obey([command, make_submit(2, 5)])
+        ended = await outcomes(frames, 2)
+    assert (ended[1].code, words in ended[1].message) == (code, True), ended[1]
+    assert ended[2].finish_reason is FinishReason.LENGTH
+
+
+async def test_an_answer_without_a_length_gets_what_the_images_leave() -> None:
+    runtime = SeeingRuntime()
+    async with running(runtime) as (executor, frames):
+        executor.obey([submit(1, b"x" * 20, max_tokens=60, fits_context=True)])
+        await outcomes(frames, 1)
+    assert runtime.prepared[0][0].sampling.max_tokens == 42
+
+
+@pytest.mark.parametrize("end", [Cancel(1), Shutdown()])
+async def test_cancelled_before_its_images_are_tokens(end: Command) -> None:
+    runtime = SeeingRuntime()
+    runtime.may_expand.clear()
+    async with running(runtime) as (executor, frames):
+        executor.obey([submit(1, b"abc")])
+        while (await frames.get()).stats.num_waiting == 0:
+            pass
+        executor.obey([end])
+        assert (await outcomes(frames, 1))[1].finish_reason is FinishReason.CANCELLED
+        runtime.may_expand.set()
+    assert runtime.prepared == []
+    assert executor.stats().num_waiting == 0
+
+
+async def test_a_full_queue_refuses_before_images_are_worked_on() -> None:
+    runtime = SeeingRuntime()
+    runtime.may_expand.clear()
+    room = SEES.max_num_seqs + 1
+    async with running(runtime, max_queued_requests=1) as (executor, frames):
+        executor.obey([submit(each, b"abc") for each in range(room + 1)])
+        [(refused, failure)] = (await outcomes(frames, 1)).items()
+        assert (refused, failure.code) == (room, ErrorCode.OVERLOADED)
+        executor.obey([Submit(99, submit(99, b"abc").request, was_accepted=True)])
+        runtime.may_expand.set()
+        assert len(await outcomes(frames, room + 1)) == room + 1

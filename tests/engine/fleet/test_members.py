@@ -1,0 +1,224 @@
+"""Engines of other processes that a file names: over TCP with keys, joining, leaving, crashing."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from engine.client.process import ProcessEngineClient
+from engine.config import EngineConfig
+from engine.fleet.client import FleetClient
+from engine.fleet.membership import file
+from engine.fleet.membership.file import FileMembership, read_members
+from engine.fleet.membership.members import Member
+from engine.fleet.remote import make_fleet
+from sluice.errors import ErrorCode, SluiceError
+from tests.engine.client.test_over_tcp import Keys, listening
+from tests.engine.client.test_recovery import collect, harmless, request, until
+from tests.engine.fake_runner import echo
+
+PATIENCE_S = 90.0
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "LOOK_S", 0.05)
+
+
+class EnginesFile:
+    """An engines.yaml beside the keys of a gateway."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keys = Keys(folder)
+        self.keys.client("gateway")
+        self.path = self.keys.folder / "engines.yaml"
+
+    def write(self, *engines: dict[str, object]) -> None:
+        keys = {"client_key": "gateway.key_secret", "server_key": "engine.key"}
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(yaml.safe_dump({**keys, "engines": list(engines)}))
+        fresh.replace(self.path)
+
+
+def entry(name: str, launcher: ProcessEngineClient) -> dict[str, object]:
+    return {"name": name, "address": launcher.endpoints[0]}
+
+
+@asynccontextmanager
+async def remote_fleet(path: Path, drain_s: float = 30.0) -> AsyncIterator[FleetClient]:
+    client = make_fleet(EngineConfig(model_path="elsewhere"), FileMembership(path), drain_s=drain_s)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await client.start()
+            yield client
+    finally:
+        await client.stop()
+
+
+async def test_members_join_serve_crash_and_leave(tmp_path: Path) -> None:
+    engines, prompts = EnginesFile(tmp_path), harmless(16, 300)
+    async with AsyncExitStack() as stack:
+        launchers = [
+            await stack.enter_async_context(listening(tmp_path, engines.keys.listening(), max_num_seqs=16))
+            for _ in range(2)
+        ]
+        engines.write(entry("a", launchers[0]))
+        client = await stack.enter_async_context(remote_fleet(engines.path, drain_s=0.0))
+        assert [each.name for each in client.replicas] == ["a"]
+        engines.write(entry("a", launchers[0]), entry("b", launchers[1]))
+        await until(lambda: len(client.replicas) == 2)
+
+        streams = [client.submit(request(prompt, 300)) for prompt in prompts]
+        await until(lambda: all(len(stream.output_token_ids) > 3 for stream in streams))
+        assert launchers[0].pid is not None
+        os.kill(launchers[0].pid, signal.SIGKILL)
+        assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 300) for prompt in prompts]
+        assert client.replicas[1].num_adopted == client.replicas[0].num_routed
+        await until(lambda: all(each.engine.is_serving for each in client.replicas))
+
+        before = client.stats.generation_tokens_total
+        streams = [client.submit(request(prompt, 300)) for prompt in prompts]
+        await until(lambda: all(stream.output_token_ids for stream in streams))
+        adopted_before = client.replicas[1].num_adopted
+        engines.write(entry("b", launchers[1]))
+        await until(lambda: [each.name for each in client.replicas] == ["b"])
+        assert client.replicas[0].num_adopted > adopted_before
+        assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 300) for prompt in prompts]
+        assert client.stats.generation_tokens_total >= before
+        assert await collect(client.submit(request(prompts[0], 20))) == echo(prompts[0], 20)
+
+
+async def test_without_any_member_requests_are_refused_and_the_next_one_serves(tmp_path: Path) -> None:
+    engines, [prompt] = EnginesFile(tmp_path), harmless(1, 20)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(listening(tmp_path, engines.keys.listening()))
+        second = await stack.enter_async_context(listening(tmp_path, engines.keys.listening()))
+        engines.write(entry("a", first))
+        client = await stack.enter_async_context(remote_fleet(engines.path))
+        [replica] = client.replicas
+        await client.remove(replica)
+        assert (client.failure, client.is_restarting) == (None, True)
+        with pytest.raises(SluiceError, match="no engine of this model can be reached") as refused:
+            client.submit(request(prompt, 20))
+        assert refused.value.code is ErrorCode.UNAVAILABLE
+        engines.write(entry("b", second))
+        await until(lambda: bool(client.replicas))
+        assert await collect(client.submit(request(prompt, 20))) == echo(prompt, 20)
+
+
+async def test_an_engine_that_drains_gets_no_new_requests(tmp_path: Path) -> None:
+    engines, prompts = EnginesFile(tmp_path), harmless(4, 20)
+    async with AsyncExitStack() as stack:
+        launchers = [await stack.enter_async_context(listening(tmp_path, engines.keys.listening())) for _ in range(2)]
+        engines.write(*(entry(name, each) for name, each in zip("ab", launchers, strict=True)))
+        client = await stack.enter_async_context(remote_fleet(engines.path))
+        await until(lambda: len(client.replicas) == 2)
+        launchers[0].drain()
+        streams = [client.submit(request(prompt, 20)) for prompt in prompts]  # some before the client has heard of it
+        assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 20) for prompt in prompts]
+
+
+async def test_one_of_another_model_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engines = EnginesFile(tmp_path)
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(listening(tmp_path, engines.keys.listening()))
+        engines.write(entry("a", first))
+        client = await stack.enter_async_context(remote_fleet(engines.path))
+        engine = client.replicas[0].engine
+        engine._info = msgspec.structs.replace(engine.info, vocab_size=7)
+        engines.write(entry("a", first), {**entry("b", first), "address": _other_name(first.endpoints[0])})
+        await until(lambda: "must have the same vocab_size: replica a has 7, replica b 4096" in caplog.text)
+        assert len(client.replicas) == 1
+
+
+def _other_name(endpoint: str) -> str:
+    """Another name of the same place: addresses in a file must differ."""
+    return endpoint.replace("127.0.0.1", "localhost")
+
+
+async def test_a_file_that_becomes_unreadable_leaves_the_members(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text("engines: [{name: a, address: 'tcp://h:1'}]")
+    watching = FileMembership(path).watch()
+    first = await anext(watching)
+    following = asyncio.ensure_future(anext(watching))
+    path.write_text("engines: [")
+    await until(lambda: "the 1 engines that it had stay" in caplog.text)
+    path.unlink()
+    await until(lambda: caplog.text.count("the 1 engines that it had stay") == 2)
+    path.write_text("engines: [{name: b, address: 'tcp://h:2'}]")
+    second = await asyncio.wait_for(following, PATIENCE_S)
+    assert [each.name for each in (*first, *second)] == ["a", "b"]
+
+
+def test_all_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text(
+        """
+        client_key: me.key_secret
+        engines:
+          - {name: a, address: "tcp://10.0.0.1:5557", server_key: a.key, weight: 2, version: new}
+          - {name: b, address: "tcp://[::1]:5557", server_key: /keys/b.key, client_key: /keys/me.key_secret}
+        """
+    )
+    mine = str(tmp_path / "me.key_secret")
+    server = str(tmp_path / "a.key")
+    assert read_members(path) == (
+        Member(name="a", address="tcp://10.0.0.1:5557", server_key=server, client_key=mine, weight=2.0, version="new"),
+        Member(name="b", address="tcp://[::1]:5557", server_key="/keys/b.key", client_key="/keys/me.key_secret"),
+    )
+
+
+def test_endpoints_as_llm_d_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "endpoints.yaml"
+    path.write_text(
+        """
+        endpoints:
+          - {name: pod-0, namespace: default, address: 10.0.0.1, port: "5557", labels: {role: decode}}
+          - {name: pod-1, address: "fd00::2", port: 5558}
+        """
+    )
+    found = [(each.name, each.address) for each in read_members(path)]
+    assert found == [("pod-0", "tcp://10.0.0.1:5557"), ("pod-1", "tcp://[fd00::2]:5558")]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("engines: [", "cannot be read"),
+        ("[]", "Expected `object`, got `array`"),
+        ("{}", "there must be either engines or endpoints"),
+        ("engines: [{name: a}]", r"missing required field `address` - at `\$.engines\[0\]`"),
+        ("engines: [{name: a, address: h:1}]", "address of a must be tcp://HOST:PORT, got 'h:1'"),
+        ("engines: [{name: a, address: 'tcp://h:70000'}]", "address of a must be tcp://HOST:PORT"),
+        ("engines: [{name: '', address: 'tcp://h:1'}]", "name must be a printable text that is not empty, got ''"),
+        ("engines: [{name: a, address: 'tcp://h:1', weigth: 2}]", "unknown field `weigth`"),
+        ("engines: [{name: a, address: 'tcp://h:1', weight: -1}]", "weight of a must be a finite number of at least 0"),
+        ("engines: [{name: a, address: 'tcp://h:1', server_key: k}]", "a has a server_key and no client_key"),
+        (
+            "engines: [{name: a, address: 'tcp://h:1'}, {name: a, address: 'tcp://h:2'}]",
+            "name must differ from engine to engine, got 'a' twice",
+        ),
+        (
+            "engines: [{name: a, address: 'tcp://h:1'}, {name: b, address: 'tcp://h:1'}]",
+            "address must differ from engine to engine",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "engines.yaml"
+    path.write_text(text)
+    with pytest.raises(SluiceError, match=problem) as refused:
+        read_members(path)
+    assert (refused.value.code, str(path) in refused.value.message) == (ErrorCode.INVALID, True)
+    with pytest.raises(SluiceError, match=problem):
+        async with remote_fleet(path):
+            pass

@@ -1,0 +1,52 @@
+"""The engine's socket: what a frame has reaches its clients, each its part."""
+
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from engine.frames import AdapterOutcome, Attach, Report, SleepOutcome, StepFrame
+from engine.process.transport import MAX_READ, Transport
+from engine.types import EngineStats
+
+
+def test_a_flood_is_read_in_parts(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/engine"
+    transport, context = Transport(endpoint), zmq.Context()
+    launcher, noisy = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+    try:
+        launcher.connect(endpoint)
+        launcher.send(b"")
+        transport.await_launcher()
+        noisy.connect(endpoint)
+        for _ in range(3 * MAX_READ):
+            noisy.send(msgspec.msgpack.encode(Attach()))
+        num_parts = 0
+        while num_parts < 2:
+            transport.receive(1.0)
+            num_parts += transport.has_more
+        while transport.has_more:
+            transport.receive(0.0)
+    finally:
+        for client in (launcher, noisy):
+            client.close(0)
+        context.term()
+        transport.close()
+
+
+def test_a_client_gets_everything_of_a_frame(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/engine"
+    transport, context = Transport(endpoint), zmq.Context()
+    client = context.socket(zmq.DEALER)
+    try:
+        client.connect(endpoint)
+        client.send(b"")
+        transport.await_launcher()
+        stats = EngineStats(1, 2, 3, 4, 5, 6, 7.0, 8.0, 9, 10)
+        frame = StepFrame([], [], stats, [AdapterOutcome("a", adapters=("a",))], [SleepOutcome(is_sleeping=True)])
+        transport.emit(frame)
+        assert msgspec.msgpack.decode(client.recv(), type=Report) == frame
+    finally:
+        client.close(0)
+        context.term()
+        transport.close()

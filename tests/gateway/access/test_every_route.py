@@ -1,0 +1,242 @@
+"""Nothing is reached without a key: every route of both HTTP applications, and every RPC."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from fastapi import FastAPI
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tritonclient.grpc import service_pb2
+
+from gateway.access.control import AccessControl
+from gateway.access.identity import Identity, RouteGroup
+from gateway.access.keys import make_key
+from gateway.access.rights import CATEGORY_GROUPS
+from gateway.access.ring import KeyRing
+from gateway.batches.service import BatchService
+from gateway.calls import CallLog
+from gateway.grpc.access import API_CATEGORIES
+from gateway.http.access import _find_place, find_place
+from gateway.http.app import _Guards, create_app, create_metrics_app
+from gateway.http.openapi import v2_paths
+from gateway.options.access import AccessOptions
+from gateway.options.batches import BatchOptions
+from gateway.options.config import ServeConfig
+from gateway.restrictions import Restrictions
+from gateway.service import InferenceService
+from gateway.telemetry.metrics import GatewayMetrics
+from pipelines.rag.library import DocumentLibrary, LibrarySettings
+from tests.gateway.grpc.parts import serving
+from tests.gateway.http.rag.parts import SwitchableStore, WordEncoder
+from tests.gateway.repositories import empty_repository
+from tests.gateway.v2.small_service import SmallService
+
+KEYS = {group: make_key(Identity(name=group, groups=frozenset({group}))) for group in RouteGroup}
+PROBES = {"/health", "/ping", "/v2/health/live", "/v2/health/ready"}
+FOR_EVERY_KEY = {
+    *("/", "/version", "/docs", "/openapi.json", "/docs/assets/x", "/v2", "/v1/models", "/v1/models/x", "/v2/models/x"),
+    *("/v2/models/x/versions/x", "/v2/models/x/ready", "/v2/models/x/versions/x/ready"),
+    *("/v1/usage", "/v1/usage/requests", "/api/tags", "/api/show", "/api/ps", "/api/version"),
+}
+"""Paths that no group has: what the server is, and which of the key's own models it has."""
+OPEN_RPCS = {
+    *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
+    *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/List"),
+}
+
+
+@pytest.fixture
+def calls() -> CallLog:
+    ring = KeyRing(None, "sesame")
+    ring.keep(each.stored for each in KEYS.values())
+    return CallLog(AccessControl(ring))
+
+
+def routes_of(app: FastAPI) -> Iterator[tuple[str, str]]:
+    """Yield method and path of each route, with `x` for parameters."""
+    for each in app.routes:
+        if isinstance(each, Mount):
+            yield "GET", f"{each.path}/x"
+            continue
+        for route in [each] if isinstance(each, Route) else each.effective_route_contexts():  # type: ignore[attr-defined]
+            for method in route.methods or ():
+                yield method, _filled(route.path)
+
+
+def _filled(path: str) -> str:
+    return "/".join("x" if part.startswith("{") else part for part in path.split("/"))
+
+
+@pytest.fixture
+async def applications(calls: CallLog, tmp_path: Any) -> tuple[ASGIApp, ASGIApp, list[tuple[str, str]]]:
+    metrics = GatewayMetrics()
+    library = DocumentLibrary(SwitchableStore(None), WordEncoder, LibrarySettings())
+    service = InferenceService(empty_repository(metrics), metrics, 10.0, library=library, calls=calls)
+    config = ServeConfig(batches=BatchOptions(state_path=str(tmp_path)))
+    app = create_app(service, config, batches=BatchService(service, config))
+    inner: FastAPI = app._app  # type: ignore[attr-defined]
+    found = {*routes_of(inner), *routes_of_v2()}
+    return app, create_metrics_app(metrics, calls), sorted(found)
+
+
+def routes_of_v2() -> Iterator[tuple[str, str]]:
+    for path, operations in v2_paths().items():
+        for method in operations:
+            yield method.upper(), _filled(path)
+            if path.startswith("/v2/models/{model}"):
+                yield method.upper(), _filled(path.replace("{model}", "{model}/versions/{version}"))
+
+
+@pytest.mark.parametrize(("origins", "allowed"), [((), None), (("https://a.test",), "https://a.test"), (("*",), "*")])
+async def test_pages_of_other_origins_are_let_in_only_where_that_is_set(
+    calls: CallLog, origins: tuple[str, ...], allowed: str | None
+) -> None:
+    metrics = GatewayMetrics()
+    service = InferenceService(empty_repository(metrics), metrics, 10.0, calls=calls)
+    app = create_app(service, ServeConfig(access=AccessOptions(cors_origins=origins)))
+    asked = {"origin": "https://a.test", "access-control-request-method": "POST"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        preflight = await client.options("/v1/chat/completions", headers=asked)
+        answer = await client.get("/v1/models", headers={"origin": "https://a.test"})
+        foreign = await client.get("/v1/models", headers={"origin": "https://b.test"})
+    assert preflight.status_code == (401 if allowed is None else 200)
+    assert answer.headers.get("access-control-allow-origin") == allowed
+    assert foreign.headers.get("access-control-allow-origin") == ("*" if allowed == "*" else None)
+    assert answer.status_code == 401
+
+
+async def ask(app: ASGIApp, method: str, path: str, key: str | None = None) -> int:
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        return (await client.request(method, path, headers=headers)).status_code
+
+
+async def test_every_route_asks_for_a_key(applications: tuple[ASGIApp, ASGIApp, list[tuple[str, str]]]) -> None:
+    app, metrics_app, routes = applications
+    assert len(routes) > 90
+    assert {"/v1/chat/completions", "/v1/rag/collections", "/v1/batches", "/v2/models/x/infer", "/sleep"} <= {
+        path for _, path in routes
+    }
+    for method, path in routes:
+        if path not in PROBES:
+            assert await ask(app, method, path) == 401, (method, path)
+    assert [await ask(metrics_app, "GET", "/metrics", key) for key in (None, "wrong")] == [401, 401]
+    assert await ask(metrics_app, "GET", "/metrics", KEYS[RouteGroup.METRICS].text) == 200
+    assert await ask(metrics_app, "GET", "/metrics", KEYS[RouteGroup.INFERENCE].text) == 403
+    assert await ask(app, "GET", "/no/such/route") == 401
+
+
+async def test_a_key_reaches_the_routes_of_its_groups_alone(
+    applications: tuple[ASGIApp, ASGIApp, list[tuple[str, str]]], calls: CallLog
+) -> None:
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=204)(scope, receive, send)
+
+    guarded = _Guards(inner, GatewayMetrics(), calls, Restrictions())
+    for method, path in applications[2]:
+        group = find_place(path).group
+        assert (group is None) == (path in FOR_EVERY_KEY | PROBES), f"{path} has no group"
+        for owned, key in KEYS.items():
+            expected = 204 if path in PROBES or group in (None, owned) else 403
+            assert await ask(guarded, method, path, key.text) == expected, (method, path, owned)
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    [
+        ("/v1/chat/completions", "inference"),
+        ("/v1/responses/resp_1", "inference"),
+        ("/v1/messages", "inference"),
+        ("/v1/batches", "inference"),
+        ("/v1/files", "inference"),
+        ("/api/chat", "inference"),
+        ("/v2/models/m/infer", "inference"),
+        ("/v2/models/m/versions/1/generate_stream", "inference"),
+        ("/v2/systemsharedmemory/status", "inference"),
+        ("/v1/embeddings", "embeddings"),
+        ("/v2/rerank", "embeddings"),
+        ("/api/embed", "embeddings"),
+        ("/v1/rag/query", "rag"),
+        ("/v1/rag/collections", "rag"),
+        ("/v1/rag/docs/documents/a/b", "rag"),
+        ("/v2/repository/models/m/load", "repository"),
+        ("/v1/load_lora_adapter", "repository"),
+        ("/sleep", "repository"),
+        ("/api/pull", "repository"),
+        ("/v1/admin/keys/x", "admin"),
+        ("/v2/logging", "admin"),
+        ("/v2/models/m/trace/setting", "admin"),
+        ("/v2/models/stats", "metrics"),
+        ("/v2/models/m/stats", "metrics"),
+        ("/metrics", "metrics"),
+    ],
+)
+def test_where_routes_belong(path: str, group: str) -> None:
+    assert find_place(path).group == group
+
+
+def rpcs() -> Iterator[tuple[str, bool]]:
+    """Yield each RPC with whether its client streams."""
+    services = [
+        service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"],
+        health_pb2.DESCRIPTOR.services_by_name["Health"],
+        reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"],
+    ]
+    for service in services:
+        for method in service.methods:
+            yield f"/{service.full_name}/{method.name}", method.client_streaming
+
+
+@pytest.fixture
+async def channel(calls: CallLog) -> AsyncIterator[Any]:
+    service = SmallService()
+    service.calls = calls
+    async with serving(service) as running:
+        yield running.channel
+
+
+async def call(channel: Any, method: str, streams: bool, key: str | None) -> grpc.StatusCode:
+    metadata = None if key is None else [("authorization", f"Bearer {key}")]
+    try:
+        if streams:
+            stream = channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=20)
+            async for _ in stream:
+                break
+        elif method.endswith("/Watch"):
+            async for _ in channel.unary_stream(method)(b"", metadata=metadata, timeout=20):
+                break
+        else:
+            await channel.unary_unary(method)(b"", metadata=metadata, timeout=20)
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+async def test_every_rpc_asks_for_a_key(channel: Any) -> None:
+    found = dict(rpcs())
+    assert len(found) >= 20
+    for method, streams in found.items():
+        status = await call(channel, method, streams, None)
+        assert (status is grpc.StatusCode.UNAUTHENTICATED) == (method not in OPEN_RPCS), method
+
+
+async def test_a_key_reaches_the_rpcs_of_its_groups_alone(channel: Any) -> None:
+    for method, streams in rpcs():
+        category = API_CATEGORIES.get(method.rpartition("/")[2])
+        group = None if category is None else CATEGORY_GROUPS[category]
+        for owned, key in KEYS.items():
+            status = await call(channel, method, streams, key.text)
+            assert status is not grpc.StatusCode.UNAUTHENTICATED, method
+            assert (status is grpc.StatusCode.PERMISSION_DENIED) == (group not in (None, owned)), (method, owned)
+
+
+def test_what_strangers_send_fills_no_memory() -> None:
+    before = _find_place.cache_info().currsize
+    assert find_place("/v1/" + "x" * 60_000).group is RouteGroup.INFERENCE
+    assert _find_place.cache_info().currsize == before

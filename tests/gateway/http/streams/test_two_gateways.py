@@ -1,0 +1,278 @@
+"""Two gateways with one Redis: each goes on with the streams of the other, also when that is killed."""
+
+import asyncio
+import json
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import httpx
+import pytest
+from redis.asyncio import Redis
+
+from benchmarks.streaming.cutting import Cuts, CutStream
+from tests.gateway.http.streams.folding import fold
+from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
+from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE
+from tests.server_process import MODEL, PATIENCE_S, ServerProcess, running_server
+from tests.serving.caching.parts import RedisServer
+
+pytestmark = pytest.mark.timeout(300)
+READ_S = 120.0
+"""Longest time for all of a stream, on a machine that other tests keep busy."""
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+COMMON: dict[str, Any] = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}}
+LONG = COMMON | {"prompt": "A story:", "max_tokens": 1500, "ignore_eos": True}
+BRIEF = COMMON | {"prompt": "x", "max_tokens": 3}
+ASKED = COMMON | {"messages": [{"role": "user", "content": "Well?"}], "temperature": 1.0, "seed": 7}
+NUMBERS = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 300, "maxItems": 300}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "numbers", "schema": NUMBERS}}
+COUNT = {"name": "count", "parameters": {"type": "object", "properties": {"n": NUMBERS}, "required": ["n"]}}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "greedy": (COMPLETION, LONG | {"temperature": 0}),
+    "seeded": (COMPLETION, LONG | {"temperature": 1.0, "seed": 3}),
+    "logprobs": (COMPLETION, LONG | {"temperature": 0, "logprobs": 2}),
+    "several": (CHAT, ASKED | {"max_tokens": 700, "ignore_eos": True, "n": 3}),
+    "grammar": (CHAT, ASKED | {"response_format": FORMAT, "max_tokens": 1500, "logprobs": True}),
+    "tools": (
+        CHAT,
+        ASKED
+        | {
+            "tools": [{"type": "function", "function": COUNT}],
+            "tool_choice": "required",
+            "parallel_tool_calls": False,
+            "max_tokens": 1500,
+        },
+    ),
+    "stop": (COMPLETION, LONG | {"temperature": 1.0, "seed": 5, "stop": ["never in the text"]}),
+}
+
+REASONING = "{%- if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model with a chat template for tools, and none for reasoning."""
+    folder = write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "1")
+    (folder / "chat_template.jinja").write_text(HERMES_TEMPLATE.replace(REASONING, ""))
+    return folder
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with running_redis(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def gateways(checkpoint: Path, redis: RedisServer, tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    """Two that a test may do with as it likes."""
+    with running_pair(checkpoint, redis, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def lasting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
+    """Two for all tests that leave them as they were."""
+    folder = tmp_path_factory.mktemp("lasting")
+    with running_redis(folder) as server, running_pair(checkpoint, server, folder) as found:
+        yield found
+
+
+@contextmanager
+def running_redis(folder: Path) -> Iterator[RedisServer]:
+    server = RedisServer(folder)
+    asyncio.run(server.start())
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def running_pair(checkpoint: Path, redis: RedisServer, folder: Path) -> Iterator[list[ServerProcess]]:
+    store = f"redis://127.0.0.1:{redis.port}/0"
+    # In bf16 what else is in a batch changes an answer.
+    stores = (f"--stream-store={store}", f"--responses-store={store}")
+    options = ("--stream-resume-secs=30", *stores, "--dtype=f32", "--exit-timeout-secs=0")
+    with ExitStack() as stack:
+        found = [stack.enter_context(running_server(checkpoint, folder / f"{name}.log", *options)) for name in "ab"]
+        for each in found:
+            each.wait_ready()
+        yield found
+
+
+async def come_to_pass(condition: Callable[[], bool]) -> None:
+    """Wait; also for a lease to run out."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def address_of(server: ServerProcess) -> tuple[str, int]:
+    url = httpx.URL(server.base_url)
+    assert url.port is not None
+    return url.host, url.port
+
+
+def stream_of(servers: list[ServerProcess], name: str, cuts: int = 0, seed: int = 1) -> CutStream:
+    path, body = REQUESTS[name]
+    spots = Cuts(random.Random(seed), cuts, 20_000)
+    return CutStream([address_of(each) for each in servers], path, body, spots, token_hex(8))
+
+
+_UNCUT: dict[str, Any] = {}
+"""Answers that nobody has cut, by name: they are the same on every gateway, alone and in company."""
+
+
+async def check_answers(server: ServerProcess, streams: dict[str, CutStream]) -> None:
+    """Compare streams with the same answers without a cut."""
+    uncut = {name: stream_of([server], name) for name in streams if name not in _UNCUT}
+    await asyncio.gather(*(each.read(READ_S) for each in uncut.values()))
+    _UNCUT.update((name, fold(each.events)) for name, each in uncut.items())
+    for name, stream in streams.items():
+        assert fold(stream.events) == _UNCUT[name], name
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_streams_of_a_gateway_that_ends_go_on_at_the_other(gateways: list[ServerProcess], number: int) -> None:
+    first, second = gateways
+    streams = {name: stream_of([first, second], name) for name in REQUESTS}
+    reading = [asyncio.create_task(each.read(READ_S)) for each in streams.values()]
+    await come_to_pass(lambda: all(len(each.events) > 5 for each in streams.values()))
+    first.process.send_signal(number)
+    assert not any(each.done() for each in reading)
+    await asyncio.gather(*reading)
+    assert second.log.count("goes on here: its gateway is gone") == len(REQUESTS)
+    await check_answers(second, streams)
+    assert len(json.loads(fold(streams["grammar"].events)[0]["text"])) == 300
+    assert len(json.loads(fold(streams["tools"].events)[0]["calls"].removeprefix("count"))["n"]) == 300
+
+
+async def test_engines_that_crash_meanwhile_change_nothing(gateways: list[ServerProcess]) -> None:
+    """The engine of the first gateway is killed, then that gateway, then the engine of the one that goes on."""
+    first, second = gateways
+    names = ("seeded", "several", "grammar", "tools")
+    streams = {name: stream_of([first, second], name) for name in names}
+    reading = [asyncio.create_task(each.read(READ_S)) for each in streams.values()]
+
+    async def come(num_events: int) -> None:
+        counts = {name: len(stream.events) for name, stream in streams.items()}
+        await come_to_pass(lambda: all(len(streams[name].events) >= counts[name] + num_events for name in names))
+
+    await come(5)
+    first.engine().kill()
+    await come(5)
+    first.process.kill()
+    await come(5)
+    second.engine().kill()
+    assert not any(each.done() for each in reading)
+    await asyncio.gather(*reading)
+    await check_answers(second, streams)
+
+
+async def test_streams_are_read_on_at_whichever_gateway(lasting: list[ServerProcess]) -> None:
+    streams = {name: stream_of(lasting, name, cuts=6, seed=2) for name in REQUESTS}
+    await asyncio.gather(*(each.read(READ_S) for each in streams.values()))
+    assert all(each.num_connections > 2 for each in streams.values())
+    await check_answers(lasting[1], streams)
+    assert "goes on here" not in lasting[0].log + lasting[1].log
+
+
+async def test_without_redis_a_stream_goes_on_at_its_own_gateway(
+    gateways: list[ServerProcess], redis: RedisServer
+) -> None:
+    first, second = gateways
+    stream = stream_of([first], "greedy", cuts=8)
+    reading = asyncio.create_task(stream.read(READ_S))
+    await come_to_pass(lambda: len(stream.events) > 5)
+    redis.kill()
+    await reading
+    await check_answers(second, {"greedy": stream})
+    with first.client() as client:
+        assert any("stream store is away" in each for each in client.get("/health").json()["degraded"])
+        kept = client.get(f"/v1/streams/{stream.stream_id}?starting_after={len(stream.events) - 1}")
+        assert kept.status_code == 200
+    await redis.start()
+    with first.client() as client:
+        await come_to_pass(lambda: "degraded" not in client.get("/health").json())
+    shared = stream_of(gateways, "greedy", cuts=4)
+    await shared.read(READ_S)
+    await check_answers(first, {"greedy": shared})
+
+
+async def test_what_redis_loses_goes_on_at_its_own_gateway(gateways: list[ServerProcess], redis: RedisServer) -> None:
+    first, second = gateways
+    stream = stream_of([first], "several", cuts=8)
+    reading = asyncio.create_task(stream.read(READ_S))
+    await come_to_pass(lambda: len(stream.events) > 5)
+    client = Redis(port=redis.port)
+    await client.flushall()
+    await client.aclose()
+    await reading
+    await check_answers(second, {"several": stream})
+
+
+async def test_redis_has_no_more_than_its_gateways_keep(checkpoint: Path, redis: RedisServer, tmp_path: Path) -> None:
+    """Past the bounds of a gateway its streams that ended first leave Redis, too."""
+    store = f"redis://127.0.0.1:{redis.port}/0"
+    options = ("--stream-resume-secs=60", f"--stream-store={store}", "--stream-store-count=3")
+    client = Redis(port=redis.port)
+    with running_server(checkpoint, tmp_path / "a.log", *options) as server:
+        server.wait_ready()
+        with server.client() as http:
+            await come_to_pass(lambda: "degraded" not in http.get("/health").json())
+        for _ in range(6):
+            await CutStream([address_of(server)], COMPLETION, BRIEF, Cuts(random.Random(1), 0, 0)).read()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(await client.keys("sluice:streams:*:head")) != 3:
+                await asyncio.sleep(0.05)
+    await client.aclose()
+
+
+async def test_one_gateway_answers_for_both_under_one_key(lasting: list[ServerProcess]) -> None:
+    body = {"model": MODEL, "prompt": "One", "max_tokens": 40, "ignore_eos": True}
+    headers = {"idempotency-key": "once"}
+    async with httpx.AsyncClient(timeout=30) as client:
+        posts = [client.post(each.base_url + COMPLETION, json=body, headers=headers) for each in lasting * 3]
+        answers = await asyncio.gather(*posts)
+        assert {each.status_code for each in answers} == {200}
+        assert len({each.content for each in answers}) == 1
+        assert sorted(each.headers.get("idempotent-replayed", "") for each in answers) == ["", *["true"] * 5]
+        other = await client.post(lasting[1].base_url + COMPLETION, json=body | {"prompt": "Two"}, headers=headers)
+        assert other.status_code == 422
+
+
+async def test_a_stream_is_cancelled_at_whichever_gateway(lasting: list[ServerProcess]) -> None:
+    body = REQUESTS["greedy"][1] | {"max_tokens": 20_000}
+    stream = CutStream([address_of(lasting[0])], COMPLETION, body, Cuts(random.Random(1), 0, 0))
+    reading = asyncio.create_task(stream.read(READ_S))
+    await come_to_pass(lambda: len(stream.events) > 5)
+    with lasting[1].client() as client:
+        assert client.delete(f"/v1/streams/{stream.stream_id}").status_code == 204
+        assert client.get(f"/v1/streams/{stream.stream_id}").status_code == 404
+    with pytest.raises(Exception, match="was cancelled"):
+        await reading
+    with lasting[0].client() as client:
+        assert client.get(f"/v1/streams/{stream.stream_id}").status_code == 404
+
+
+async def test_a_response_in_the_background_is_followed_at_whichever_gateway(lasting: list[ServerProcess]) -> None:
+    body = {"model": MODEL, "input": "Well?", "max_output_tokens": 1000, "stream": True, "background": True}
+    with lasting[0].client() as client, lasting[1].client() as other:
+        with client.stream("POST", "/v1/responses", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: response.created"
+            response_id = json.loads(next(lines).removeprefix("data: "))["response"]["id"]
+            followed = other.get(f"/v1/responses/{response_id}?stream=true&starting_after=1")
+            rest = "\n".join(lines)
+        assert followed.status_code == 200
+        assert rest.rstrip("\n").endswith(followed.text.rstrip("\n"))
+        numbers = [
+            json.loads(each[6:])["sequence_number"] for each in followed.text.split("\n") if each[:6] == "data: "
+        ]
+        assert numbers == list(range(2, len(numbers) + 2))

@@ -1,0 +1,290 @@
+"""Quotas in a real Redis: the same arithmetic, several gateways, and outages."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.asyncio import Redis
+
+from gateway.access.identity import QuotaLimits
+from gateway.quotas.account import MINUTE_MS, Account, Charge, Hold, Party, Refusal, make_party, period_of
+from gateway.quotas.observer import rate_limit_headers
+from gateway.quotas.redis_store import LIFETIME_MS, RedisQuotas
+from gateway.quotas.store import MemoryQuotas, QuotaStore
+from tests.gateway.quotas.test_account import BEGIN, START, Clock, limit, steps, tokens_limit
+from tests.paths import ROOT
+from tests.serving.batching.parts import until
+from tests.serving.caching.parts import RedisServer
+
+MORNING = START + 36_000_000
+COUNTED = [field for field in Account.__slots__ if field not in ("party", "at")]
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    await server.start()
+    yield server
+    server.kill()
+
+
+def url_of(server: RedisServer) -> str:
+    return f"redis://127.0.0.1:{server.port}/0"
+
+
+async def opened(server: RedisServer, clock: Clock | None = None) -> RedisQuotas:
+    quotas = RedisQuotas(url_of(server), clock)
+    await until(lambda: quotas.is_up)
+    return quotas
+
+
+async def settled(quotas: RedisQuotas) -> None:
+    """Wait until Redis has answered everything."""
+    await until(lambda: not quotas._sent)
+
+
+def both(**limits: Any) -> tuple[Party, Party]:
+    """Return a key and its tenant with the same limits."""
+    key, tenant = (make_party(scope, "1", "ci", QuotaLimits(**limits)) for scope in ("key", "tenant"))
+    assert key is not None
+    assert tenant is not None
+    return key, tenant
+
+
+def is_given(limit: int | None) -> bool:
+    return limit is not None
+
+
+async def take(quotas: QuotaStore, party: Party, tokens: int, hold: Hold | None = None) -> Hold | Refusal:
+    return await quotas.reserve((quotas.open(party),), Charge(tokens=tokens), hold)
+
+
+async def test_both_places_count_alike(server: RedisServer) -> None:
+    """Whatever happens in whatever order, Redis and the memory of one gateway say the same."""
+    client = Redis.from_url(url_of(server))
+    clock = Clock()
+    quotas = await opened(server, clock)
+    loop = asyncio.get_running_loop()
+
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @given(
+        st.builds(
+            QuotaLimits,
+            requests_per_minute=limit.filter(is_given),
+            tokens_per_minute=tokens_limit.filter(is_given),  # else Redis is not asked about tokens
+            tokens_per_day=tokens_limit,
+            tokens_per_month=tokens_limit,
+            money_per_month=st.floats(0, 0.001) | st.just(1e6),
+            concurrent_requests=st.integers(0, 5) | st.just(99),
+        ),
+        st.lists(steps, max_size=25),
+    )
+    def compare(limits: QuotaLimits, sequence: list[Any]) -> None:
+        asyncio.run_coroutine_threadsafe(follow(limits, sequence), loop).result(60)
+
+    async def follow(limits: QuotaLimits, sequence: list[Any]) -> None:
+        await client.flushdb()
+        clock.now = START
+        quotas._seen.clear()
+        memory = MemoryQuotas(clock)
+        parties = both(**msgspec.structs.asdict(limits))
+        pairs = [(store, tuple(map(store.open, parties))) for store in (quotas, memory)]
+        holds: list[tuple[Hold, Hold]] = []
+        for name, *rest in sequence:
+            if name == "pass":
+                clock.now += rest[0]
+                continue
+            if name == "end":
+                if holds:
+                    pair = holds.pop(rest[0] % len(holds))
+                    for (store, accounts), ended in zip(pairs, pair, strict=True):
+                        used = int(ended.tokens * rest[1])
+                        store.settle(accounts, ended, (used, used // 2), used)
+                    await settled(quotas)
+                continue
+            begun = [await store.reserve(accounts, BEGIN, None) for store, accounts in pairs]
+            answers = []
+            for (store, accounts), held in zip(pairs, begun, strict=True):
+                if isinstance(held, Hold):
+                    answers.append(await store.reserve(accounts, Charge(tokens=rest[0], money=rest[0]), held))
+            assert len({isinstance(each, Hold) for each in begun}) == 1
+            refusals = [each for each in (*begun, *answers) if isinstance(each, Refusal)]
+            assert refusals[::2] == refusals[1::2]
+            for mine, theirs in zip(pairs[0][1], pairs[1][1], strict=True):
+                assert [getattr(mine, each) for each in COUNTED] == [getattr(theirs, each) for each in COUNTED]
+            first, second = begun
+            if isinstance(first, Hold) and isinstance(second, Hold):
+                holds.append((first, second))
+
+    await asyncio.to_thread(compare)
+    await quotas.close()
+    await client.aclose()
+
+
+def test_months_are_those_of_the_calendar(tmp_path: Path) -> None:
+    """Lua has no calendar: its months are Python's, also around leap days and centuries."""
+
+    async def compare() -> None:
+        server = RedisServer(tmp_path)
+        await server.start()
+        clock = Clock()
+        quotas = await opened(server, clock)
+        party = both(tokens_per_day=10**6)[0]
+        for year in (1999, 2000, 2024, 2026, 2100):
+            for day in (0, 30, 58, 59, 60, 364, 365):
+                clock.now = int((year - 1970) * 365.2425 + day) * 86_400_000 + 5
+                account = quotas.open(party)
+                assert isinstance(await take(quotas, party, 1), Hold)
+                assert (account.day, account.month) == period_of(clock.now)[:2]
+        await quotas.close()
+        server.kill()
+
+    asyncio.run(compare())
+
+
+async def test_gateways_share_what_is_left_and_give_back_what_a_dead_one_held(server: RedisServer) -> None:
+    clock = Clock(MORNING)
+    party = both(tokens_per_day=100, concurrent_requests=2)[0]
+    mine, theirs = [await opened(server, clock) for _ in range(2)]
+    held = await theirs.reserve((theirs.open(party),), BEGIN, None)
+    assert isinstance(held, Hold)
+    await take(theirs, party, 60, held)
+    refused = await take(mine, party, 50)
+    assert isinstance(refused, Refusal)
+    assert (refused.limit, refused.left) == ("tokens_per_day", 40)
+    theirs._beating.cancel()  # as if it had been killed
+    for _ in range(3):
+        clock.now += LIFETIME_MS // 2
+        await mine._beat()
+    mine_after = await take(mine, party, 100)
+    assert isinstance(mine_after, Hold)
+    assert mine.open(party).num_streams == 0
+    mine.settle((mine.open(party),), mine_after, (10,), 0)
+    # It was not dead after all: what it has used counts, once.
+    theirs.settle((theirs.open(party),), held, (25,), 0)
+    await settled(mine)
+    await settled(theirs)
+    assert isinstance(await take(mine, party, 65), Hold)
+    assert isinstance(await take(mine, party, 1), Refusal)
+    for each in (mine, theirs):
+        await each.close()
+
+
+async def test_an_outage_leaves_each_gateway_its_share_and_is_settled_afterwards(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock(MORNING)
+    party = both(tokens_per_day=100, tokens_per_month=1000)[0]
+    mine, theirs = [await opened(server, clock) for _ in range(2)]
+    await mine._beat()
+    before = await take(mine, party, 20)
+    assert isinstance(before, Hold)
+    server.signal(signal.SIGSTOP)
+    first = await take(mine, party, 30)
+    assert isinstance(first, Hold)
+    assert "share" in mine.problem
+    refused = await take(mine, party, 11)
+    assert isinstance(refused, Refusal)
+    assert (refused.most, refused.left) == (40, 10), "half of the 80 that were left"
+    assert (b"x-ratelimit-limit-tokens", b"40") in rate_limit_headers(mine.current((mine.open(party),)))
+    mine.settle((mine.open(party),), before, (5,), 0)
+    late = await take(mine, party, 10)
+    assert isinstance(late, Hold)
+    mine.settle((mine.open(party),), first, (12,), 0)
+    server.signal(signal.SIGCONT)
+    await until(lambda: mine.is_up and not mine._sent)
+    assert mine.problem == ""
+    mine.settle((mine.open(party),), late, (1,), 0)
+    for _ in range(3):
+        clock.now += LIFETIME_MS // 2
+        await mine._beat()  # which lets the command expire whose answer was lost
+    await settled(mine)
+    assert isinstance(await take(mine, party, 82), Hold), "5 + 12 + 1 are used"
+    assert isinstance(await take(mine, party, 1), Refusal)
+    assert [record.message for record in caplog.records if "answers again" in record.message]
+    for each in (mine, theirs):
+        await each.close()
+
+
+async def test_a_redis_that_is_not_there_delays_nobody(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    quotas = RedisQuotas(url_of(server))
+    party = both(tokens_per_day=100)[0]
+    held = await take(quotas, party, 60)
+    assert isinstance(held, Hold)
+    assert isinstance(await take(quotas, party, 60), Refusal)
+    await server.start()
+    await until(lambda: quotas.is_up and not quotas._sent)
+    assert isinstance(await take(quotas, party, 60), Refusal)
+    quotas.settle((quotas.open(party),), held, (0,), 0)
+    await settled(quotas)
+    assert isinstance(await take(quotas, party, 100), Hold)
+    await quotas.close()
+    server.kill()
+
+
+GATEWAY = """
+import asyncio, sys
+from gateway.access.identity import QuotaLimits
+from gateway.quotas.account import Charge, Hold, make_party
+from gateway.quotas.redis_store import RedisQuotas
+
+async def main(url, clock, count):
+    quotas = RedisQuotas(url, lambda: clock)
+    while not quotas.is_up:
+        await asyncio.sleep(0.01)
+    party = make_party("key", "1", "ci", QuotaLimits(tokens_per_minute=20_000, tokens_per_day=30_000))
+    sys.stdout.write("ready\\n"); sys.stdout.flush()
+    sys.stdin.readline()
+    used = 0
+
+    async def send(number):
+        nonlocal used
+        accounts = (quotas.open(party),)
+        held = await quotas.reserve(accounts, Charge(tokens=100), None)
+        if isinstance(held, Hold):
+            used += 50
+            quotas.settle(accounts, held, (50,), 0)
+
+    for _ in range(count // 20):
+        await asyncio.gather(*map(send, range(20)))
+    await quotas.close()
+    print(used)
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+"""
+
+
+async def test_eight_gateways_use_the_limit_and_no_more(server: RedisServer) -> None:
+    """Eight processes at once ask for far more than the limit: together they use it to within a hundredth."""
+    command = [sys.executable, "-c", GATEWAY, url_of(server), str(MORNING), "300"]
+
+    def run() -> list[int]:
+        gateways = [
+            subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(8)
+        ]
+        for each in gateways:
+            assert each.stdout is not None
+            assert each.stdout.readline() == "ready\n"
+        for each in gateways:
+            assert each.stdin is not None
+            each.stdin.write("go\n")
+            each.stdin.flush()
+        return [int(each.communicate(timeout=120)[0]) for each in gateways]
+
+    used = await asyncio.to_thread(run)
+    assert 19_800 <= sum(used) <= 20_000
+    assert min(used) >= 0
+    quotas = await opened(server, Clock(MORNING + MINUTE_MS))
+    party = both(tokens_per_day=sum(used))[0]
+    assert isinstance(await take(quotas, party, 1), Refusal)
+    await quotas.close()

@@ -1,0 +1,399 @@
+"""A real server with two HTTP workers: what clients get of it, and what happens when its processes end."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from cli.keys.command import command as keys_command
+from tests.gateway.test_recovery import Reader, read_all
+from tests.server_process import MODEL, PATIENCE_S, ServerProcess, StartServer, running_command, running_server
+
+WORKERS = "--http-workers=2"
+PROMPT = {"model": MODEL, "prompt": "Once", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def shared(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests that leave it as it was."""
+    with running_server(checkpoint, tmp_path_factory.mktemp("workers") / "log", WORKERS) as running:
+        running.wait_ready()
+        yield running
+
+
+def fetch_metrics(server: ServerProcess) -> dict[str, float]:
+    """The values on the metrics page, by name and labels."""
+    lines = httpx.get(server.metrics_url, timeout=PATIENCE_S).text.splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
+    return {name: float(value) for name, value in pairs}
+
+
+def count(server: ServerProcess, prefix: str) -> float:
+    return sum(value for name, value in fetch_metrics(server).items() if name.startswith(prefix))
+
+
+async def wait_until(is_so: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
+    async with asyncio.timeout(patience_s):
+        while not is_so():
+            await asyncio.sleep(0.05)
+
+
+# --- what clients get ---
+
+
+def test_answers_equal_those_of_one_process(shared: ServerProcess, server: ServerProcess) -> None:
+    messages: Any = [{"role": "user", "content": "Tell me of rivers."}]
+    fixed: Any = {"model": MODEL, "messages": messages, "max_tokens": 24, "temperature": 0}
+
+    def connect(to: ServerProcess) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{to.base_url}/v1", api_key="none")
+
+    with connect(server) as client:
+        expected = client.chat.completions.create(**fixed)
+    for _ in range(4):
+        with connect(shared) as client:
+            answer = client.chat.completions.create(**fixed)
+            text = "".join(
+                each.choices[0].delta.content or "" for each in client.chat.completions.create(**fixed, stream=True)
+            )
+        assert answer.choices == expected.choices
+        assert answer.usage == expected.usage
+        assert text == expected.choices[0].message.content
+
+
+def test_workers_generate_without_the_host(shared: ServerProcess) -> None:
+    host = psutil.Process(shared.pid)
+    host.suspend()
+    try:
+        for _ in range(8):  # each on a connection of its own, so that both workers have some
+            assert httpx.post(f"{shared.base_url}/v1/completions", json=PROMPT, timeout=PATIENCE_S).status_code == 200
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.get(f"{shared.base_url}/v1/models", timeout=0.5)
+    finally:
+        host.resume()
+    assert httpx.get(f"{shared.base_url}/v1/models", timeout=PATIENCE_S).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/health", None),
+        ("GET", "/v1/models", None),
+        ("GET", f"/v2/models/{MODEL}", None),
+        ("GET", "/nowhere", None),
+        ("POST", f"/v2/models/{MODEL}/generate", {"text_input": "Once", "max_tokens": 4, "ignore_eos": True}),
+        ("POST", "/v1/completions", {"model": "other", "prompt": "Once"}),
+        ("POST", "/v1/completions", {"prompt": "Once"}),
+        ("POST", "/v1/completions", {**PROMPT, "max_tokens": -1}),
+        ("POST", "/v1/completions", {**PROMPT, "user": "x" * (1 << 20)}),
+        ("POST", "/v1/embeddings", {"model": MODEL, "input": "Once"}),
+        ("POST", "/v1/messages", {**PROMPT, "prompt": None, "messages": [{"role": "user", "content": "Hello"}]}),
+        (
+            "POST",
+            "/api/generate",
+            {"model": MODEL, "prompt": "Once", "stream": False, "options": {"num_predict": 3, "temperature": 0}},
+        ),
+        ("OPTIONS", "/v1/models", None),
+    ],
+)
+def test_every_route_answers_as_in_one_process(
+    shared: ServerProcess, server: ServerProcess, method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    def ask(of: ServerProcess) -> tuple[int, set[str], Any]:
+        answer = httpx.request(method, f"{of.base_url}{path}", json=body, timeout=PATIENCE_S)
+        names = {name for name in answer.headers if name != "connection"}
+        return answer.status_code, names, _steady(answer.json()) if answer.content else None
+
+    assert ask(shared) == ask(server)
+
+
+def _steady(answer: Any) -> Any:
+    """The answer without what differs between two requests."""
+    if isinstance(answer, dict):
+        changing = {"id", "created", "created_at", "system_fingerprint"}
+        return {
+            name: _steady(value)
+            for name, value in answer.items()
+            if name not in changing and not name.endswith("_duration")
+        }
+    return [_steady(each) for each in answer] if isinstance(answer, list) else answer
+
+
+def test_garbage_is_refused_in_the_protocols_shape(shared: ServerProcess) -> None:
+    answer = httpx.post(f"{shared.base_url}/v1/completions", content=b"{", timeout=PATIENCE_S)
+    assert answer.status_code == 400
+    assert "JSON" in answer.json()["error"]["message"]
+
+
+async def test_a_forwarded_stream_ends_with_its_client(shared: ServerProcess) -> None:
+    body = {"text_input": "Once", "max_tokens": 30_000, "ignore_eos": True}
+    async with (
+        httpx.AsyncClient(base_url=shared.base_url, timeout=PATIENCE_S) as client,
+        client.stream("POST", f"/v2/models/{MODEL}/generate_stream", json=body) as answer,
+    ):
+        async for _ in answer.aiter_lines():
+            break
+        await wait_until(lambda: count(shared, "sluice_sequences_running") == 1)
+    await wait_until(lambda: count(shared, "sluice_sequences_running") == 0)
+
+
+async def test_a_large_body_and_a_large_answer_pass_the_host(shared: ServerProcess) -> None:
+    async with httpx.AsyncClient(base_url=shared.base_url, timeout=PATIENCE_S) as client:
+        content = os.urandom(8 << 20)
+        file = (await client.post("/v1/files", files={"file": content}, data={"purpose": "user_data"})).json()
+        assert file["bytes"] == len(content)
+        assert (await client.get(f"/v1/files/{file['id']}/content")).content == content
+
+
+async def test_metrics_are_sums(shared: ServerProcess) -> None:
+    before = fetch_metrics(shared)
+    async with httpx.AsyncClient(base_url=shared.base_url, timeout=PATIENCE_S) as client:
+        for _ in range(10):
+            (await client.post("/v1/completions", json=PROMPT)).raise_for_status()
+    expected = {
+        f'sluice_requests_total{{model="{MODEL}",outcome="ok",protocol="openai_completions"}}': 10,
+        f'sluice_generation_tokens_total{{model="{MODEL}"}}': 160,
+        f'sluice_time_to_first_token_seconds_count{{model="{MODEL}"}}': 10,
+        f'sluice_time_to_first_token_seconds_bucket{{le="+Inf",model="{MODEL}"}}': 10,
+        "sluice_http_workers": 0,
+    }
+
+    def grown() -> dict[str, float]:
+        after = fetch_metrics(shared)
+        return {name: after[name] - before.get(name, 0) for name in expected}
+
+    await wait_until(lambda: grown() == expected)  # a busy worker may be late for a scrape
+    assert before["sluice_http_workers"] == 2
+
+
+# --- what happens when processes end ---
+
+
+class Load:
+    """Clients that ask again and again, whole and streamed, until they are stopped."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.num_answers = 0
+        self.failures: list[str] = []
+        self._url = server.base_url
+        self._is_stopped = False
+
+    async def run(self, num_clients: int) -> None:
+        async with httpx.AsyncClient(base_url=self._url, timeout=PATIENCE_S) as client:
+            await asyncio.gather(*(self._ask(client, is_streamed=bool(i % 2)) for i in range(num_clients)))
+
+    async def _ask(self, client: httpx.AsyncClient, *, is_streamed: bool) -> None:
+        while not self._is_stopped:
+            try:
+                answer = await client.post("/v1/completions", json={**PROMPT, "stream": is_streamed})
+            except httpx.HTTPError as error:
+                self.failures.append(repr(error))
+                continue
+            is_whole = not is_streamed or answer.text.endswith("data: [DONE]\n\n")
+            if answer.status_code == 200 and is_whole:
+                self.num_answers += 1
+            else:
+                self.failures.append(f"{answer.status_code} {answer.text[:200]}")
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+
+@pytest.fixture(scope="module")
+def enduring(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests that it outlives."""
+    options = (
+        WORKERS,
+        "--dtype=f32",
+        "--engine-heartbeat-timeout-secs=4",
+        "--exit-timeout-secs=1",
+        "--stream-resume-secs=60",
+    )
+    with running_server(checkpoint, tmp_path_factory.mktemp("enduring") / "log", *options) as running:
+        running.wait_ready()
+        yield running
+
+
+async def test_a_rolling_restart_fails_no_request(enduring: ServerProcess) -> None:
+    server = enduring
+    before, num_before = {each.pid for each in server.workers()}, count(server, "sluice_requests_total")
+    load = Load(server)
+    running = asyncio.create_task(load.run(8))
+    await wait_until(lambda: load.num_answers > 20)
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=4 * PATIENCE_S) as client:
+        long = {**PROMPT, "max_tokens": 3000, "stream": True}
+        streams = [asyncio.create_task(client.post("/v1/completions", json=long)) for _ in range(4)]
+        await wait_until(lambda: count(server, "sluice_sequences_running") >= 4)
+        server.process.send_signal(signal.SIGHUP)
+        answers = await asyncio.gather(*streams)
+        assert all(each.text.endswith("data: [DONE]\n\n") for each in answers)
+    await wait_until(lambda: "all 2 HTTP workers are replaced" in server.log, 2 * PATIENCE_S)
+    num_answers = load.num_answers
+    await wait_until(lambda: load.num_answers > num_answers + 20)
+    load.stop()
+    await running
+    assert not load.failures
+    await wait_until(lambda: len(server.workers()) == 2)
+    assert before.isdisjoint(each.pid for each in server.workers())
+    # What the old workers counted is there, too.
+    num_expected = num_before + load.num_answers + len(answers)
+    await wait_until(lambda: count(server, "sluice_requests_total") == num_expected)
+
+
+@pytest.mark.parametrize("end", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
+async def test_a_lost_worker_is_replaced_and_the_port_answers_meanwhile(
+    enduring: ServerProcess, end: Callable[[psutil.Process], None]
+) -> None:
+    server = enduring
+    losses, requests = count(server, "sluice_http_worker_losses_total"), count(server, "sluice_requests_total")
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
+        victim = server.workers()[0]
+        end(victim)
+        await wait_until(lambda: count(server, "sluice_http_worker_losses_total") == losses + 1)
+        for _ in range(8):
+            headers = {"connection": "close"}  # a connection of its own, some of which the lost one would have had
+            assert (await client.post("/v1/completions", json=PROMPT, headers=headers)).status_code == 200
+        await wait_until(lambda: count(server, "sluice_http_workers") == 2)
+        assert victim.pid not in {each.pid for each in server.workers()}
+    await wait_until(lambda: count(server, "sluice_requests_total") == requests + 8)
+
+
+async def test_a_resumable_stream_outlives_the_worker_that_it_came_through(enduring: ServerProcess) -> None:
+    body = {**PROMPT, "max_tokens": 1500, "stream": True}
+    async with httpx.AsyncClient(base_url=enduring.base_url, timeout=PATIENCE_S) as client:
+        expected = texts_of((await client.post("/v1/completions", json=body)).text)
+        got = ""
+        with pytest.raises(httpx.RemoteProtocolError):
+            async with client.stream("POST", "/v1/completions", json=body, headers={"x-sluice-resume": "true"}) as cut:
+                async for text in cut.aiter_text():
+                    got += text
+                    for each in enduring.workers():
+                        each.kill()
+        whole = got[: got.rindex("\n\n") + 2]
+        last = re.findall(r"^id: (\S+)$", whole, re.MULTILINE)[-1]
+        rest = await client.get(f"/v1/streams/{cut.headers['x-sluice-stream']}", headers={"last-event-id": last})
+        assert texts_of(whole + rest.text) == expected
+    await wait_until(lambda: count(enduring, "sluice_http_workers") == 2)
+
+
+def texts_of(events: str) -> str:
+    """The text of a streamed completion."""
+    assert events.endswith("data: [DONE]\n\n")
+    chunks = [json.loads(each) for each in re.findall(r"^data: (\{.*)$", events, re.MULTILINE)]
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+async def test_streams_of_workers_go_on_when_the_engine_is_killed(enduring: ServerProcess) -> None:
+    async with httpx.AsyncClient(base_url=enduring.base_url, timeout=2 * PATIENCE_S) as client:
+        expected = await read_all(client, [Reader(number) for number in range(8)])
+        readers = [Reader(number) for number in range(8)]
+        reading = asyncio.gather(*(reader.read(client) for reader in readers))
+        await asyncio.gather(*(reader.is_under_way.wait() for reader in readers))
+        enduring.engine().kill()
+        assert await reading == expected
+
+
+async def test_a_model_is_unloaded_after_the_streams_of_the_workers(checkpoint: Path, tmp_path: Path) -> None:
+    shutil.copytree(checkpoint, tmp_path / "models" / MODEL / "1")
+    arguments = (f"--model-repository={tmp_path / 'models'}", "--model-control-mode=explicit", f"--load-model={MODEL}")
+    with running_command(tmp_path / "log", *arguments, WORKERS) as server:
+        await asyncio.to_thread(server.wait_ready)
+        async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
+
+            async def status() -> int:
+                return (await client.post("/v1/completions", json=PROMPT)).status_code
+
+            for _ in range(2):
+                readers = [Reader(number) for number in range(4)]
+                reading = asyncio.gather(*(reader.read(client) for reader in readers))
+                await asyncio.gather(*(reader.is_under_way.wait() for reader in readers))
+                engine = server.engine()
+                (await client.post(f"/v2/repository/models/{MODEL}/unload")).raise_for_status()
+                await reading  # each to its end
+                await wait_until(lambda engine=engine: not engine.is_running())  # type: ignore[misc]
+                assert await status() == 404
+                (await client.post(f"/v2/repository/models/{MODEL}/load")).raise_for_status()
+                assert await status() == 200
+            before = count(server, "sluice_requests_total")
+            await asyncio.sleep(1)  # the workers have it again
+            host = psutil.Process(server.pid)
+            host.suspend()
+            try:
+                assert await status() == 200
+            finally:
+                host.resume()
+            await wait_until(lambda: count(server, "sluice_requests_total") == before + 1)
+
+
+async def test_a_server_ends_with_its_open_streams_and_leaves_no_process(start_server: StartServer) -> None:
+    server = await asyncio.to_thread(start_server, WORKERS)
+    children = psutil.Process(server.pid).children(recursive=True)
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
+        readers = [Reader(number) for number in range(4)]
+        reading = asyncio.gather(*(reader.read(client) for reader in readers))
+        await asyncio.gather(*(reader.is_under_way.wait() for reader in readers))
+        server.process.send_signal(signal.SIGTERM)
+        await reading  # each to its end
+    assert await asyncio.to_thread(server.wait_exit) == 0
+    assert not [each for each in children if each.is_running()]
+
+
+async def test_nothing_outlives_a_host_that_is_killed(start_server: StartServer) -> None:
+    server = await asyncio.to_thread(start_server, WORKERS)
+    children = psutil.Process(server.pid).children(recursive=True)
+    assert len(children) >= 3
+    server.process.kill()
+    await wait_until(lambda: not any(each.is_running() and each.status() != "zombie" for each in children))
+
+
+# --- keys, quotas, ledger ---
+
+
+async def test_limits_hold_over_all_workers_and_every_request_is_in_the_ledger(
+    start_server: StartServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = f"--state-path={tmp_path / 'state'}"
+
+    async def make_key(*arguments: str) -> dict[str, str]:
+        assert await asyncio.to_thread(keys_command, ["create", *arguments, "--quiet", state]) == 0
+        return {"authorization": f"Bearer {capsys.readouterr().out.strip()}"}
+
+    admin, limited = await make_key("--name=admin"), await make_key("--name=few", "--requests-per-minute=7")
+    frugal = await make_key("--name=frugal", f"--tokens-per-day={3 * 17 + 5}")
+    server = await asyncio.to_thread(start_server, WORKERS, state)
+
+    async def ask(headers: dict[str, str]) -> httpx.Response:
+        async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
+            return await client.post("/v1/completions", json={**PROMPT, "prompt": [5]}, headers=headers)
+
+    answers = await asyncio.gather(*(ask(limited) for _ in range(20)))
+    assert sorted(each.status_code for each in answers) == [200] * 7 + [429] * 13
+    assert {each.headers["x-ratelimit-limit-requests"] for each in answers} == {"7"}
+    assert all(int(each.headers["retry-after"]) <= 60 for each in answers if each.status_code == 429)
+    answers = await asyncio.gather(*(ask(frugal) for _ in range(6)))
+    assert sorted(each.status_code for each in answers) == [200] * 3 + [429] * 3
+    assert (await ask({})).status_code == 401
+
+    async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S, headers=admin) as client:
+
+        async def totals() -> tuple[int, int]:
+            rows = (await client.get("/v1/usage", params={"by": "key"})).json()["data"]
+            return sum(each["requests"] for each in rows), sum(each["generated_tokens"] for each in rows)
+
+        async with asyncio.timeout(PATIENCE_S):
+            while await totals() != (13, 160):  # the rows come within a second; those three refused for tokens have one
+                await asyncio.sleep(0.1)
+    assert await asyncio.to_thread(keys_command, ["revoke", "few", "--yes", state]) == 0
+    await asyncio.sleep(2)
+    assert [(await ask(limited)).status_code for _ in range(4)] == [401] * 4
+    assert json.dumps(limited) not in server.log

@@ -1,0 +1,82 @@
+"""Tapes: texts take turns, and what was recorded comes again in the same order before anything new."""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from engine.types import EventDetail, FinishReason, TokenEvent
+from pipelines.llm.tape import Tape, TapedGeneration, TextTape
+
+LENGTHS = (5, 9, 3)
+
+
+class Engine:
+    """Continues texts of consecutive numbers in pieces of its own size, each with the details that the first has."""
+
+    def __init__(self, resumed: Sequence[int], length: int, size: int) -> None:
+        self._next = len(resumed)
+        self._length = length
+        self._size = size
+        self.was_cancelled = False
+
+    async def __anext__(self) -> TokenEvent:
+        await asyncio.sleep(0)
+        ids = list(range(self._next, min(self._next + self._size, self._length)))
+        self._next += len(ids)
+        end = FinishReason.LENGTH if self._next == self._length else None
+        return TokenEvent(1, ids, end, EventDetail(num_cached_tokens=self._next))
+
+    def cancel(self) -> None:
+        self.was_cancelled = True
+
+
+async def run(tape: Tape, shown: list[tuple[int, TokenEvent]], most: int | None = None) -> None:
+    """Run all texts; each ends where `most` events of them all were shown."""
+
+    async def run_text(number: int) -> None:
+        text = TextTape(tape)
+
+        @contextmanager
+        def start(resumed: Sequence[int]) -> Iterator[Engine]:
+            yield Engine(resumed, LENGTHS[number], random.Random(len(resumed) + number).randint(1, 3))
+
+        with TapedGeneration(text, start) as generation:
+            async for event in generation:
+                if most is not None and len(shown) == most:
+                    return
+                shown.append((number, event))
+                await asyncio.sleep(0)
+
+    await asyncio.gather(*(run_text(number) for number in range(len(LENGTHS))))
+
+
+def note(events: list[tuple[int, TokenEvent]], number: int, event: TokenEvent) -> None:
+    events.append((number, event))
+
+
+async def test_a_tape_is_played_as_it_was_recorded_and_gone_on_with() -> None:
+    whole: list[tuple[int, TokenEvent]] = []
+    recorded: list[tuple[int, TokenEvent]] = []
+    await run(Tape(partial(note, recorded)), whole)
+    assert recorded == whole
+    for num_kept in range(len(recorded) + 1):
+        later: list[tuple[int, TokenEvent]] = []
+        shown: list[tuple[int, TokenEvent]] = []
+        await run(Tape(partial(note, later), recorded[:num_kept]), shown)
+        assert shown[:num_kept] == recorded[:num_kept]
+        assert shown[num_kept:] == later
+        for number, length in enumerate(LENGTHS):
+            assert [i for which, event in shown for i in event.token_ids if which == number] == list(range(length))
+        played = {number for number, _ in recorded[:num_kept]}
+        for number, event in later:
+            assert event.detail is not None
+            assert (event.detail.num_cached_tokens is None) == (number in played)
+
+
+async def test_texts_that_are_given_up_hold_up_nobody() -> None:
+    shown: list[tuple[int, TokenEvent]] = []
+    async with asyncio.timeout(10):
+        await run(Tape(lambda number, event: None), shown, most=4)
+    assert len(shown) == 4

@@ -1,0 +1,39 @@
+"""OpenVINO's converter, which reports to OpenVINO's makers, stays out of our processes until somebody calls it."""
+
+import subprocess
+import sys
+
+import pytest
+
+LIST = (
+    "import sys, openvino; print(*(name for name in sys.modules if name.startswith('openvino')), openvino.__version__)"
+)
+CONVERT = """
+import openvino
+for _ in range(2):
+    try:
+        openvino.convert_model("/none.onnx")
+    except Exception as error:
+        print(type(error).__module__)
+"""
+
+
+def run(program: str) -> list[str]:
+    done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "room", ["engine.runners.openvino", "serving.backends.openvino", "serving.backends.tensorflow"]
+)
+def test_nothing_that_reports_is_imported(room: str) -> None:
+    assert "openvino_telemetry" in run(LIST), "OpenVINO reports no more: sluice/openvino_import.py has no purpose"
+    assert "openvino_telemetry" not in run(f"import {room}; {LIST}")
+
+
+@pytest.mark.slow
+def test_the_converter_comes_when_it_is_called() -> None:
+    expected = ["openvino.tools.ovc.error"] * 2
+    assert run(f"import engine.runners.openvino\n{CONVERT}") == expected
+    assert run(f"import openvino, engine.runners.openvino\n{CONVERT}") == expected
