@@ -80,7 +80,7 @@ TOWER = (
     "gateway.workers",
     "gateway.lifecycle",
     "cli",
-    "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.rag cli.repository cli.simulate cli.usage",
+    "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.rag cli.repository cli.simulate cli.smoke cli.usage",
     "load",
 )
 """Floors from the ground up. Rooms on one floor do not know each other."""

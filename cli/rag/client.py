@@ -3,18 +3,18 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
 import orjson
 
+from cli.sse import SseEvent, parse_events
 from gateway.options.rag import RagClientOptions
 from pipelines.rag import owner_keys
 
 JsonObject = dict[str, Any]
 
-DONE = "[DONE]"
 _CONNECT_S = 10.0
 _SILENCE_S = 600.0
 """Timeout for a response. The server parses and encodes a long document, after earlier ones, before it responds."""
@@ -57,13 +57,6 @@ class RejectedRequestError(RagError):
     def is_document_error(self) -> bool:
         """Whether the error concerns one document, so that another one may succeed."""
         return self.status in (400, 413, 422, 500, 504) and self.param not in _COMMON_PARAMS
-
-
-class AnswerEvent(NamedTuple):
-    """An event of a streamed answer with its JSON. The last event of a complete answer is DONE, without payload."""
-
-    name: str
-    payload: Any
 
 
 class RagClient:
@@ -134,7 +127,7 @@ class RagClient:
     @asynccontextmanager
     async def query_events(
         self, collection: str, fields: Mapping[str, Any]
-    ) -> AsyncIterator[AsyncGenerator[AnswerEvent, None]]:
+    ) -> AsyncIterator[AsyncGenerator[SseEvent, None]]:
         """Stream the answer."""
         url = f"{self.url}/v1/rag/{_quoted(collection)}/query"
         with self._translate_errors():
@@ -214,28 +207,3 @@ def _parse_object(response: httpx.Response) -> JsonObject | None:
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
-
-
-# --- server-sent events
-
-
-async def parse_events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[AnswerEvent, None]:
-    """Yield the events in `chunks`, which may be cut anywhere. An incomplete last event is dropped."""
-    rest = b""
-    async for chunk in chunks:
-        *frames, rest = (rest + chunk).split(b"\n\n")
-        for frame in frames:
-            yield _parse_event(frame)
-
-
-def _parse_event(frame: bytes) -> AnswerEvent:
-    name, payload = "message", b"null"
-    for line in frame.split(b"\n"):  # not splitlines(): the text itself may contain U+2028
-        field, _, value = line.partition(b": ")
-        if field == b"event":
-            name = value.decode()
-        elif field == b"data":
-            payload = value
-    if payload == DONE.encode():
-        return AnswerEvent(DONE, None)
-    return AnswerEvent(name, orjson.loads(payload))

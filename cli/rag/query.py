@@ -5,7 +5,8 @@ import sys
 from collections.abc import Sequence
 
 from cli.rag.arguments import DEFAULT_COLLECTION, Arguments
-from cli.rag.client import DONE, JsonObject, RagClient, RagError
+from cli.rag.client import JsonObject, RagClient, RagError
+from cli.sse import DONE
 from cli.terminal import format_passages, format_sources, strip_control
 from gateway.bundled import DOCUMENTATION_COLLECTION
 

@@ -1,0 +1,200 @@
+"""The deployment under examination: its addresses, its models, and requests to it."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+from urllib.parse import quote, urlsplit
+
+import httpx
+import orjson
+from prometheus_client.parser import text_string_to_metric_families
+
+from cli.sse import DONE, SseEvent, parse_events
+from cli.terminal import shorten_line, strip_control
+
+JsonObject = dict[str, Any]
+_CONNECT_S = 10.0
+_SHOWN_CHARS = 160
+
+
+class SmokeFailedError(Exception):
+    """Raised by a check that saw something wrong; the message says what came and what was expected."""
+
+
+class SmokeSkippedError(Exception):
+    """Raised by a check that this deployment has nothing for; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmokeTarget:
+    """Where the deployment answers. `grpc` and `metrics_url` are "" where they are not to be examined."""
+
+    url: str
+    grpc: str
+    metrics_url: str
+    api_key: str | None = None
+    model: str = ""
+    """The language model to ask; "" for the first that there is."""
+    timeout_s: float = 60.0
+    """How long one request may take."""
+
+
+class Deployment:
+    """Sends requests to the deployment. What does not answer, or otherwise than expected, is a SmokeFailedError."""
+
+    def __init__(self, target: SmokeTarget) -> None:
+        self.target = target
+        self.language_model = ""
+        """A model that generates text; "" before `find_models` and where there is none."""
+        self.encoder = ""
+        """A model that makes vectors of texts; "" where there is none."""
+        headers = {} if target.api_key is None else {"authorization": f"Bearer {target.api_key}"}
+        self._http = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(target.timeout_s, connect=min(_CONNECT_S, target.timeout_s)),
+            trust_env=urlsplit(target.url).hostname not in ("127.0.0.1", "::1", "localhost"),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def find_models(self) -> list[str]:
+        """Choose the models to ask, and return the names of all that are ready."""
+        names = [str(model["id"]) for model in (await self.get("/v1/models"))["data"]]
+        if self.target.model and self.target.model not in names:
+            raise SmokeFailedError(f"no model is named {self.target.model!r}; there are: {', '.join(names) or 'none'}")
+        for name in names:
+            about = await self._http.get(f"{self.target.url}/v2/models/{quote(name, safe='')}")
+            if about.status_code != 200:  # a route or an adapter: no model of the v2 protocol
+                continue
+            inputs = {each["name"] for each in about.json().get("inputs", ())}
+            outputs = {each["name"] for each in about.json().get("outputs", ())}
+            if {"text_input"} <= inputs and {"text_output"} <= outputs and self.target.model in ("", name):
+                self.language_model = self.language_model or name
+            elif "text" in inputs and "embeddings" in outputs:
+                self.encoder = self.encoder or name
+        return names
+
+    def required_language_model(self) -> str:
+        """Return the language model's name. Raises SmokeSkippedError where there is none."""
+        if not self.language_model:
+            raise SmokeSkippedError("no language model is served")
+        return self.language_model
+
+    def required_encoder(self) -> str:
+        """Return the encoder's name. Raises SmokeSkippedError where there is none."""
+        if not self.encoder:
+            raise SmokeSkippedError("no model makes vectors of texts")
+        return self.encoder
+
+    async def get(self, path: str) -> JsonObject:
+        """Return the JSON object at `path`."""
+        return _object(await self.send("GET", path))
+
+    async def post(self, path: str, body: JsonObject) -> JsonObject:
+        """Return the JSON object that answers `body`."""
+        return _object(await self.send("POST", path, json=body))
+
+    async def send(self, method: str, path: str, **settings: Any) -> httpx.Response:
+        """Return the response, which has a status below 400."""
+        response = await self.try_to_send(method, path, **settings)
+        if response.status_code >= 400:
+            fail(f"{method} {path}", response)
+        return response
+
+    async def try_to_send(self, method: str, path: str, **settings: Any) -> httpx.Response:
+        """Return the response, whatever its status."""
+        try:
+            return await self._http.request(method, f"{self.target.url}{path}", **settings)
+        except httpx.HTTPError as error:
+            raise SmokeFailedError(f"{method} {path}: {describe(error)}") from None
+
+    @asynccontextmanager
+    async def stream(self, path: str, body: JsonObject) -> AsyncIterator[httpx.Response]:
+        """Open a stream, which has status 200. To leave the context closes it, as a client does that goes away."""
+        try:
+            async with self._http.stream("POST", f"{self.target.url}{path}", json=body) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    fail(f"POST {path}", response)
+                yield response
+        except httpx.HTTPError as error:
+            raise SmokeFailedError(f"POST {path}: {describe(error)}") from None
+
+    async def events(self, path: str, body: JsonObject) -> list[SseEvent]:
+        """Return all events of a stream. An error event is a failure."""
+        async with self.stream(path, body) as response:
+            events = [event async for event in parse_events(response.aiter_bytes())]
+        for event in events:
+            if event.name == "error" or (isinstance(event.payload, dict) and event.payload.get("error")):
+                raise SmokeFailedError(f"POST {path}: the stream ended with {shorten(orjson.dumps(event.payload))}")
+        return events
+
+    async def events_until_done(self, path: str, body: JsonObject) -> list[JsonObject]:
+        """Return the payloads of a stream that must end with `[DONE]`."""
+        events = await self.events(path, body)
+        if not events or events[-1].name != DONE:
+            raise SmokeFailedError(f"POST {path}: the stream of {len(events)} events did not end with [DONE]")
+        return [event.payload for event in events[:-1]]
+
+    async def lines(self, path: str, body: JsonObject) -> AsyncGenerator[JsonObject, None]:
+        """Yield the objects of a stream of JSON lines."""
+        async with self.stream(path, body) as response:
+            async for line in response.aiter_lines():
+                if line:
+                    yield orjson.loads(line)
+
+    async def counters(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """Return the metrics' samples by name and sorted labels. Raises SmokeSkippedError without their address."""
+        url = self.target.metrics_url
+        if not url:
+            raise SmokeSkippedError("--metrics none")
+        try:
+            response = await self._http.get(url)
+        except httpx.HTTPError as error:
+            raise SmokeFailedError(f"{url}: {describe(error)}; give its address with --metrics, or none") from None
+        if response.status_code != 200:
+            fail(f"GET {url}", response)
+        families = text_string_to_metric_families(response.text)
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in families
+            for sample in family.samples
+        }
+
+
+def fail(request: str, response: httpx.Response) -> NoReturn:
+    """Raise a SmokeFailedError about a response of the wrong status."""
+    hint = "; give a key with --api-key or SLUICE_API_KEY" if response.status_code == 401 else ""
+    raise SmokeFailedError(f"{request}: status {response.status_code}, {shorten(response.content)}{hint}")
+
+
+def shorten(content: bytes) -> str:
+    """Return the beginning of a body, on one line."""
+    return shorten_line(strip_control(content.decode(errors="replace")), _SHOWN_CHARS) or "an empty body"
+
+
+def describe(error: httpx.HTTPError) -> str:
+    """Say in words how a request failed on the way."""
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return "nothing listens there"
+    if isinstance(error, httpx.TimeoutException):
+        return "no answer in time"
+    return str(error) or type(error).__name__
+
+
+def _object(response: httpx.Response) -> JsonObject:
+    try:
+        value = orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise SmokeFailedError(
+            f"{response.request.method} {response.request.url.path}: expected a JSON object, got "
+            f"{shorten(response.content)}"
+        )
+    return value

@@ -1,0 +1,112 @@
+"""`sluice smoke` against a server as it is deployed, and against one whose answers something in between spoils."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from cli.smoke.command import command
+from tests.cli.smoke.spoiler import Spoiler, spoil
+from tests.ports import ReservedPort
+from tests.server_process import ServerProcess, running_bundled
+
+KEY = "sk-smoke-test"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("smoke")
+    store = ("--rag-store", str(folder / "rag.sqlite"), "--state-path", str(folder / "state"))
+    with running_bundled(folder / "log", "--api-key", KEY, *store) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture
+def spoiler(server: ServerProcess) -> Iterator[Spoiler]:
+    with spoil(server.base_url) as made:
+        yield made
+
+
+def smoke(server: ServerProcess, url: str = "", *options: str) -> list[str]:
+    given = ("--grpc", server.grpc_address, "--metrics", server.metrics_url, "--api-key", KEY)
+    return [url or server.base_url, *given, *options]
+
+
+def outcomes(printed: str) -> dict[str, str]:
+    return {check["name"]: check["outcome"] for check in json.loads(printed)["checks"]}
+
+
+def test_a_server_as_deployed_passes(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(smoke(server)) == 0
+    printed = capsys.readouterr().out
+    assert "17 ok, 0 skipped, 0 failed" in printed, printed
+    with server.client(headers={"authorization": f"Bearer {KEY}"}) as client:
+        names = [each["name"] for each in client.get("/v1/rag/collections").json()["data"]]
+    assert not [name for name in names if name.startswith("smoke-")]
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "failing"),
+    [
+        ("/v1/chat/completions", b"data: [DONE]\n\n", b"", "chat completions"),
+        ("/v1/completions", b'"completion_tokens":12', b'"completion_tokens":13', "completions"),
+        ("/v1/responses", b'"type":"response.completed"', b'"type":"response.failed"', "responses"),
+        ("/v1/messages", b"event: message_stop", b"event: ping", "Anthropic messages"),
+        ("/api/chat", b'"done":true', b'"done":false', "Ollama chat"),
+        ("/v2/models/rill/generate_stream", b'"text_output":"', b'"text_output":"x', "v2 generate"),
+        ("/v2/models/query_encoder/infer", b'"embeddings"', b'"vectors"', "v2 infer"),
+        ("/v1/rag/smoke-", b"refunds.md", b"another.md", "retrieval"),
+        ("/health", b'"status":"ok"', b'"status":"hangs"', "health"),
+        ("/v1/no-such-route", b'"error"', b'"problem"', "bad input"),
+        ("/v1/models", b'"data":[', b'"data":null,"x":[', "models"),
+    ],
+)
+def test_what_is_spoiled_fails(
+    server: ServerProcess,
+    spoiler: Spoiler,
+    capsys: pytest.CaptureFixture[str],
+    path: str,
+    old: bytes,
+    new: bytes,
+    failing: str,
+) -> None:
+    spoiler.replace(path, old, new)
+    assert command(smoke(server, spoiler.url, "--json", "--model", "rill", "--only", failing)) == 1
+    assert outcomes(capsys.readouterr().out)[failing] == "failed"
+
+
+def test_a_wrong_key_is_named(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command([*smoke(server)[:-1], "sk-other", "--only", "models"]) == 1
+    assert "give a key with --api-key or SLUICE_API_KEY" in capsys.readouterr().out
+
+
+def test_an_unknown_model_is_named(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(smoke(server, "", "--model", "gpt-9", "--only", "models")) == 1
+    assert "no model is named 'gpt-9'; there are: rill" in capsys.readouterr().out
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str], unused_url: str) -> None:
+    assert command([unused_url, "--grpc", "none", "--metrics", "none", "--json", "--only", "health"]) == 1
+    expected = {"health": "failed", "health over gRPC": "skipped", "models": "failed"}
+    assert outcomes(capsys.readouterr().out) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["ftp://there"], "--url"),
+        (["--grpc", "there"], "--grpc: expected HOST:PORT or none, got 'there'"),
+        (["--metrics", "there"], "--metrics: expected a URL"),
+    ],
+)
+def test_bad_options(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    assert command(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def unused_url() -> Iterator[str]:
+    """An address where nothing listens."""
+    port = ReservedPort()
+    yield f"http://127.0.0.1:{port.number}"
