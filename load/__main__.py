@@ -16,6 +16,14 @@ INTERRUPTED = 130
 
 def command(argv: list[str]) -> int:
     """Measure a streaming LLM server: latencies, throughput, failures."""
+    if argv[:1] == ["compare"]:
+        from load.compare_command import compare
+
+        return compare(argv[1:])
+    if argv[:1] == ["ab"]:
+        from load.compare_command import ab
+
+        return ab(argv[1:])
     arguments = parser().parse_args(argv)
     # Imported only after the options are checked, since rich takes long.
     from rich.console import Console
@@ -35,6 +43,12 @@ def command(argv: list[str]) -> int:
     report.print_report(run, Console(soft_wrap=True))
     if arguments.json is not None:
         arguments.json.write_bytes(report.to_json(run, argv))
+    if arguments.csv is not None:
+        report.write_csv(run, arguments.csv)
+    if arguments.html is not None:
+        from load.page import render_page
+
+        arguments.html.write_text(render_page(run, argv))
     if run.was_interrupted:
         return INTERRUPTED
     return int(run.summary.num_failed > 0 and not arguments.allow_failures)

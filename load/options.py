@@ -35,6 +35,8 @@ examples:
   sluice load --api generate_stream --model rill --json out.json
   sluice load --url https://api.example.com --api-key KEY --api chat --model m --allow-eos
   sluice load --calibrate costs.json                     # costs of a step, for `sluice simulate`
+  sluice load compare before.json after.json             # what differs beyond noise, of two --json reports
+  sluice load ab --url-a http://a:8000 --url-b http://b:8000   # two servers in turns, and what differs
 
 measurements:
   TTFT         time from the intended send to the first event with text
@@ -103,23 +105,39 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def parser() -> argparse.ArgumentParser:
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the parser of a whole number, for argparse."""
+    return _argument(partial(_count, least=least))
+
+
+def parser(
+    prog: str = "sluice load",
+    description: str = DESCRIPTION,
+    epilog: str = EPILOG,
+    is_alone: bool = True,
+) -> argparse.ArgumentParser:
+    """Return the parser of `sluice load`. One that is not alone has no options of one server and its one report."""
     options = argparse.ArgumentParser(
-        "sluice load",
-        description=DESCRIPTION,
-        epilog=EPILOG,
+        prog,
+        description=description,
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    _add_server(options.add_argument_group("server"))
+    server = options.add_argument_group("server")
+    if is_alone:
+        server.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens (%(default)s)")
+    _add_server(server)
     _add_pace(options.add_argument_group("pace", "a closed loop by default; --request-rate makes it an open loop"))
     _add_workload(options.add_argument_group("requests"))
-    _add_report(options.add_argument_group("report"))
+    reported = options.add_argument_group("report")
+    _add_report(reported)
+    if is_alone:
+        _add_files(reported)
     return options
 
 
 def _add_server(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--url", default="http://127.0.0.1:8000", help="where the server listens (%(default)s)")
     group.add_argument(
         "--api", type=ApiKind, choices=list(ApiKind), default=ApiKind.COMPLETIONS, help="API to call (%(default)s)"
     )
@@ -229,9 +247,18 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
         metavar="ttft=MS,itl=MS,...",
         help="targets of goodput: ttft, itl (99th percentile of a request's gaps), tpot, e2e",
     )
+    group.add_argument("--allow-failures", action="store_true", help="exit 0 even where requests failed")
+    group.add_argument("--quiet", action="store_true", help="show no progress")
+
+
+def _add_files(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--json", type=_argument(_new_file), metavar="FILE", help="write the report with every request as JSON"
     )
+    group.add_argument(
+        "--html", type=_argument(_new_file), metavar="FILE", help="write the report with plots as one HTML file"
+    )
+    group.add_argument("--csv", type=_argument(_new_file), metavar="FILE", help="write a row for each request")
     group.add_argument(
         "--calibrate",
         type=_argument(_new_file),
@@ -239,8 +266,6 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
         help="measure what the server's steps cost instead, with runs of its own (some minutes on an idle server), and "
         "write it for `sluice simulate --costs`; --prompt-tokens and --concurrency set the largest (512, 16)",
     )
-    group.add_argument("--allow-failures", action="store_true", help="exit 0 even where requests failed")
-    group.add_argument("--quiet", action="store_true", help="show no progress")
 
 
 def make_config(arguments: argparse.Namespace) -> LoadConfig:

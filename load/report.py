@@ -1,6 +1,7 @@
 """The progress of a run, and its report: a table for people, JSON for programs."""
 
 import asyncio
+import csv
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from load.config import LoadConfig
+from load.intervals import latency_samples
 from load.run import Run
 from load.stream import LiveCounts, RequestResult
 from load.summary import Summary
@@ -23,6 +25,9 @@ MAX_EXAMPLE_CHARS = 160
 REDRAW_INTERVAL_S = 0.5
 """Seconds between two drawings, which cost CPU that a server on the same machine could use."""
 LINE_INTERVAL_S = 5.0
+BUSY_CLIENT = 0.8
+"""The share of the run from which on the client's own CPU time may have slowed what it measured."""
+LATENCY_COLUMNS = ("p50", "p90", "p95", "p99", "p99.9", "mean", "max", "samples")
 
 
 async def show_progress(counts: LiveCounts, console: Console) -> None:
@@ -73,26 +78,35 @@ def _progress_line(counts: LiveCounts, rate: _Rate) -> str:
 
 def print_report(run: Run, console: Console) -> None:
     """Print the report: latencies, throughput, goodput and failures."""
-    console.print(_title(run), style="bold", markup=False, highlight=False)
+    console.print(f"\n{title_of(run)}", style="bold", markup=False, highlight=False)
     console.print(_latency_table(run.summary))
-    for line in _lines(run):
+    console.print("")
+    for line in report_lines(run):
         console.print(line, markup=False, highlight=False)
 
 
-def _title(run: Run) -> str:
+def title_of(run: Run) -> str:
+    """Say in a line what was measured, and how."""
     pace, target = run.config.pace, run.config.target
     how = f"{pace.concurrency} at a time"
     if pace.request_rate is not None:
         limit = f", at most {pace.concurrency} in flight" if pace.concurrency else ""
         how = f"{pace.request_rate:g} requests/s ({pace.arrival}{limit})"
-    return f"\n{run.model} at {target.url}, {target.api}, {how}"
+    return f"{run.model} at {target.url}, {target.api}, {how}"
 
 
 def _latency_table(summary: Summary) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("ms")
-    for name in ("p50", "p90", "p99", "mean", "max", "samples"):
+    for name in LATENCY_COLUMNS:
         table.add_column(name, justify="right")
+    for name, figures in latency_rows(summary):
+        table.add_row(name, *figures)
+    return table
+
+
+def latency_rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
+    """Yield a row for each latency: its name, and a text for each of LATENCY_COLUMNS."""
     rows = {
         "TTFT": summary.ttft_ms,
         "ITL": summary.itl_ms,
@@ -101,14 +115,13 @@ def _latency_table(summary: Summary) -> Table:
         "client wait": summary.client_wait_ms,
     }
     for name, d in rows.items():
-        figures = (d.p50, d.p90, d.p99, d.mean, d.max)
-        table.add_row(name, *("-" if each is None else f"{each:,.2f}" for each in figures), str(d.num_samples))
-    return table
+        figures = (d.p50, d.p90, d.p95, d.p99, d.p99_9, d.mean, d.max)
+        yield name, [*("-" if each is None else f"{each:,.2f}" for each in figures), str(d.num_samples)]
 
 
-def _lines(run: Run) -> Iterator[str]:
+def report_lines(run: Run) -> Iterator[str]:
+    """Yield lines on throughput, tokens, goodput, failures, and what this client itself took."""
     s = run.summary
-    yield ""
     yield f"output    {s.output_tokens_per_s:,.0f} tokens/s, {s.requests_per_s:,.2f} requests/s in {s.wall_s:.2f} s"
     output = f"{s.output_tokens:,} output{_tokens_per_event(s)}"
     yield f"tokens    {s.prompt_tokens:,} prompt ({run.prompt_exactness}), {output}"
@@ -120,6 +133,11 @@ def _lines(run: Run) -> Iterator[str]:
     cost_us = run.client_cpu_us_per_event
     cost = "" if cost_us is None else f", {cost_us:.1f} us a token event"
     yield f"client    {run.client_cpu_s:.2f} s of CPU{cost}"
+    if s.wall_s and run.client_cpu_s > BUSY_CLIENT * s.wall_s:
+        yield (
+            f"warning   this client was busy for {run.client_cpu_s / s.wall_s:.0%} of the run: it may have been the "
+            "limit, not the server. Run several clients, or one on another machine"
+        )
 
 
 def _tokens_per_event(summary: Summary) -> str:
@@ -139,7 +157,7 @@ def to_json(run: Run, argv: Sequence[str]) -> bytes:
     config["target"]["headers"] = [name for name, _ in run.config.target.headers]
     document = {
         "tool": "sluice load",
-        "command": shlex.join(["sluice", "load", *_without_secrets(argv)]),
+        "command": shlex.join(["sluice", "load", *shown_command(argv)]),
         "started_at": run.started_at,
         "machine": run.machine,
         "event_loop": run.event_loop,
@@ -150,9 +168,23 @@ def to_json(run: Run, argv: Sequence[str]) -> bytes:
         "client_cpu_s": run.client_cpu_s,
         "client_cpu_us_per_event": run.client_cpu_us_per_event,
         "summary": run.summary,
+        "intervals_ms": {
+            name: dict(zip(("p50", "p99"), samples.intervals((50.0, 99.0)), strict=True))
+            for name, samples in latency_samples(run.results).items()
+        },
         "requests": [_request_row(result) for result in run.results],
     }
     return msgspec.json.format(msgspec.json.encode(document, enc_hook=_encode_path), indent=1)
+
+
+def write_csv(run: Run, path: Path) -> None:
+    """Write a row for each request, in the order in which they ended."""
+    with path.open("w", newline="") as file:
+        rows = [_request_row(result) for result in run.results]
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+        writer.writeheader()
+        for row, result in zip(rows, run.results, strict=True):
+            writer.writerow({**row, "failure": "" if result.failure is None else result.failure.label})
 
 
 def _encode_path(value: object) -> str:
@@ -161,7 +193,8 @@ def _encode_path(value: object) -> str:
     raise NotImplementedError(type(value))
 
 
-def _without_secrets(argv: Sequence[str]) -> Iterator[str]:
+def shown_command(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the arguments without the secrets in them."""
     hide_next = False
     for argument in argv:
         flag, equals, _ = argument.partition("=")

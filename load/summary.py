@@ -18,16 +18,18 @@ class Distribution:
     mean: float | None
     p50: float | None
     p90: float | None
+    p95: float | None
     p99: float | None
+    p99_9: float | None
     max: float | None
 
     @classmethod
     def of_seconds(cls, samples: Iterable[float]) -> "Distribution":
         values = np.fromiter(samples, dtype=np.float64) * 1e3
         if not values.size:
-            return cls(0, None, None, None, None, None)
-        p50, p90, p99 = np.percentile(values, (50, 90, 99)).tolist()
-        return cls(int(values.size), float(values.mean()), p50, p90, p99, float(values.max()))
+            return cls(0, None, None, None, None, None, None, None)
+        p50, p90, p95, p99, p99_9 = np.percentile(values, (50, 90, 95, 99, 99.9)).tolist()
+        return cls(int(values.size), float(values.mean()), p50, p90, p95, p99, p99_9, float(values.max()))
 
 
 @dataclass(frozen=True, slots=True)

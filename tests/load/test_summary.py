@@ -38,7 +38,7 @@ def test_percentiles_of_one_to_a_hundred_milliseconds() -> None:
 
 
 def test_an_empty_sample_has_no_figures() -> None:
-    assert Distribution.of_seconds([]) == Distribution(0, None, None, None, None, None)
+    assert Distribution.of_seconds([]) == Distribution(0, *(None,) * 7)
 
 
 def test_figures_of_two_requests() -> None:

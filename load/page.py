@@ -1,0 +1,84 @@
+"""The report of a run as one HTML file: figures with their intervals and plots, without anything from elsewhere."""
+
+import shlex
+from collections.abc import Sequence
+
+import numpy as np
+
+from load.intervals import Floats, Interval, Samples, latency_samples
+from load.report import latency_rows, report_lines, shown_command, title_of
+from load.run import Run
+from load.stream import RequestResult
+from sluice.plots import Line, line_plot, render_report
+
+_NUM_POINTS = 120
+_BLUE, _RED, _GREEN, _YELLOW = "#4477aa", "#cc6677", "#228833", "#b8860b"
+_COLORS = {"TTFT": _BLUE, "ITL": _RED, "TPOT": _GREEN, "E2E": _YELLOW}
+_INTERVALS = (50.0, 99.0)
+
+
+def render_page(run: Run, argv: Sequence[str]) -> str:
+    """Return the page."""
+    samples = latency_samples(run.results)
+    lines = (shlex.join(["sluice", "load", *shown_command(argv)]), *report_lines(run))
+    machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
+    tables = (_latencies(run, samples),)
+    return render_report(title_of(run), (*lines, machine), tables, _plots(run, samples))
+
+
+def _latencies(run: Run, samples: dict[str, Samples]) -> str:
+    names = ("p50", "p90", "p95", "p99", "p99.9", "mean", "max", "samples", "p50, 95 % sure", "p99, 95 % sure")
+    rows = ["<tr><th>ms</th>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"]
+    for label, figures in latency_rows(run.summary):
+        found = samples[label].intervals(_INTERVALS) if label in samples else (None, None)
+        cells = "".join(f"<td>{cell}</td>" for cell in (*figures, *map(_interval, found)))
+        rows.append(f"<tr><td>{label}</td>{cells}</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _interval(interval: Interval | None) -> str:
+    return "" if interval is None else f"{interval.low:,.2f} to {interval.high:,.2f}"
+
+
+def _plots(run: Run, samples: dict[str, Samples]) -> list[str]:
+    served = [result for result in run.results if result.is_ok]
+    if not served:
+        return ["<p>No request was served.</p>"]
+    begin_s = min(result.intended_s for result in run.results)
+    end_s = max(result.ended_s for result in run.results)
+    edges = np.linspace(0.0, max(end_s - begin_s, 1e-9), _NUM_POINTS + 1)
+    middle = ((edges[1:] + edges[:-1]) / 2).tolist()
+    parts = np.linspace(0.0, 100.0, _NUM_POINTS)
+    by_percentile = {
+        name: Line(name, _COLORS[name], parts.tolist(), np.percentile(each.values, parts).tolist())
+        for name, each in samples.items()
+    }
+    plots = [
+        line_plot(f"{' and '.join(names)} in ms by percentile", lines, "%")
+        for names in (("TTFT", "E2E"), ("ITL", "TPOT"))
+        if (lines := [by_percentile[name] for name in names if name in by_percentile])
+    ]
+    events = np.concatenate([np.asarray(result.event_times_s) for result in served]) - begin_s
+    rate = _per_second(events, edges)
+    plots.append(line_plot("Token events a second", [Line("events", _BLUE, middle, rate)], "s"))
+    sent = np.array([result.started_s for result in run.results]) - begin_s
+    ended = np.array([result.ended_s for result in run.results]) - begin_s
+    in_flight = np.cumsum(np.histogram(sent, edges)[0] - np.histogram(ended, edges)[0])
+    plots.append(line_plot("Requests in flight", [Line("in flight", _BLUE, middle, in_flight.tolist())], "s"))
+    rates = [
+        Line("sent", _BLUE, middle, _per_second(sent, edges)),
+        Line("ended", _RED, middle, _per_second(ended, edges)),
+    ]
+    plots.append(line_plot("Requests a second", rates, "s"))
+    plots.append(line_plot("TTFT in ms by the time of the intended send", [_ttft_by_time(served, begin_s)], "s"))
+    return plots
+
+
+def _per_second(moments: Floats, edges: Floats) -> list[float]:
+    counts = np.histogram(moments, edges)[0] / (edges[1] - edges[0])
+    return [float(count) for count in counts]
+
+
+def _ttft_by_time(served: list[RequestResult], begin_s: float) -> Line:
+    points = sorted((result.intended_s - begin_s, (result.ttft_s or 0.0) * 1e3) for result in served)
+    return Line("TTFT", _BLUE, [at for at, _ in points], [ms for _, ms in points])
