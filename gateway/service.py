@@ -9,6 +9,7 @@ from gateway.adapters import RuntimeAdapters
 from gateway.calls import CallLog, answer_scope, is_visible, keeps_answers, note_model
 from gateway.health import Phase, ProbeResult, ServerHealth
 from gateway.ledger.ledger import CallLedger
+from gateway.live_requests import LiveRequests
 from gateway.quotas.store import QuotaStore
 from gateway.routing import RouteTable
 from gateway.streams.store import StreamStore
@@ -82,6 +83,7 @@ class InferenceService:
         self.library = library
         self.takes_model_files = takes_model_files
         self.adapters = RuntimeAdapters(self._language_models, is_allowed=allows_lora_updates)
+        self.live = LiveRequests(self._language_models)
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
         self.quotas: QuotaStore | None = None

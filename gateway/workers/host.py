@@ -8,11 +8,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
+from gateway.live_requests import LiveRequest
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.workers.answering import ForwardedServer
@@ -65,6 +67,7 @@ class WorkerPool(Collector):
         self._registry = SummedRegistry(service.metrics.registry, self._counts)
         service.metrics.registry.register(self)
         service.notices.append(self._problem)
+        service.live.elsewhere = self
 
     async def start(self) -> None:
         """Take requests from now on, and start the workers."""
@@ -131,6 +134,27 @@ class WorkerPool(Collector):
     def _problem(self) -> str:
         missing = [each.number for each in self._slots if not each.is_serving]
         return f"HTTP worker {', '.join(map(str, missing))} is not there; the host answers for it" if missing else ""
+
+    # --- open generations ---
+
+    async def list_requests(self) -> list[LiveRequest]:
+        """Return the open generations of the workers, those of one that does not answer in time left out."""
+        return (await self._ask_requests())[0]
+
+    async def cancel_requests(self, id_: str) -> int:
+        """End the generations of that id in the workers. Returns how many there were."""
+        return (await self._ask_requests(id_))[1]
+
+    async def _ask_requests(self, cancel: str = "") -> tuple[list[LiveRequest], int]:
+        found: list[LiveRequest] = []
+        num_cancelled = 0
+        workers = [(slot.number, worker) for slot in self._slots for worker in slot.workers()]
+        answers = await asyncio.gather(*(worker.ask_requests(_COUNTS_S, cancel) for _, worker in workers))
+        for (number, _), answer in zip(workers, answers, strict=True):
+            if answer is not None:
+                found += [msgspec.structs.replace(each, worker=number) for each in answer.open]
+                num_cancelled += answer.num_cancelled
+        return found, num_cancelled
 
     # --- shutdown ---
 

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from gateway.live_requests import LiveRequest
 from gateway.quotas.account import Charge, Party
 from pipelines.llm.sharing import SharedModel
 
@@ -88,6 +89,21 @@ class Counts(msgspec.Struct, tag=True, frozen=True):
     families: list[Family]
 
 
+class AskRequests(msgspec.Struct, tag=True, frozen=True):
+    """Ask a worker for its open generations. Those of the id `cancel` end first, where it is not empty."""
+
+    number: int
+    cancel: str = ""
+
+
+class Requests(msgspec.Struct, tag=True, frozen=True):
+    """The answer to `AskRequests`: the open generations, and how many were cancelled."""
+
+    number: int
+    open: list[LiveRequest]
+    num_cancelled: int
+
+
 class Linked(msgspec.Struct, tag=True, frozen=True):
     """The models that a worker uses, by id, and those to whose engine it attaches now. It uses no others any more."""
 
@@ -148,7 +164,7 @@ class Settle(msgspec.Struct, tag=True, frozen=True):
     money: int
 
 
-ToWorker = Welcome | Served | Drain | AskCounts | Decision
-ToHost = Counts | Linked | Reserve | Settle
+ToWorker = Welcome | Served | Drain | AskCounts | AskRequests | Decision
+ToHost = Counts | Requests | Linked | Reserve | Settle
 OfRequest = Begin | Piece
 OfAnswer = Start | Piece

@@ -12,7 +12,19 @@ from time import monotonic
 import msgspec
 
 from gateway.workers.counts import WorkerCounts
-from gateway.workers.messages import AskCounts, Counts, Drain, Linked, Reserve, Served, Settle, ToHost, Welcome
+from gateway.workers.messages import (
+    AskCounts,
+    AskRequests,
+    Counts,
+    Drain,
+    Linked,
+    Requests,
+    Reserve,
+    Served,
+    Settle,
+    ToHost,
+    Welcome,
+)
 from gateway.workers.quotas import QuotaDesk
 from gateway.workers.wire import Wire
 from pipelines.llm.model import LlmModel
@@ -41,7 +53,7 @@ class WorkerProcess:
         self._served: frozenset[str] = frozenset()
         self._stays: dict[str, ExitStack] = {}
         """The models whose engine it may use, by id, each kept from closing."""
-        self._answers: dict[int, asyncio.Future[None]] = {}
+        self._answers: dict[int, asyncio.Future[Requests | None]] = {}
         self._numbers = itertools.count(1)
         self._linked: frozenset[str] = frozenset()
         self.is_linked = asyncio.Event()
@@ -93,11 +105,18 @@ class WorkerProcess:
 
     async def ask_counts(self, timeout_s: float) -> None:
         """Have it say now what it has counted. One that does not within `timeout_s` has said so before."""
-        number = next(self._numbers)
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._send(AskCounts(number))
+        await self._ask(AskCounts(next(self._numbers)), timeout_s)
+
+    async def ask_requests(self, timeout_s: float, cancel: str = "") -> Requests | None:
+        """Return its open generations, where it says them within `timeout_s`. Those of the id `cancel` end first."""
+        return await self._ask(AskRequests(next(self._numbers), cancel), timeout_s)
+
+    async def _ask(self, question: AskCounts | AskRequests, timeout_s: float) -> Requests | None:
+        answer = self._answers[question.number] = asyncio.get_running_loop().create_future()
+        self._send(question)
         await asyncio.wait((answer,), timeout=timeout_s)
-        self._answers.pop(number, None)
+        self._answers.pop(question.number, None)
+        return answer.result() if answer.done() else None
 
     def kill(self) -> None:
         """End it now."""
@@ -136,9 +155,9 @@ class WorkerProcess:
         match message:
             case Counts(number, families):
                 self._counts.keep(self.id, families)
-                answer = self._answers.get(number)
-                if answer is not None and not answer.done():
-                    answer.set_result(None)
+                self._answer(number, None)
+            case Requests(number):
+                self._answer(number, message)
             case Linked(ids, attaching):
                 self._linked = frozenset(ids)
                 self._release(self._stays.keys() - self._served - self._linked - set(attaching))
@@ -148,6 +167,11 @@ class WorkerProcess:
                 link.send(await self._desk.reserve(message))
             case Settle():
                 self._desk.settle(message)
+
+    def _answer(self, number: int, found: Requests | None) -> None:
+        answer = self._answers.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(found)
 
     def _release(self, ids: Iterable[str]) -> None:
         for id_ in list(ids):

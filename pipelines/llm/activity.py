@@ -1,6 +1,6 @@
 """What a language model does now and has done: its open generations, and the lengths of its answers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -39,6 +39,11 @@ class TextActivity:
         finally:
             del self._streams[number]
             generation.cancel()
+
+    @property
+    def generations(self) -> Mapping[int, GenerationStream]:
+        """The open generations, by a number that no other process has and that stays where one moves."""
+        return self._streams
 
     def count_answer(self, num_prompt: int, num_output: int) -> None:
         """Count an answered request and its lengths in tokens."""

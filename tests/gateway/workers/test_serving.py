@@ -176,6 +176,22 @@ async def test_metrics_are_sums(shared: ServerProcess) -> None:
     assert before["sluice_http_workers"] == 2
 
 
+async def test_open_requests_of_workers_are_listed_and_cancelled(shared: ServerProcess) -> None:
+    body = {**PROMPT, "max_tokens": 30_000, "stream": True}
+    async with httpx.AsyncClient(base_url=shared.base_url, timeout=PATIENCE_S) as client:
+        streams = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(4)]
+        rows: list[dict[str, Any]] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(rows) < 4 or any(each["state"] == "waiting" for each in rows):
+                rows = (await client.get("/v1/admin/requests")).json()["data"]
+        assert {each["worker"] for each in rows} <= {1, 2}
+        for each in rows:
+            answer = await client.post(f"/v1/admin/requests/{each['id']}/cancel")
+            assert answer.json()["num_cancelled"] == 1
+        ends = [each.text for each in await asyncio.gather(*streams)]
+    assert all("the request was cancelled by an administrator" in each for each in ends)
+
+
 # --- what happens when processes end ---
 
 
