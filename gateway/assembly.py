@@ -39,6 +39,7 @@ from gateway.quotas.observer import QuotaObserver
 from gateway.quotas.store import MemoryQuotas, QuotaStore
 from gateway.service import InferenceService
 from gateway.telemetry.engine import EngineCollector
+from gateway.telemetry.event_loop import EventLoopMonitor
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
 from gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
@@ -130,6 +131,14 @@ def make_service(config: ServeConfig, choose_socket: Callable[[], Path | None] =
     write_logs(service, config.ledger)
     limit_use(service, open_quotas(config.quotas), config.quotas.default_limits, prices)
     return service
+
+
+def watch_event_loop(service: InferenceService, process: str) -> None:
+    """Measure the running event loop, which is that of `process`, until the service closes."""
+    monitor = EventLoopMonitor(process)
+    monitor.start()
+    service.metrics.registry.register(monitor)
+    service.close_last(monitor.close)
 
 
 def watch_replicas(service: InferenceService, scale_wait_target_s: float) -> None:

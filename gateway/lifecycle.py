@@ -240,11 +240,12 @@ class GatewayServer:
 
     async def _open(self) -> "InferenceService":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
-        from gateway.assembly import make_grpc_server, make_http_application, make_service
+        from gateway.assembly import make_grpc_server, make_http_application, make_service, watch_event_loop
         from gateway.batches.service import BatchService
 
         service = make_service(self._config, self._choose_socket)
         self._service = service
+        watch_event_loop(service, "gateway")
         await service.calls.access.ring.start()
         if not service.calls.access.is_enforced and not is_loopback(self._listeners.http[0]):
             log.warning("listening on %s without an API key: whoever reaches it may use it", self._config.http.host)

@@ -80,6 +80,7 @@ TOWER = (
     "gateway.workers",
     "gateway.lifecycle",
     "cli",
+    "cli.live",
     "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.rag cli.repository cli.simulate cli.smoke cli.usage",
     "load",
 )

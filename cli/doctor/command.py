@@ -9,14 +9,17 @@ from rich.console import Console
 
 from cli.doctor.facts import MachineFacts
 from cli.doctor.findings import DoctorFinding, Severity, findings_json, print_findings
+from cli.doctor.live import diagnose
 from cli.doctor.machine import read_machine
 from cli.doctor.machine_checks import check_machine
 from cli.doctor.model_checks import ServingOptions, check_model
 from cli.doctor.models import read_model
 from cli.doctor.targets import ModelTarget, find_targets
+from cli.live.server import RunningServer, ServerError
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RuntimeChoice, choose_runtime
-from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, argument_type, integer
+from gateway.options.config import read_client_options
+from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer, seconds
 from sluice.errors import SluiceError
 
 _OVERVIEW = """\
@@ -24,6 +27,9 @@ Check this machine, its libraries and the models to be served. The report lists 
 badly, and what to do. Nothing is loaded, changed or downloaded.
 
 Without a MODEL only the machine is checked: processor, memory, disk, ports, GPUs, driver, CUDA, libraries.
+
+With --live URL a running server is watched for some seconds instead, and the report says what bounds it (its queue, the
+KV cache, prefill, compute, the gateway, an instance of a model, a quota, a lost replica) and which option to turn.
 """
 
 _EPILOG = """\
@@ -32,18 +38,23 @@ examples:
   sluice doctor /models/llama-3.1-8b                     check whether this model runs here, and on which runtime
   sluice doctor /models/llama-3.1-70b --tensor-parallel-size 4 --runtime tensorrt_llm
   sluice doctor /model-repository                        check every language model of a repository
+  sluice doctor --live http://127.0.0.1:8000             what bounds this running server?
+  sluice doctor --live http://10.0.0.7:8000 --seconds 30 --json
   sluice doctor --json | jq '.findings[] | select(.level == "fail")'
 
 Memory is estimated from the size of the weights' files, two GiB of each GPU for the runtime, and the KV cache in what
 is left.
 
-Exit codes: 0 where all will work, 1 where something will not, 2 for a bad option or a MODEL that is none.
+Exit codes: 0 where all will work, 1 where something will not, 2 for a bad option or a MODEL that is none. With --live:
+1 for a server that cannot be asked, takes no requests or has lost an engine, 0 for all else.
 """
 
 
 def command(argv: list[str]) -> int:
     """Check this machine, its libraries and models, and report what will not work and what to do."""
     arguments = parse_arguments(argv)
+    if arguments.live is not None:
+        return _diagnose(arguments)
     try:
         targets = [target for path in arguments.models for target in find_targets(path, _engine_config(arguments))]
         findings = list(_check(arguments, targets))
@@ -55,6 +66,23 @@ def command(argv: list[str]) -> int:
     else:
         print_findings(findings, Console())
     return FAILED if any(finding.level is Severity.FAIL for finding in findings) else 0
+
+
+def _diagnose(arguments: argparse.Namespace) -> int:
+    """Judge a running server."""
+    given = {"--url": arguments.live, "--api-key": arguments.api_key}
+    try:
+        if arguments.models:
+            raise OptionError("--live watches a server: leave MODEL out")
+        options = read_client_options({flag: value for flag, value in given.items() if value is not None})
+        server = RunningServer(options.url, options.api_key, arguments.metrics_url)
+        return diagnose(server, arguments.seconds, is_json=arguments.json)
+    except OptionError as error:
+        sys.stderr.write(f"sluice doctor: error: {error}\n")
+        return USAGE_ERROR
+    except ServerError as error:
+        sys.stderr.write(f"sluice doctor: error: {error}\n")
+        return FAILED
 
 
 def _engine_config(arguments: argparse.Namespace) -> EngineConfig:
@@ -130,10 +158,30 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
         default=Runtime.AUTO,
         help="runtime that is to serve the models. Default: auto",
     )
+    _add_live(parser)
     _add_sizes(parser)
     _add_addresses(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON object to standard output")
     return parser.parse_args(argv)
+
+
+def _add_live(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a running server")
+    group.add_argument("--live", metavar="URL", help="watch the server at this address, and say what bounds it")
+    group.add_argument(
+        "--seconds",
+        type=argument_type(seconds(0.1)),
+        default=5.0,
+        metavar="SECONDS",
+        help="how long it is watched. Default: 5",
+    )
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="a key of the groups metrics and inference, where the server asks for one. Better set SLUICE_API_KEY: "
+        "every user of the machine can read a command line",
+    )
+    group.add_argument("--metrics-url", metavar="URL", help="address of its metrics. Default: as the server says")
 
 
 def _add_sizes(parser: argparse.ArgumentParser) -> None:

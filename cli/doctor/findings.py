@@ -54,6 +54,12 @@ _STYLES = {Severity.OK: "green", Severity.NOTE: "cyan", Severity.WARN: "yellow",
 
 def print_findings(findings: Sequence[DoctorFinding], console: Console) -> None:
     """Print a line for each finding, its remedy below it, and the verdict last."""
+    print_table(findings, console)
+    console.print(_verdict(findings), highlight=False)
+
+
+def print_table(findings: Sequence[DoctorFinding], console: Console) -> None:
+    """Print a line for each finding, and its remedy below it."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, max_width=28)
@@ -64,7 +70,6 @@ def print_findings(findings: Sequence[DoctorFinding], console: Console) -> None:
         if finding.remedy:
             table.add_row("", "", f"[{style}]do:[/] {escape(finding.remedy)}")
     console.print(table)
-    console.print(_verdict(findings), highlight=False)
 
 
 def findings_json(findings: Iterable[DoctorFinding]) -> bytes:

@@ -40,6 +40,11 @@ _GAUGES: tuple[tuple[str, str, Stat], ...] = (
         "How long a request that came now is thought to wait.",
         lambda s: s.predicted_wait_s,
     ),
+    (
+        "sluice_engine_prefill_tokens_per_second",
+        "Prompt tokens that an engine computes in a second beside what runs; 0 before it has learned that.",
+        lambda s: s.prefill_tokens_per_s,
+    ),
 )
 _COUNTERS: tuple[tuple[str, str, Stat], ...] = (
     ("sluice_engine_steps", "Steps that the engine ran.", lambda s: s.steps_total),

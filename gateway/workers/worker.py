@@ -6,6 +6,7 @@ import socket
 from contextlib import suppress
 from math import inf
 
+from gateway.assembly import watch_event_loop
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.options.config import ServeConfig
@@ -35,6 +36,7 @@ class Worker:
         """`link` is the one to the host, `number` this worker's own, `host_socket` takes forwarded requests."""
         self._link = link
         self._config = config
+        self._number = number
         self._quotas = HostQuotas(link.send)
         self._service = make_worker_service(own_config(config, number), self._quotas)
         self._models = LinkedModels(self._service, config, link.send)
@@ -43,6 +45,7 @@ class Worker:
 
     async def run(self, listener: socket.socket) -> None:
         """Serve the port until the host wants an end, or is lost."""
+        watch_event_loop(self._service, f"worker-{self._number}")
         await self._service.calls.access.ring.start()
         await self._service.repository.start()
         self._service.begin_serving()

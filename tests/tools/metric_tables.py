@@ -22,6 +22,7 @@ from gateway.streams.metrics import COUNTERS, StreamCollector
 from gateway.streams.store import SharedStore, StreamLimits, StreamStore
 from gateway.telemetry import trt_llm
 from gateway.telemetry.engine import EngineCollector, ServedModels
+from gateway.telemetry.event_loop import EventLoopMonitor
 from gateway.telemetry.machine import GpuProcess, GpuSample, process_memory
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import InferenceCollector
@@ -154,6 +155,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics-batches": _batches,
     "metrics-ledger": _ledger,
     "metrics-quotas": _quotas,
+    "metrics-event-loop": lambda: _table(EventLoopMonitor("").collect(), _labels),
     "metrics-workers": lambda: _table(worker_families(0, 0), _labels),
     "metrics-routes": _routes,
     "metrics-streams": _streams,

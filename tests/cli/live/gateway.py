@@ -1,0 +1,161 @@
+"""A whole gateway on a thread of the test, over engines whose runner has no model and takes the time that it is told.
+
+Requests are sent by the gateway's own clients over HTTP, and commands look at it by its URL.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from starlette.types import ASGIApp
+
+from engine.client.base import EngineClient
+from engine.config import EngineConfig
+from engine.fleet.client import FleetClient
+from engine.fleet.replica import Replica
+from engine.runners.base import FloatArray, StepBatch
+from gateway.assembly import make_service, watch_event_loop
+from gateway.http.app import create_app, create_metrics_app
+from gateway.http.server import HttpServer
+from gateway.listeners import listen, listener_url
+from gateway.options.config import ServeConfig
+from gateway.service import InferenceService
+from tests.engine.fake_runner import EchoRunner
+from tests.engine.in_process_client import InProcessEngineClient
+from tests.gateway.repositories import llm_model
+from tests.paths import RILL_TOKENIZER
+
+T = TypeVar("T")
+MODEL = "rill"
+PATIENCE_S = 30.0
+
+
+class PacedRunner(EchoRunner):
+    """An echo that takes time, for each step and for each token."""
+
+    def __init__(self, step_s: float = 0.0, token_s: float = 0.0, num_blocks: int = 256) -> None:
+        super().__init__(num_blocks=num_blocks)
+        self._step_s = step_s
+        self._token_s = token_s
+
+    def run(self, batch: StepBatch) -> FloatArray:
+        time.sleep(self._step_s + self._token_s * len(batch.token_ids))
+        return super().run(batch)
+
+
+@dataclass
+class LiveGateway:
+    """A running gateway, and clients of it whose answers come later."""
+
+    url: str
+    metrics_url: str
+    service: InferenceService
+    engines: list[EngineClient]
+    _loop: asyncio.AbstractEventLoop
+    _client: httpx.Client
+    _pool: ThreadPoolExecutor
+    is_over: bool = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, run on the gateway's event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
+
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> "Future[httpx.Response]":
+        return self._pool.submit(self._client.post, path, json=body, headers=headers)
+
+    def complete(self, prompt: Sequence[int] = (5, 6), max_tokens: int = 8, **fields: Any) -> "Future[httpx.Response]":
+        body = {"model": MODEL, "prompt": list(prompt), "max_tokens": max_tokens, "ignore_eos": True, **fields}
+        return self.post("/v1/completions", body)
+
+    def keep_asking(self, num_clients: int, ask: Callable[[], "Future[httpx.Response]"]) -> None:
+        """Have clients ask again and again until the gateway ends."""
+
+        def repeat() -> None:
+            while not self.is_over:
+                try:
+                    ask().result(PATIENCE_S)
+                except (httpx.HTTPError, RuntimeError):
+                    return
+
+        for _ in range(num_clients):
+            threading.Thread(target=repeat, daemon=True).start()
+
+    def wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Look, on the event loop, until something is so."""
+
+        async def look() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while not is_so():
+                    await asyncio.sleep(0.01)
+
+        self.run(look())
+
+
+@contextmanager
+def live_gateway(
+    folder: Path,
+    *runners: PacedRunner,
+    engine: EngineConfig | None = None,
+    config: ServeConfig | None = None,
+    patience_s: float = PATIENCE_S,
+) -> Iterator[LiveGateway]:
+    """Serve the model by an engine for each of the runners. What the gateway keeps lies in `folder`."""
+    ready, over = threading.Event(), threading.Event()
+    started: list[LiveGateway] = []
+    given = config or ServeConfig()
+    own = replace(given, batches=replace(given.batches, state_path=str(folder / "state")))
+    own = replace(own, rag=replace(own.rag, store=str(folder / "rag.sqlite")))
+
+    async def serve() -> None:
+        service = make_service(own)
+        watch_event_loop(service, "gateway")
+        await service.calls.access.ring.start()
+        settings = engine or EngineConfig(model_path="none")
+        engines: list[EngineClient] = [InProcessEngineClient(settings, each) for each in runners]
+        fleet = FleetClient(settings, [Replica(str(number), each) for number, each in enumerate(engines)])
+        chosen: Any = fleet if len(engines) > 1 else engines[0]
+        await chosen.start()
+        service.repository.add(llm_model(MODEL, RILL_TOKENIZER, chosen, service.metrics))
+        await service.repository.start(own.repository.load)
+        service.begin_serving()
+        listeners = [listen("127.0.0.1", 0, flag) for flag in ("--http-port", "--metrics-port")]
+        port = listeners[1].getsockname()[1]
+        apps: list[ASGIApp] = [create_app(service, own, port), create_metrics_app(service.metrics, service.calls)]
+        servers = [HttpServer(app, each) for app, each in zip(apps, listeners, strict=True)]
+        for server in servers:
+            server.start()
+        urls = [listener_url(each) for each in listeners]
+        with (
+            ThreadPoolExecutor(64) as pool,
+            httpx.Client(base_url=urls[0], timeout=PATIENCE_S, limits=httpx.Limits(max_connections=None)) as client,
+        ):
+            loop = asyncio.get_running_loop()
+            running = LiveGateway(urls[0], f"{urls[1]}/metrics", service, engines, loop, client, pool)
+            started.append(running)
+            ready.set()
+            await asyncio.to_thread(over.wait)
+            running.is_over = True
+            for server in servers:
+                await server.stop(0)
+            await service.close()
+            for each in engines:
+                await each.stop()
+            for listener in listeners:
+                listener.close()
+            await asyncio.to_thread(pool.shutdown, cancel_futures=True)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(patience_s)
+        yield started[0]
+    finally:
+        over.set()
+        thread.join(PATIENCE_S)
