@@ -75,7 +75,7 @@ def _bound(kind: BoundKind, subject: str, text: str, remedy: str, level: Severit
 
 def _judge_health(seen: Observation) -> Iterator[LiveFinding]:
     if seen.health.reason:
-        remedy = "the log says why (sluice logs); requests get 503 until then"
+        remedy = "the log says why; requests get 503 until then"
         yield _bound(BoundKind.UNREADY, _SERVER, f"it takes no requests: {seen.health.reason}", remedy, Severity.FAIL)
     for text in seen.health.degraded:
         if "replica" in text:
@@ -91,7 +91,7 @@ def _judge_health(seen: Observation) -> Iterator[LiveFinding]:
     for model, count in seen.change.increases("model", "sluice_engine_poisoned_requests_total").items():
         if count:
             text = f"{count:.0f} requests failed because engines crashed on them"
-            yield _bound(BoundKind.ENGINE_LOST, model, text, "the log names them (sluice logs --level error)")
+            yield _bound(BoundKind.ENGINE_LOST, model, text, "the log names them, at level error")
 
 
 def _judge_gateway(seen: Observation) -> Iterator[LiveFinding]:
