@@ -15,13 +15,13 @@ LATE_S = 0.05
 PREFILL_SHARE = 0.5
 """The share of an engine's time that goes to prompts from which on prefill is the bound."""
 PREFILL_TOKENS_SHARE = 0.95
-"""That share by tokens, for an engine that does not know how fast it computes prompts."""
+"""The same share counted by tokens, for an engine that does not know how fast it computes prompts."""
 NEAR_LIMIT = 0.9
 _SERVER, _GATEWAY = "server", "gateway"
 
 
 class BoundKind(StrEnum):
-    """What can bound a server, the gravest first: in this order findings are told."""
+    """Names what can bound a server, the gravest first. Findings are told in this order."""
 
     UNREADY = "unready"
     REPLICA_LOST = "replica_lost"

@@ -30,10 +30,6 @@ class Scrape:
                 sums[dict(found).get(label, "")] += value
         return dict(sums)
 
-    def has(self, name: str) -> bool:
-        """Whether the page has samples of that name."""
-        return name in self.samples
-
 
 def parse_scrape(text: str, at: float) -> Scrape:
     """Parse a page in Prometheus' text format. Raises ValueError for what is none."""

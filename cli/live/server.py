@@ -26,7 +26,7 @@ class ServerError(Exception):
 
 @dataclass(frozen=True)
 class Health:
-    """What /health says. `reason` is why the server takes no requests, "" where it does."""
+    """The answer of /health. `reason` says why the server takes no requests; it is "" where it does."""
 
     reason: str = ""
     degraded: list[str] = field(default_factory=list)
@@ -72,22 +72,10 @@ class RunningServer:
             overview = _read_object(await self._ask("GET", f"{self.url}/"), self.url)
             if overview.get("name") != "Sluice":
                 raise ServerError(f"{self.url} is no server of Sluice")
-            place = overview.get("metrics")
-            if not isinstance(place, Mapping):
+            self._metrics_url = find_metrics(self.url, overview)
+            if not self._metrics_url:
                 raise ServerError(f"{self.url} has no metrics (--allow-metrics=false), by which it is judged")
-            self._metrics_url = str(httpx.URL(self.url).copy_with(port=place["port"], path=place["path"]))
         return self._metrics_url
-
-    async def requests(self) -> tuple[list[dict[str, Any]], int]:
-        """Return the open requests, the oldest first, and how many there are in all."""
-        body = _read_object(await self._ask("GET", f"{self.url}/v1/admin/requests"), self.url)
-        return list(body["data"]), int(body["total"])
-
-    async def cancel(self, id_: str) -> int:
-        """End an open request. Returns how many generations that were; 0 for one that has ended."""
-        url = f"{self.url}/v1/admin/requests/{id_}/cancel"
-        answer = await self._ask("POST", url, allowed=(404,))
-        return int(_read_object(answer, self.url).get("num_cancelled", 0))
 
     async def model_config(self, name: str) -> dict[str, Any]:
         """Return a model's configuration, completed by the server."""
@@ -108,6 +96,14 @@ class RunningServer:
             text = f"{url}: {_message(answer)}; a key is given by --api-key or SLUICE_API_KEY"
             raise ServerError(text, is_refusal=True)
         raise ServerError(f"{url} answered with status {answer.status_code}: {_message(answer)}")
+
+
+def find_metrics(url: str, overview: Mapping[str, Any]) -> str:
+    """Return the address of the metrics page, by what the server at `url` says of itself at `/`; "" for none."""
+    place = overview.get("metrics")
+    if not isinstance(place, Mapping):
+        return ""
+    return str(httpx.URL(url).copy_with(scheme="http", port=place["port"], path=place["path"]))
 
 
 def _read_object(answer: httpx.Response, url: str) -> dict[str, Any]:

@@ -36,7 +36,6 @@ A check is skipped, with the reason, where the deployment has nothing for it: no
 Exit codes: 0 when no check failed, 1 when one did, 2 for a bad option.
 """
 _GRPC_PORT = 8001
-_METRICS_PORT = 8002
 _NONE = "none"
 _NAME_CHARS = 24
 _MODELS = "models"
@@ -59,7 +58,7 @@ _STYLES = {CheckOutcome.OK: "green", CheckOutcome.SKIPPED: "yellow", CheckOutcom
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check saw, in words, and how long it took."""
+    """The result of one check: what it saw, in words, and how long it took."""
 
     name: str
     outcome: CheckOutcome
@@ -91,7 +90,8 @@ async def _examine(target: "SmokeTarget", only: str, console: Console) -> list[C
     from cli.smoke.deployment import Deployment
 
     results = []
-    console.print(f"{target.url}, gRPC {target.grpc or _NONE}, metrics {target.metrics_url or _NONE}")
+    metrics = "as it says" if target.metrics_url is None else target.metrics_url or _NONE
+    console.print(f"{target.url}, gRPC {target.grpc or _NONE}, metrics {metrics}")
     async with Deployment(target) as deployment:
         for name, check in _list_checks():
             if only not in name and name != _MODELS:
@@ -171,7 +171,7 @@ def _parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--metrics",
         metavar="URL",
-        help=f"the page of metrics, or none. Default: the URL's host, port {_METRICS_PORT}, /metrics",
+        help="the page of metrics, or none. Default: at the URL's host, at the port that the server says",
     )
     parser.add_argument("--model", default="", metavar="NAME", help="the language model to ask. Default: the first")
     parser.add_argument(
@@ -196,13 +196,10 @@ def _read_target(arguments: argparse.Namespace) -> "SmokeTarget":
 
     host = urlsplit(client.url).hostname or ""
     host = f"[{host}]" if ":" in host else host
-    grpc, metrics = (
-        arguments.grpc or f"{host}:{_GRPC_PORT}",
-        arguments.metrics or f"http://{host}:{_METRICS_PORT}/metrics",
-    )
+    grpc, metrics = arguments.grpc or f"{host}:{_GRPC_PORT}", arguments.metrics
     if grpc != _NONE and ":" not in grpc:
         raise OptionError(f"--grpc: expected HOST:PORT or none, got {grpc!r}")
-    if metrics != _NONE and not metrics.startswith(("http://", "https://")):
+    if metrics not in (None, _NONE) and not metrics.startswith(("http://", "https://")):
         raise OptionError(f"--metrics: expected a URL that begins with http:// or https://, or none, got {metrics!r}")
     return SmokeTarget(
         client.url,

@@ -3,15 +3,17 @@
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any, NoReturn, Self
 from urllib.parse import quote, urlsplit
 
 import httpx
 import orjson
-from prometheus_client.parser import text_string_to_metric_families
 
+from cli.live.scrape import Scrape, parse_scrape
+from cli.live.server import find_metrics
 from cli.sse import DONE, SseEvent, parse_events
-from cli.terminal import shorten_line, strip_control
+from cli.terminal import shorten_line
 
 JsonObject = dict[str, Any]
 _CONNECT_S = 10.0
@@ -28,11 +30,12 @@ class SmokeSkippedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SmokeTarget:
-    """Where the deployment answers. `grpc` and `metrics_url` are "" where they are not to be examined."""
+    """The addresses of the deployment. `grpc` and `metrics_url` are "" where they are not to be examined."""
 
     url: str
     grpc: str
-    metrics_url: str
+    metrics_url: str | None
+    """None: the server says at which port its metrics are."""
     api_key: str | None = None
     model: str = ""
     """The language model to ask; "" for the first that there is."""
@@ -49,6 +52,7 @@ class Deployment:
         """A model that generates text; "" before `find_models` and where there is none."""
         self.encoder = ""
         """A model that makes vectors of texts; "" where there is none."""
+        self._metrics_url = target.metrics_url
         headers = {} if target.api_key is None else {"authorization": f"Bearer {target.api_key}"}
         self._http = httpx.AsyncClient(
             headers=headers,
@@ -148,23 +152,20 @@ class Deployment:
                 if line:
                     yield orjson.loads(line)
 
-    async def counters(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """Return the metrics' samples by name and sorted labels. Raises SmokeSkippedError without their address."""
-        url = self.target.metrics_url
+    async def scrape(self) -> Scrape:
+        """Read the metrics. Raises SmokeSkippedError where there are none."""
+        if self._metrics_url is None:
+            self._metrics_url = find_metrics(self.target.url, await self.get("/"))
+        url = self._metrics_url
         if not url:
-            raise SmokeSkippedError("--metrics none")
+            raise SmokeSkippedError("--metrics none, or the server has no page of them (--allow-metrics=false)")
         try:
-            response = await self._http.get(url)
+            response = await self._http.get(url, headers={"accept": "text/plain"})
         except httpx.HTTPError as error:
             raise SmokeFailedError(f"{url}: {describe(error)}; give its address with --metrics, or none") from None
         if response.status_code != 200:
             fail(f"GET {url}", response)
-        families = text_string_to_metric_families(response.text)
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in families
-            for sample in family.samples
-        }
+        return parse_scrape(response.text, monotonic())
 
 
 def fail(request: str, response: httpx.Response) -> NoReturn:
@@ -175,7 +176,7 @@ def fail(request: str, response: httpx.Response) -> NoReturn:
 
 def shorten(content: bytes) -> str:
     """Return the beginning of a body, on one line."""
-    return shorten_line(strip_control(content.decode(errors="replace")), _SHOWN_CHARS) or "an empty body"
+    return shorten_line(content.decode(errors="replace"), _SHOWN_CHARS) or "an empty body"
 
 
 def describe(error: httpx.HTTPError) -> str:

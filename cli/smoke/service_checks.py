@@ -1,7 +1,6 @@
 """Checks of what surrounds the answers: health, keys, bad input, clients that leave, metrics."""
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -9,14 +8,13 @@ from typing import Any
 import httpx
 import orjson
 
+from cli.live.scrape import Change, Scrape
 from cli.smoke.deployment import Deployment, JsonObject, SmokeFailedError, SmokeSkippedError, describe, shorten
 
 _CANCEL_S = 10.0
 """How long a server may take to notice that a client has left, and to count it."""
 _LOOK_EVERY_S = 0.1
 _CANCELLED_TOKENS = 400
-
-Counters = Mapping[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 async def check_health(deployment: Deployment) -> str:
@@ -111,15 +109,15 @@ def _error_text(what: str, response: httpx.Response) -> str:
 async def check_cancel(deployment: Deployment) -> str:
     """A client that leaves in the middle of a stream ends its generation."""
     model = deployment.required_language_model()
-    before = sum_of(await deployment.counters(), "sluice_requests_total", model=model, outcome="cancelled")
+    before = await deployment.scrape()
     body: JsonObject = {"model": model, "prompt": "Hello", "max_tokens": _CANCELLED_TOKENS, "ignore_eos": True}
     async with deployment.stream("/v1/completions", {**body, "stream": True}) as response:
         async for _ in response.aiter_bytes():
             break
     left = monotonic()
     while monotonic() - left < _CANCEL_S:
-        now = sum_of(await deployment.counters(), "sluice_requests_total", model=model, outcome="cancelled")
-        if now > before:
+        change = Change(before, await deployment.scrape())
+        if change.increase("sluice_requests_total", model=model, outcome="cancelled"):
             return f"counted as cancelled within {monotonic() - left:.1f} s of the client's leaving"
         await asyncio.sleep(_LOOK_EVERY_S)
     raise SmokeFailedError(
@@ -132,31 +130,25 @@ class MetricsCheck:
     """Requires that the metrics count what the other checks have done, between two readings."""
 
     def __init__(self) -> None:
-        self._before: Counters = {}
+        self._before: Scrape | None = None
 
     async def begin(self, deployment: Deployment) -> str:
         """The metrics can be read."""
-        self._before = await deployment.counters()
-        return f"{len(self._before)} samples"
+        self._before = await deployment.scrape()
+        return f"{len(self._before.samples)} kinds of samples"
 
     async def end(self, deployment: Deployment) -> str:
         """The metrics have moved with the requests of this examination."""
-        if not self._before:
+        if self._before is None:
             raise SmokeSkippedError("the metrics could not be read at the beginning")
-        now, model = await deployment.counters(), deployment.required_language_model()
-        moved = {}
+        model = deployment.required_language_model()
+        change, moved = Change(self._before, await deployment.scrape()), {}
         for what, name, labels in (
             ("requests", "sluice_requests_total", {"outcome": "ok"}),
             ("prompt tokens", "sluice_prompt_tokens_total", {}),
             ("generated tokens", "sluice_generation_tokens_total", {}),
         ):
-            moved[what] = sum_of(now, name, model=model, **labels) - sum_of(self._before, name, model=model, **labels)
+            moved[what] = change.increase(name, model=model, **labels)
             if moved[what] <= 0:
                 raise SmokeFailedError(f"{name} of {model} did not rise while this examination asked it")
         return ", ".join(f"{count:.0f} {what}" for what, count in moved.items()) + " more than before"
-
-
-def sum_of(counters: Counters, name: str, **labels: str) -> float:
-    """Return the sum of the samples of `name` that have these labels."""
-    wanted = labels.items()
-    return sum(value for (sample, own), value in counters.items() if sample == name and wanted <= dict(own).items())

@@ -16,7 +16,7 @@ MAX_SHARED_CRASHES = 5
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of a stream that moves to another engine: whether it is new to all engines, whether it may have
+    """The history of a stream that moves to another engine: whether it is new to all engines, whether it may have
     crashed the one that it leaves, and how many crashes it was suspected of and was running in."""
 
     is_new: bool = False

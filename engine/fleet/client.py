@@ -76,7 +76,7 @@ class FleetClient:
 
     @property
     def info(self) -> EngineInfo:
-        """What requests may rely on: the limits of the smallest replica, and the capacity of all together. Raises
+        """The limits of the smallest replica, on which requests may rely, and the capacity of all together. Raises
         UNAVAILABLE before `start` has returned."""
         parts = [each.engine.info for each in self._alive() or self.replicas]
         known, merged = self._merged

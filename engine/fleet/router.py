@@ -29,7 +29,7 @@ class RoutingPolicy(StrEnum):
 
 
 class ReplicaView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a router sees of a replica: its last statistics, and what was sent to it since."""
+    """A replica as a router sees it: its last statistics, and what was sent to it since."""
 
     name: str
     number: int
@@ -68,7 +68,7 @@ class ReplicaView(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a router sees of a request."""
+    """A request as a router sees it."""
 
     ticket: int
     """A number that counts up with each request; it turns equal replicas round."""
@@ -78,7 +78,7 @@ class RoutedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Hashes of the prompt's full blocks (`HashChain`)."""
     adapter: str = ""
     session: str = ""
-    """What the requests of one session have in common; they stay with one version. Empty for none."""
+    """The name that the requests of one session share; they stay with one version. Empty for none."""
     session_replica: str = ""
     """Name of the replica that had the session's last request."""
     exclude: frozenset[str] = frozenset()

@@ -26,7 +26,7 @@ class CurveKeys(NamedTuple):
 
 
 class ClientCurve(NamedTuple):
-    """What a client needs: its own keys, and the public key by which it knows the engine."""
+    """The keys of a client: its own pair, and the public key by which it knows the engine."""
 
     keys: CurveKeys
     server: bytes

@@ -83,7 +83,7 @@ class Transport:
         self._stats = _NO_STATS
         self._index: PrefixIndex | None = None
         self._prefixes: PrefixFeed | None = None
-        """What clients hear of the index; None while none has asked."""
+        """Holds the changes of the index for clients; None while none has asked."""
         self._is_draining = False
         self._decoder = msgspec.msgpack.Decoder(Command | Attach)
         self._encoder = msgspec.msgpack.Encoder()

@@ -71,7 +71,7 @@ class Vllm:
         self._adapters = {name: self._lora_request(name, path) for name, path in sorted(config.lora_modules.items())}
         """vLLM's LoRARequest of each adapter."""
         self._one_expansion = asyncio.Lock()
-        """Of one prompt at a time: its decoded images may take hundreds of megabytes."""
+        """Admits one prompt at a time: its decoded images may take hundreds of megabytes."""
         self._has_lost_weights = False
         self._llm: Any = None
         self._capacity: CacheCapacity | None = None

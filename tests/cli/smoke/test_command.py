@@ -29,7 +29,8 @@ def spoiler(server: ServerProcess) -> Iterator[Spoiler]:
 
 
 def smoke(server: ServerProcess, url: str = "", *options: str) -> list[str]:
-    given = ("--grpc", server.grpc_address, "--metrics", server.metrics_url, "--api-key", KEY)
+    """The arguments. The server itself says where its metrics are."""
+    given = ("--grpc", server.grpc_address, "--api-key", KEY)
     return [url or server.base_url, *given, *options]
 
 
@@ -79,6 +80,18 @@ def test_what_is_spoiled_fails(
 def test_a_wrong_key_is_named(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     assert command([*smoke(server)[:-1], "sk-other", "--only", "models"]) == 1
     assert "give a key with --api-key or SLUICE_API_KEY" in capsys.readouterr().out
+
+
+def test_metrics_at_another_address(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(smoke(server, "", "--metrics", server.metrics_url, "--only", "metrics", "--json")) == 1
+    # They were read, and have not moved, as nothing else was asked for.
+    assert outcomes(capsys.readouterr().out) == {
+        "models": "ok",
+        "metrics can be read": "ok",
+        "metrics have moved": "failed",
+    }
+    assert command(smoke(server, "", "--metrics", "none", "--only", "metrics", "--json")) == 0
+    assert set(outcomes(capsys.readouterr().out).values()) == {"ok", "skipped"}
 
 
 def test_an_unknown_model_is_named(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
