@@ -125,6 +125,9 @@ class EngineClient(ABC):
         self._on_prefixes = callback
         self._ask_prefixes()
 
+    def restart_prefixes(self) -> None:  # noqa: B027 - as below
+        """Let the engine say anew what is in its prefix index, for who has missed a message."""
+
     def _ask_prefixes(self) -> None:  # noqa: B027 - an engine in this process has nobody to tell
         """Tell the engine whether its prefix index is wanted."""
 

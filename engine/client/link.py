@@ -132,7 +132,6 @@ class LinkedEngineClient(EngineClient):
         self._heartbeat_timeout_s = heartbeat_timeout_s
 
     def restart_prefixes(self) -> None:
-        """Let the engine say anew what is in its prefix index, for who has missed a message."""
         if self.on_prefixes is not None and self._info is not None and not self.is_restarting and self.failure is None:
             self._send_attach(Attach())
             self._ask_prefixes()

@@ -33,6 +33,8 @@ class ReplicaChooser:
     def __init__(self, policy: RoutingPolicy = RoutingPolicy.PREFIX) -> None:
         self.index = PrefixIndex()
         self._settings = RouterSettings(policy=policy, seed=secrets.randbits(16))
+        self._asked_anew: set[int] = set()
+        """The replicas whose reports had a gap, and that have not begun anew yet."""
         self._ticket = 0
         self._last: tuple[GenerateRequest, RoutedRequest] | None = None
         """The last request, which is mostly the next one too: the second best replica is chosen after the best."""
@@ -59,10 +61,18 @@ class ReplicaChooser:
     def follow(self, replica: Replica) -> None:
         """Hear from now on what the replica's prefix cache has."""
         if self._settings.policy is RoutingPolicy.PREFIX:
-            replica.engine.on_prefixes = partial(self._apply, replica.number)
+            replica.engine.on_prefixes = partial(self._apply, replica)
 
-    def _apply(self, number: int, changes: PrefixChanges) -> None:
-        self.index.apply(number, changes.number, changes.stored, changes.removed, changes.is_first)
+    def _apply(self, replica: Replica, changes: PrefixChanges) -> None:
+        """Apply a report. Where one is missing before it, the replica says anew what it has, once: reports that are on
+        the way until then are of no use either."""
+        number = replica.number
+        is_whole = self.index.apply(number, changes.number, changes.stored, changes.removed, changes.is_first)
+        if is_whole:
+            self._asked_anew.discard(number)
+        elif number not in self._asked_anew:
+            self._asked_anew.add(number)
+            replica.engine.restart_prefixes()
 
     def note_sent(self, request: GenerateRequest, pick: Pick) -> None:
         """Count the request as the replica's from now on: in its load, and in what its prefix cache will have."""

@@ -5,6 +5,7 @@ import pytest
 from engine.fleet.choosing import hash_chain
 from engine.fleet.client import FleetClient
 from engine.fleet.router import RoutingPolicy
+from engine.frames import PrefixChanges
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fleet.simulated import Simulation
 from tests.engine.parts import make_request
@@ -49,6 +50,25 @@ def test_what_a_lost_replica_had_is_forgotten() -> None:
     assert sum(fleet.leading_blocks(make_request([1] * 40, "second"))) == 10
     simulation.engines[int(home)].crash()
     assert sum(fleet.leading_blocks(make_request([1] * 40, "second"))) == 0
+
+
+def test_a_replica_whose_report_was_lost_says_anew_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    [fleet] = Simulation(1, 2).gateways
+    replica, request, asked = fleet.replicas[0], make_request([1] * 40, "r"), []
+    monkeypatch.setattr(replica.engine, "restart_prefixes", lambda: asked.append(True))
+    blocks = hash_chain(request, fleet.info).hashes([1] * 40, 10)
+
+    def report(number: int, block: int, *, is_first: bool = False) -> int:
+        """Report one block, and return how many the fleet knows of then."""
+        assert replica.engine.on_prefixes is not None
+        replica.engine.on_prefixes(PrefixChanges(number, blocks[block], b"", is_first))
+        return fleet.leading_blocks(request)[replica.number]
+
+    assert [report(1, 0, is_first=True), report(2, 1)] == [1, 2] and not asked
+    assert report(4, 3) == 0 and len(asked) == 1
+    assert [report(5, 0), report(6, 1)] == [0, 0] and len(asked) == 1, "it is asked once, until it begins anew"
+    assert [report(1, 0, is_first=True), report(2, 1)] == [1, 2]
+    assert report(9, 2) == 0 and len(asked) == 2
 
 
 @pytest.mark.parametrize("policy", [RoutingPolicy.LEAST_LOADED, RoutingPolicy.ROUND_ROBIN])
