@@ -159,8 +159,12 @@ class Slot:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait before the next start: the longer, the more have failed, and no longer than `_RETRY_S`."""
-        await asyncio.sleep(_RETRY_S if self._budget.is_exhausted else self._budget.delay_s())
+        """Wait before the next start."""
+        await asyncio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Return how long to wait before the next start: longer the more have failed, and at most `_RETRY_S`."""
+        return _RETRY_S if self._budget.is_exhausted else self._budget.delay_s()
 
     def _lose(self, worker: WorkerProcess, *, is_stable: bool) -> None:
         log.error("HTTP worker %d ended with code %d; another one starts", self.number, worker.ended.result())

@@ -317,15 +317,15 @@ async def test_a_request_that_ends_before_its_answer_gives_it_back() -> None:
 async def test_a_worker_that_never_starts_is_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
 
-    async def pause(seconds: float) -> None:
-        pauses.append(seconds)
+    async def pause(slot: Slot) -> None:
+        pauses.append(slot._pause_s())
         if len(pauses) == 40:
             raise asyncio.CancelledError
 
     async def fail(slot: Slot) -> bool:
         return False
 
-    monkeypatch.setattr("gateway.workers.slot.asyncio.sleep", pause)
+    monkeypatch.setattr(Slot, "_pause", pause)
     monkeypatch.setattr(Slot, "_fill", fail)
     with socket.socket() as listener, pytest.raises(asyncio.CancelledError):
         await Slot(1, listener, _ignore_request, cast(WorkerMaker, None))._keep()
