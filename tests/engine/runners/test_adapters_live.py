@@ -16,6 +16,7 @@ if not all(map(find_spec, ("torch", "transformers", "peft"))):
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from transformers.pytorch_utils import Conv1D
 
 from tests.goldens.checkpoints import write_checkpoint
 from tests.goldens.families import RECIPES, Recipe
@@ -31,30 +32,57 @@ pytestmark = [
 # The rope of phi3_long is another one for a short answer of transformers than for a model of its full length.
 FAMILIES = {name: each for name, each in RECIPES.items() if each.max_model_len is None and name != "phi3_long"}
 ADAPTERS: dict[str, dict[str, Any]] = {
-    "all": {"r": 4, "lora_alpha": 12, "target_modules": "all-linear"},
+    "all": {"r": 4, "lora_alpha": 12},
     "patterns": {
         "r": 8,
         "lora_alpha": 4,
         "use_rslora": True,
-        "target_modules": ["o_proj", "down_proj"],
         "rank_pattern": {"o_proj": 3, r"layers\.1\.mlp\.down_proj": 2},
         "alpha_pattern": {"down_proj": 24},
         "layers_to_transform": [0, 1],
     },
-    "regex": {"r": 2, "lora_alpha": 8, "target_modules": r".*\.layers\.[02]\.self_attn\.(o|qkv|q)_proj"},
+    "regex": {
+        "r": 2,
+        "lora_alpha": 8,
+        "target_modules": (
+            r".*\.(layers|h)\.[02]\.(self_attn|attn|attention|conv)\."
+            r"(o_proj|qkv_proj|q_proj|out_proj|c_attn|query_key_value)"
+        ),
+    },
 }
+OUTPUT_PROJECTIONS = {"o_proj", "down_proj", "out_proj", "dense", "dense_4h_to_h", "c_proj", "w2", "fc2"}
+FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+"""What PEFT takes for the parameters of routed experts in families that have any."""
 LENGTHS = (1, 20, 50)
 CLEAR_MARGIN = 1e-4
+
+
+def name_projections(model: torch.nn.Module) -> set[str]:
+    """Name the linear layers that an adapter of every family can target.
+
+    PEFT's own "all-linear" takes routers and fused experts too, which are parameters and no linear layers.
+    """
+    kinds = {type(module).__name__ for _, module in model.named_modules()}
+    names = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if type(module) in (torch.nn.Linear, Conv1D) and name != "lm_head"  # some routers are subclasses
+    }
+    has_experts = any(kind.lower().endswith(("router", "experts")) for kind in kinds)
+    return names - FEED_FORWARD - {"gate"} if has_experts else names
 
 
 def make_adapter(checkpoint: Path, name: str, folder: Path) -> PeftModel:
     """Save an adapter of random matrices. Returns the model with it."""
     fields = dict(ADAPTERS[name])
     base = load_checkpoint(checkpoint)
-    modules = {module.rsplit(".", 1)[-1] for module, _ in base.named_modules()}
-    if isinstance(fields["target_modules"], list):  # families call some projections otherwise
-        fields["target_modules"] = [each for each in fields["target_modules"] if each in modules] or "all-linear"
-    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **fields))
+    projections = name_projections(base)
+    if name == "patterns":
+        projections &= OUTPUT_PROJECTIONS
+    fields.setdefault("target_modules", sorted(projections))
+    is_transposed = any(isinstance(module, Conv1D) for module in base.modules())
+    model = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=is_transposed, **fields))
+    assert not model.peft_config["default"].target_parameters
     generator = np.random.default_rng(len(name))
     with torch.no_grad():
         for parameter_name, parameter in sorted(model.named_parameters()):
