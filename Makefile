@@ -41,7 +41,7 @@ test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others 
 	cd tests/clients && ../../$(CLIENTS)/bin/python -m pytest --rootdir . --confcutdir . -c pytest.ini .
 
 test-vllm: $(VENV)/.dev $(VLLM)/.done ## models on the vLLM runtime, on the CPU (3.2 GB in build/)
-	$(BIN)/python -m pytest -m vllm --timeout=600 tests/vllm $(ARGS)
+	$(BIN)/python -m pytest -m vllm -n 2 --dist loadfile --timeout=600 tests/vllm $(ARGS)
 	$(BIN)/python -m pytest --on-vllm --timeout=400 tests/gateway/http $(ARGS)
 
 test-dynamo: $(VENV)/.dev $(DYNAMO)/.done ## two workers under NVIDIA Dynamo's front end and router (0.9 GB in build/)

@@ -28,6 +28,8 @@ examples:
   sluice engine /models/Qwen3-0.6B --listen tcp://0.0.0.0:5557 \\
       --curve-key keys/engine-1.key_secret --allowed-clients allowed --health-port 8080
   sluice engine --listen tcp://127.0.0.1:5557       the bundled model, for gateways of this machine
+  sluice engine --listen tcp://127.0.0.1:0 --register redis://127.0.0.1:6379/0#rill
+                                                    for gateways with --engines redis://127.0.0.1:6379/0#rill
 
 A gateway needs its own secret file (gateway-1.key_secret) and the engine's public one (engine-1.key). The engine's
 secret file stays with the engine.

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterable
 from http import HTTPStatus
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
@@ -28,6 +29,9 @@ from gateway.options.engine_server import EngineServerOptions
 from gateway.telemetry.engine import NamedEngine, engine_families
 from sluice.errors import SluiceError
 
+if TYPE_CHECKING:
+    from engine.fleet.membership.redis_leases import Registration
+
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
@@ -43,15 +47,24 @@ def run_engine(config: ServeConfig, options: EngineServerOptions, listening: Lis
     if options.health_port:
         listener = listen(options.health_host, options.health_port, "--health-port", host_flag="--health-host")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(EngineServer(config, listening, name, listener).run())
+        return runner.run(EngineServer(config, options, listening, name, listener).run())
 
 
 class EngineServer:
     """One engine and the port of its probes. Belongs to the event loop that runs it."""
 
-    def __init__(self, config: ServeConfig, listening: Listening, name: str, listener: socket.socket | None) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        options: EngineServerOptions,
+        listening: Listening,
+        name: str,
+        listener: socket.socket | None,
+    ) -> None:
         assert config.model.path is not None
         self._name = name
+        self._options = options
+        self._registration: Registration | None = None
         self._version = "1"
         self._exit_timeout_s = config.shutdown.exit_timeout_s
         engine = msgspec.structs.replace(config.engine(config.model.path), listening=listening)
@@ -76,6 +89,7 @@ class EngineServer:
                 return 0
             starting.result()
             self._print_ready()
+            self._register()
             while not self._stopping.is_set() and self._engine.failure is None:
                 await asyncio.wait((stopping,), timeout=LOOK_S)
             if self._engine.failure is None:
@@ -88,6 +102,8 @@ class EngineServer:
             await asyncio.wait((starting, stopping))
             if not starting.cancelled():
                 starting.exception()
+            if self._registration is not None:
+                await self._registration.end()
             await self._engine.stop()
             if self._http is not None:
                 await self._http.stop(FLUSH_S)
@@ -107,10 +123,31 @@ class EngineServer:
         probes = "" if self._listener is None else f"; probes at {listener_url(self._listener)}"
         print_line(f"engine of {self._name} ready at {where} ({what}){probes}")
 
+    def _register(self) -> None:
+        """Tell gateways where the engine is, if it is to register. Raises SluiceError for an address that none can
+        use."""
+        options, endpoint = self._options, self._engine.endpoints[0]
+        if options.register is None:
+            return
+        from engine.fleet.membership.redis_leases import Lease, Registration  # few engines need Redis' client
+
+        address = options.advertised_address(endpoint)
+        lease = Lease(
+            name=options.register_name or address.removeprefix("tcp://"),
+            address=address,
+            version=options.register_version,
+            weight=options.register_weight,
+        )
+        self._registration = Registration(options.register, lease)
+        self._registration.start()
+        log.info("registering as %s at %s", lease.name, options.register.place)
+
     async def _drain(self) -> None:
         """Let the engine end the requests that it has, for as long as they may take."""
         engine, end = self._engine, perf_counter() + self._exit_timeout_s
         engine.drain()
+        if self._registration is not None:
+            await self._registration.end()
         while perf_counter() < end and not self._is_told_twice.is_set() and engine.failure is None:
             stats = engine.stats
             if stats.is_draining and not stats.num_running and not stats.num_waiting:

@@ -67,8 +67,12 @@ class MemberJoiner:
             await asyncio.wait(tasks)
 
     async def _watch(self) -> None:
-        async for members in self._membership.watch():
+        async for members in self._membership.watch(self._is_serving):
             self._apply(members)
+
+    def _is_serving(self, member: Member) -> bool:
+        replica = self._joined.get(member)
+        return replica is not None and replica.engine.is_serving
 
     def _apply(self, members: tuple[Member, ...]) -> None:
         for member in [each for each in self._connecting if each not in members]:

@@ -1,10 +1,30 @@
 """Options of `sluice engine`, beside those of the engine itself."""
 
+import re
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from engine.config import Listening
+from engine.fleet.membership.fleet_url import FleetUrl
 from gateway.options.option import OptionError, integer, option, printable_text, truth
 from sluice.errors import SluiceError
+
+_EVERYWHERE = ("0.0.0.0", "::", "*")
+
+
+def fleet_url(text: str) -> FleetUrl:
+    """Parse the URL of a fleet in a Redis."""
+    try:
+        return FleetUrl.parse(text)
+    except SluiceError:
+        raise ValueError("redis://HOST:PORT/DB#FLEET") from None
+
+
+def weight(text: str) -> float:
+    """Parse a number of at least 0."""
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", text, re.ASCII):
+        raise ValueError("a number of at least 0, such as 2 or 0.5")
+    return float(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +78,70 @@ class EngineServerOptions:
         "HOST",
         "address of that port; 0.0.0.0 lets other machines ask, which needs no key",
     )
+
+    register: FleetUrl | None = option(
+        "--register",
+        None,
+        fleet_url,
+        "URL",
+        "redis://HOST:PORT/DB#FLEET, a Redis where the engine registers itself while it runs. Gateways that were "
+        "started with `--engines` and the same URL find it there. Without #FLEET the fleet is called default",
+        secret=True,
+    )
+    advertised_host: str | None = option(
+        "--advertise",
+        None,
+        printable_text("a host name or an address"),
+        "HOST",
+        "with --register: the name or address by which gateways reach this machine. Default: that of --listen",
+    )
+    register_name: str | None = option(
+        "--register-name",
+        None,
+        printable_text("a name"),
+        "NAME",
+        "with --register: the engine's name in logs and metrics, another for each engine. Default: its HOST:PORT",
+    )
+    register_version: str = option(
+        "--register-version",
+        "",
+        printable_text("a version"),
+        "VERSION",
+        "with --register: engines of one version share its weight beside that of other versions",
+    )
+    register_weight: float = option(
+        "--register-weight",
+        1.0,
+        weight,
+        "WEIGHT",
+        "with --register: how many requests the engine's version gets, in relation to other versions; 0 for none",
+    )
+
+    def __post_init__(self) -> None:
+        """Check options against each other. Raises OptionError."""
+        given = {
+            "--advertise": self.advertised_host is not None,
+            "--register-name": self.register_name is not None,
+            "--register-version": self.register_version != "",
+            "--register-weight": self.register_weight != 1.0,
+        }
+        flags = [flag for flag, is_given in given.items() if is_given]
+        if self.register is None and flags:
+            raise OptionError(f"{flags[0]} needs --register beside it")
+        if self.register is None or self.advertised_host is not None or not self.endpoints:
+            return
+        if urlsplit(self.endpoints[0]).hostname in _EVERYWHERE:
+            raise OptionError(
+                f"--register needs --advertise HOST beside --listen {self.endpoints[0]}, "
+                "because gateways elsewhere cannot know which machine that is"
+            )
+
+    def advertised_address(self, endpoint: str) -> str:
+        """Return where gateways reach the engine that listens at `endpoint`."""
+        host = self.advertised_host
+        if host is None:
+            return endpoint
+        return f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(endpoint).port}"
 
     def listening(self) -> Listening:
         """Return the endpoints. Raises OptionError where they are missing, or their keys are."""

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.fleet.membership import SCHEME
+from engine.fleet.membership import REDIS_SCHEMES, SCHEME
+from engine.fleet.membership.fleet_url import FleetUrl
 from engine.fleet.router import RoutingPolicy
 from gateway.options.option import OptionError, enum_member, integer, option, printable_text, seconds
+from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
     from engine.fleet.membership.members import Membership
@@ -37,25 +39,28 @@ class FleetOptions:
     engines: str | None = option(
         "--engines",
         None,
-        printable_text("the path of a file, or k8s://NAMESPACE/SERVICE"),
+        printable_text("the path of a file, k8s://NAMESPACE/SERVICE or redis://HOST:PORT/DB#FLEET"),
         "FILE",
         "file of YAML or JSON that names engines of MODEL elsewhere, which are served instead of one here: each with a "
         "name, an address tcp://HOST:PORT, and its keys. It is read again when it changes. In a pod of Kubernetes "
-        "k8s://NAMESPACE/SERVICE: the endpoints of that service, as they come and go. MODEL's tokenizer is read here",
+        "k8s://NAMESPACE/SERVICE: the endpoints of that service, as they come and go. redis://HOST:PORT/DB#FLEET: the "
+        "engines that register themselves there (sluice engine --register). MODEL's tokenizer is read here",
+        secret=True,
     )
     engine_client_key: str | None = option(
         "--engine-client-key",
         None,
         printable_text("the path of a file"),
         "FILE",
-        "with k8s://: this gateway's secret certificate of CURVE, which the engines know (sluice engine keys)",
+        "with k8s:// and redis://: this gateway's secret certificate of CURVE, which the engines know (sluice engine "
+        "keys)",
     )
     engine_server_key: str | None = option(
         "--engine-server-key",
         None,
         printable_text("the path of a file"),
         "FILE",
-        "with k8s://: the engines' public certificate",
+        "with k8s:// and redis://: the engines' public certificate",
     )
 
     scale_wait_target_s: float = option(
@@ -75,13 +80,26 @@ class FleetOptions:
         given = [name for name, value in keys.items() if value is not None]
         if len(given) == 1:
             raise OptionError(f"{' and '.join(keys)} go together; only {given[0]} is given")
-        if given and not (self.engines or "").startswith(SCHEME):
-            raise OptionError(f"{given[0]} is for --engines {SCHEME}NAMESPACE/SERVICE; a file names its keys itself")
+        source = self.engines or ""
+        if given and not source.startswith((SCHEME, *REDIS_SCHEMES)):
+            raise OptionError(f"{given[0]} is for --engines k8s://... and redis://...; a file names its keys itself")
+        if source.startswith(REDIS_SCHEMES):
+            try:
+                FleetUrl.parse(source)
+            except SluiceError as error:
+                raise OptionError(f"--engines: {error.message}") from None
 
     def membership(self) -> "Membership":
-        """Make the source of `engines`, which must be given. Raises SluiceError for k8s:// outside of a pod."""
+        """Make the source of `engines`, which must be given. Raises SluiceError for k8s:// outside of a pod, and for
+        a URL with options that Redis does not have."""
         assert self.engines is not None
         # Reading options loads no library, so that --help and errors come at once.
+        if self.engines.startswith(REDIS_SCHEMES):
+            from engine.fleet.membership.redis_leases import RedisMembership
+
+            return RedisMembership(
+                FleetUrl.parse(self.engines), server_key=self.engine_server_key, client_key=self.engine_client_key
+            )
         if not self.engines.startswith(SCHEME):
             from engine.fleet.membership.file import FileMembership
 

@@ -16,7 +16,7 @@ def quota_store(text: str) -> str:
     allowed = "memory or redis://HOST:PORT/DB"
     try:
         parts = urlsplit(text)
-        is_redis = parts.scheme in ("redis", "rediss") and bool(parts.hostname) and (parts.port or 1) > 0
+        is_redis = parts.scheme in ("redis", "rediss") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         raise ValueError(allowed) from None
     if text != MEMORY and not (is_redis and text.isprintable()):

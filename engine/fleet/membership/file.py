@@ -12,13 +12,13 @@ a host, and a port.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import yaml
 
-from engine.fleet.membership.members import Member, check_members
+from engine.fleet.membership.members import Member, check_members, never
 from sluice.errors import SluiceError, invalid
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class FileMembership:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    async def watch(self) -> AsyncIterator[tuple[Member, ...]]:
+    async def watch(self, is_serving: Callable[[Member], bool] = never) -> AsyncIterator[tuple[Member, ...]]:
         mark = await asyncio.to_thread(self._mark)
         members = await asyncio.to_thread(read_members, self._path)
         yield members

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from engine.fleet.membership import SCHEME
-from engine.fleet.membership.members import Member, check_members
+from engine.fleet.membership.members import Member, check_members, never
 from sluice.errors import SluiceError, invalid
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class KubernetesMembership:
         self._server_key, self._client_key = server_key, client_key
         self._slices: dict[str, _Slice] = {}
 
-    async def watch(self) -> AsyncIterator[tuple[Member, ...]]:
+    async def watch(self, is_serving: Callable[[Member], bool] = never) -> AsyncIterator[tuple[Member, ...]]:
         last: tuple[Member, ...] = ()
         delay_s = 0.0
         async with await asyncio.to_thread(self._api.client) as client:

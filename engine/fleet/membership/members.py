@@ -1,7 +1,7 @@
 """The engines that a source names, and what a source of them is."""
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -48,13 +48,19 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return ClientCurve(read_pair(Path(self.client_key)), read_public(Path(self.server_key)))
 
 
+def never(_: Member) -> bool:
+    """Say of no member that it serves: nobody is connected to any."""
+    return False
+
+
 class Membership(Protocol):
     """A source of members."""
 
-    def watch(self) -> AsyncIterator[tuple[Member, ...]]:
+    def watch(self, is_serving: Callable[[Member], bool] = never) -> AsyncIterator[tuple[Member, ...]]:
         """Yield the members now, then each time that they have changed. A source that cannot be reached, or says
         something that cannot be read, is logged and asked again; what it said last stays in force. Raises SluiceError
-        where the first answer cannot be read at all."""
+        where the first answer cannot be read at all. `is_serving` tells of a member whether its engine is
+        connected and serves; a source that hears nothing of a member does not take it away while that is so."""
 
 
 def check_members(members: tuple[Member, ...]) -> None:

@@ -17,11 +17,15 @@ import pytest
 from cli.engine.command import command
 from engine.client.attached import AttachedEngineClient
 from engine.config import EngineConfig
+from engine.fleet.membership.fleet_url import FleetUrl
+from engine.fleet.membership.members import Member
+from engine.fleet.membership.redis_leases import RedisMembership
 from engine.process.curve import ClientCurve, read_pair, read_public
 from sluice.errors import ErrorCode
 from tests.engine.client.test_recovery import collect, failure_of, until
 from tests.engine.parts import make_request
 from tests.paths import ROOT
+from tests.serving.caching.parts import RedisServer
 
 PATIENCE_S = 90.0
 
@@ -100,6 +104,10 @@ async def test_an_engine_serves_is_replaced_and_drains(tmp_path: Path, capsys: p
         (["--listen", "tcp://127.0.0.1:0", "--curve-key", "k"], "--curve-key needs --allowed-clients beside it"),
         (["--listen", "tcp://127.0.0.1:0", "--allowed-clients", "f"], "--allowed-clients needs --curve-key beside it"),
         (["--listen", "tcp://127.0.0.1:0", "--health-port", "x"], "--health-port must be"),
+        (["--listen", "tcp://127.0.0.1:0", "--register", "redis:"], "--register must be redis://HOST:PORT/DB#FLEET"),
+        (["--listen", "tcp://0.0.0.0:1", "--register", "redis://h"], "--register needs --advertise HOST"),
+        (["--listen", "tcp://127.0.0.1:0", "--advertise", "h"], "--advertise needs --register beside it"),
+        (["--listen", "tcp://127.0.0.1:0", "--register-weight", "-1"], "--register-weight must be a number"),
     ],
 )
 def test_a_bad_option_is_named(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,3 +119,24 @@ def test_keys_are_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert command(["keys", str(tmp_path), "--name", "a"]) == 0
     assert command(["keys", str(tmp_path), "--name", "a"]) == 1
     assert "is there already; keys are never replaced" in capsys.readouterr().err
+
+
+async def test_an_engine_registers_itself_while_it_runs(tmp_path: Path) -> None:
+    redis = RedisServer(tmp_path)
+    await redis.start()
+    try:
+        url = FleetUrl.parse(f"redis://127.0.0.1:{redis.port}/0#rill")
+        members = RedisMembership(url).watch()
+        options = ("--listen", "tcp://127.0.0.1:0", "--register", f"{url.redis}#rill", "--register-version", "new")
+        async with engine_process(*options, "--advertise", "localhost", "--num-blocks", "64") as (process, ready):
+            port = re.findall(r"tcp://127.0.0.1:(\d+)", ready)[0]
+            async with asyncio.timeout(PATIENCE_S):
+                [member] = await anext(members)
+            assert member == Member(name=f"localhost:{port}", address=f"tcp://localhost:{port}", version="new")
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(PATIENCE_S):
+                assert await anext(members) == ()
+            assert await process.wait() == 0
+        await members.aclose()  # type: ignore[attr-defined]  # it is a generator
+    finally:
+        redis.kill()
