@@ -17,6 +17,7 @@ from benchmarks import (
     install_size,
     isolation,
     kv_tiers,
+    outages,
     predicted_wait,
     recovery,
     routing,
@@ -72,6 +73,8 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   offline       batch throughput and latency of one stream beside vLLM and OpenVINO GenAI, which it installs
                 under --out into environments of their own (5.3 GB); 15 minutes
   recovery      kill -9 of the engine under 32 streams: pause, recovery time, equality of the answers
+  outages       a fleet: kill -9 of one of two replicas under 32 streams, and a minute without the Redis that names the
+                engines, which needs redis-server (3 minutes)
   isolation     hostile requests beside a stream and a poller of /health: longest stalls, memory (3 minutes)
   scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   predicted-wait  the predicted wait beside the actual one and what is refused by it, 14 kinds of load, in simulated
@@ -153,6 +156,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "install-size": lambda: install_size.measure(arguments.out),
         "offline": lambda: comparison.measure(repeats, arguments.out),
         "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
+        "outages": lambda: outages.measure(repeats, arguments.out, arguments.model, report),
         "isolation": lambda: isolation.measure(repeats, arguments.out, arguments.model, arguments.only, report),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "predicted-wait": lambda: predicted_wait.measure(repeats, arguments.model, report),

@@ -91,9 +91,9 @@ async def _measure_server(server: Server, model: str) -> Iterator[tuple[str, flo
     limits = httpx.Limits(max_connections=NUM_STREAMS + 1)
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S, limits=limits) as client:
         undisturbed = [Stream(number, model) for number in range(NUM_STREAMS)]
-        await _read_all(client, undisturbed)
+        await read_all(client, undisturbed)
         streams = [Stream(number, model) for number in range(NUM_STREAMS)]
-        reading = asyncio.create_task(_read_all(client, streams))
+        reading = asyncio.create_task(read_all(client, streams))
         await asyncio.gather(*(stream.is_under_way.wait() for stream in streams))
         killed_s = time.perf_counter()
         [engine] = server.gateway.children()
@@ -103,7 +103,8 @@ async def _measure_server(server: Server, model: str) -> Iterator[tuple[str, flo
     return figures(undisturbed, streams, killed_s, ready_s)
 
 
-async def _read_all(client: httpx.AsyncClient, streams: list[Stream]) -> None:
+async def read_all(client: httpx.AsyncClient, streams: list[Stream]) -> None:
+    """Read all streams at once, each to its end."""
     await asyncio.gather(*(stream.read(client) for stream in streams))
 
 

@@ -48,7 +48,8 @@ def _find_model(config: ServeConfig) -> Path | None:
     """Return the folder of MODEL: the bundled model where no model and no repository is named."""
     if config.model.path is None and config.repository.paths:
         return None
-    return find_checkpoint(config.model.path, engine_python=config.tensorrt_llm.engine_python)
+    engine_python, has_engine = config.tensorrt_llm.engine_python, config.fleet.engines is None
+    return find_checkpoint(config.model.path, engine_python=engine_python, has_engine=has_engine)
 
 
 def resolve_draft_model(config: ServeConfig) -> ServeConfig:

@@ -95,11 +95,16 @@ def _check_runtime_support(request: GenerateRequest, info: EngineInfo) -> None:
             "grammar",
             f"this model's runtime keeps to no grammar of the kind {params.grammar.kind.value}; it has: {kinds}",
         )
-    if request.adapter and request.adapter not in info.adapters:
-        known = ", ".join(info.adapters) or "none"
-        raise invalid("adapter", f"there is no adapter {request.adapter!r}; this model has: {known}")
+    check_adapter(request.adapter, info)
     if request.images:
         _check_images(request, len(info.image_placeholders))
+
+
+def check_adapter(name: str, info: EngineInfo) -> None:
+    """Raise INVALID for a LoRA adapter that the model does not have; "" is the model without any."""
+    if name and name not in info.adapters:
+        known = ", ".join(info.adapters) or "none"
+        raise invalid("adapter", f"there is no adapter {name!r}; this model has: {known}")
 
 
 def _check_images(request: GenerateRequest, most: int) -> None:

@@ -22,18 +22,26 @@ _NOT_FILES = ["*/*", "consolidated*", "adapter_*"]
 _SNAPSHOTS = "snapshots"
 
 
-def find_checkpoint(path: str | None, option: str = "MODEL", engine_python: str | None = None) -> Path:
+_WEIGHTS = ("*.safetensors", "openvino_model.*")
+
+
+def find_checkpoint(
+    path: str | None, option: str = "MODEL", engine_python: str | None = None, *, has_engine: bool = True
+) -> Path:
     """Return the folder of a loadable checkpoint at `path`, the value of `option`; None is the bundled model.
 
     A model folder in Triton's layout (one numbered folder for each version) stands for its highest version. A `path`
     that is no folder and looks like a name on the Hugging Face hub is downloaded, unless the cache has it.
-    `engine_python` is the engine's Python, where that is another one. Raises OptionError where there is no checkpoint,
-    and for one that no installed runtime takes.
+    `engine_python` is the engine's Python, where that is another one. Without an engine here (`has_engine` false) no
+    weights are downloaded, and any model will do that a runtime elsewhere can serve. Raises OptionError where there is
+    no checkpoint, and for one that no installed runtime takes.
     """
     folder = models_folder() / BUNDLED_MODEL if path is None else Path(path)
     if path is not None and not folder.exists() and is_hub_id(path):
-        folder = download_from_hub(path)
+        folder = download_from_hub(path, with_weights=has_engine)
     checkpoint = model_folder.find_checkpoint(folder)
+    if checkpoint is not None and not has_engine:
+        return checkpoint
     if checkpoint is not None:
         return _check_loadable(checkpoint, option, engine_python)
     raise OptionError(
@@ -79,7 +87,7 @@ def is_hub_id(text: str) -> bool:
     return _HUB_ID.fullmatch(text) is not None
 
 
-def download_from_hub(hub_id: str) -> Path:
+def download_from_hub(hub_id: str, *, with_weights: bool = True) -> Path:
     """Return the folder of the model's files in the local cache, downloaded where absent; progress goes to stderr.
 
     It must be called from the main thread, which receives signals. Raises OptionError for a model that neither the hub
@@ -90,9 +98,10 @@ def download_from_hub(hub_id: str) -> Path:
     match = _HUB_ID.fullmatch(hub_id)
     assert match is not None, hub_id
     repo, revision = match["repo"], match["revision"]
+    files = [each for each in _FILES if with_weights or each not in _WEIGHTS]
     try:
         with _interrupt_ends_process():
-            folder = snapshot_download(repo, revision=revision, allow_patterns=_FILES, ignore_patterns=_NOT_FILES)
+            folder = snapshot_download(repo, revision=revision, allow_patterns=files, ignore_patterns=_NOT_FILES)
     except Exception as error:  # the library raises its own, those of HTTP and those of the disk
         raise OptionError(
             f"MODEL {hub_id!r} is no folder here, and cannot be had from the hub: {_explain(error)}"

@@ -1,10 +1,11 @@
-"""Reads what the machine has: NVIDIA GPUs, and the memory that this process may still take."""
+"""Reads what the machine has: NVIDIA GPUs, cores, and the memory that this process may still take."""
 
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
+from math import ceil
 from pathlib import Path
 
 _GPU = re.compile(r"nvidia\d+")
@@ -33,18 +34,18 @@ def _names_gpu(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _MemoryController:
-    """The memory controller of one version of control groups. Files are named relative to a group's folder."""
+    """The memory controller of one version of control groups. Files are named from a group's folder."""
 
-    mount: str
     limit: str
     usage: str
     reclaimable: tuple[str, ...]
     """Fields of memory.stat that count pages of files, which the kernel drops before it refuses memory."""
 
 
-_V2 = _MemoryController("sys/fs/cgroup", "memory.max", "memory.current", ("active_file", "inactive_file"))
+_CGROUP = "sys/fs/cgroup"
+"""Where the second version of control groups is mounted, and in it the controllers of the first."""
+_V2 = _MemoryController("memory.max", "memory.current", ("active_file", "inactive_file"))
 _V1 = _MemoryController(
-    "sys/fs/cgroup/memory",
     "memory.limit_in_bytes",
     "memory.usage_in_bytes",
     ("total_active_file", "total_inactive_file"),
@@ -59,26 +60,53 @@ def available_bytes(root: Path = Path("/")) -> int:
     return max(0, min([in_machine, *_bytes_left_in_groups(root)]))
 
 
+def num_cores(root: Path = Path("/")) -> int:
+    """Return how many cores this process may keep busy: those that it may run on, or fewer where a control group gives
+    it less time, as a container's CPU limit does. Threads beyond that are stopped for the rest of each period."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min([allowed, *(ceil(each) for each in _core_quotas(root))]))
+
+
+def _core_quotas(root: Path) -> Iterator[float]:
+    """Yield the cores' worth of time of each control group of this process that has a limit."""
+    for is_v2, folder in _groups(root, "cpu"):
+        try:
+            if is_v2:
+                quota, period = (folder / "cpu.max").read_text().split()
+            else:
+                quota, period = (
+                    (folder / name).read_text().strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                )
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1") and int(period) > 0:
+            yield int(quota) / int(period)
+
+
 def _bytes_left_in_groups(root: Path) -> Iterator[int]:
     """Yield the bytes left in each limited control group of this process, from its own to the outermost."""
-    for line in (root / "proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            yield from _bytes_left(root, _V2, path)
-        elif "memory" in controllers.split(","):
-            yield from _bytes_left(root, _V1, path)
-
-
-def _bytes_left(root: Path, controller: _MemoryController, path: str) -> Iterator[int]:
-    mount = root / controller.mount
-    group = mount / path.strip("/")
-    # In a container the path may be that of the host, which cannot be read; the mount itself is then the group.
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(mount):
-            return
+    for is_v2, folder in _groups(root, "memory"):
+        controller = _V2 if is_v2 else _V1
         limit = _read_limit(folder / controller.limit)
         if limit is not None:
             yield limit - _read_usage(folder, controller)
+
+
+def _groups(root: Path, controller: str) -> Iterator[tuple[bool, Path]]:
+    """Yield the folders of this process's control groups that may limit what `controller` counts, from its own to the
+    outermost, each with whether they are of the second version."""
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        is_v2 = controllers == ""
+        if not is_v2 and controller not in controllers.split(","):
+            continue
+        mount = root / _CGROUP if is_v2 else root / _CGROUP / controller
+        group = mount / path.strip("/")
+        # In a container the path may be that of the host, which cannot be read; the mount itself is then the group.
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(mount):
+                break
+            yield is_v2, folder
 
 
 def _read_limit(file: Path) -> int | None:

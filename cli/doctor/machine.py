@@ -1,6 +1,5 @@
 """Gathers facts about the host: cores, memory, disk, ports, GPUs by NVML, and installed libraries."""
 
-import os
 import platform
 import re
 import shutil
@@ -20,7 +19,7 @@ from engine.config import Runtime
 from engine.runners.openvino.runner import cpu_capabilities
 from engine.runtimes import BUNDLED, RUNTIMES
 from sluice.errors import ErrorCode, SluiceError
-from sluice.machine import available_bytes
+from sluice.machine import available_bytes, num_cores
 
 ENGINE_DISTRIBUTIONS = tuple(
     dict.fromkeys(name for spec in RUNTIMES.values() if spec.library for name in spec.distributions)
@@ -58,7 +57,7 @@ def read_machine(host: str, ports: Iterable[int], cache_folder: Path, engine_pyt
     """
     return MachineFacts(
         python_version=platform.python_version(),
-        num_cores=len(os.sched_getaffinity(0)),
+        num_cores=num_cores(),
         memory_available_bytes=available_bytes(),
         cpu_dtypes=cpu_capabilities(),
         cache_folder=cache_folder,

@@ -35,7 +35,7 @@ class FleetSleep:
 
 
 class FleetAdapters:
-    """Loads and removes LoRA adapters in all engines, or in none: a request with one must find it everywhere."""
+    """Loads and removes LoRA adapters in all engines, or in none."""
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
@@ -64,6 +64,22 @@ class FleetAdapters:
                     await each.engine.unload_adapter(name)
                 except SluiceError as error:
                     raise _of(each, error) if having else error from error
+
+    async def share_with(self, newcomer: Replica) -> None:
+        """Load in a replica that is about to join what was loaded in the others from here. One that it does not take is
+        left to the others."""
+        async with self._lock:
+            folders = {name: path for each in self._replicas() for name, path in each.engine.adapters.items()}
+            for name, path in sorted(folders.items()):
+                if newcomer.has_adapter(name):
+                    continue
+                try:
+                    await newcomer.engine.load_adapter(name, path)
+                except SluiceError as error:
+                    log.warning(
+                        "replica %s joins without the LoRA adapter %s, whose requests go to others: %s",
+                        *(newcomer.name, name, error.message),
+                    )
 
     def _serving(self) -> Sequence[Replica]:
         replicas = self._replicas()

@@ -7,12 +7,12 @@ replica is lost, its streams move to others at once (`StreamMover`)."""
 import asyncio
 import itertools
 import logging
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from math import inf
 
 import msgspec
 
-from engine.client.base import EngineClient
 from engine.client.counters import NO_STATS, sum_stats
 from engine.client.stream import GenerationStream
 from engine.config import EngineConfig
@@ -25,7 +25,7 @@ from engine.fleet.offering import OfferMaker
 from engine.fleet.replica import PastReplicas, Replica, check_agreement
 from engine.fleet.router import RoutingPolicy
 from engine.types import EngineInfo, EngineStats, GenerateRequest
-from engine.validation import check_lengths
+from engine.validation import check_adapter, check_lengths
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class FleetClient:
         self._failure: str | None = None
         self._joiner: MemberJoiner | None = None
         if membership is not None and make_client is not None:
-            self._joiner = MemberJoiner(membership, make_client, self.add, self.remove, drain_s)
+            self._joiner = MemberJoiner(membership, make_client, self.join, self.remove, drain_s)
         for each in replicas:
             self._append(each)
 
@@ -76,8 +76,8 @@ class FleetClient:
 
     @property
     def info(self) -> EngineInfo:
-        """The limits of the smallest replica, on which requests may rely, and the capacity of all together. Raises
-        UNAVAILABLE before `start` has returned."""
+        """The limits of the smallest replica, on which requests may rely, and the capacity and the LoRA
+        adapters of all together. Raises UNAVAILABLE before `start` has returned."""
         parts = [each.engine.info for each in self._alive() or self.replicas]
         known, merged = self._merged
         if not parts:
@@ -140,15 +140,11 @@ class FleetClient:
 
     @property
     def adapters(self) -> Mapping[str, str]:
-        return self._first.adapters if self.replicas else {}
+        return dict(ChainMap(*(each.engine.adapters for each in self._alive())))
 
     @property
     def adapter_marks(self) -> Mapping[str, str]:
-        return self._first.adapter_marks if self.replicas else {}
-
-    @property
-    def _first(self) -> EngineClient:
-        return next(iter(self._alive()), self.replicas[0]).engine
+        return dict(ChainMap(*(each.engine.adapter_marks for each in self._alive())))
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -193,11 +189,13 @@ class FleetClient:
         replica.number = next(self._numbers)
         self.replicas.append(replica)
 
-    def add(self, replica: Replica) -> None:
-        """Take a replica that serves. Raises INVALID where it does not agree with the others."""
+    async def join(self, replica: Replica) -> None:
+        """Take a replica that serves, and load the adapters there that were loaded in the others from here. Raises
+        INVALID where it does not agree with the others."""
         alive = self._alive()
         if alive:
             check_agreement(alive[0], replica)
+        await self._adapters.share_with(replica)
         self._append(replica)
         assert self.info is not None  # known from now on, also while there is no replica
         self._follow(replica)
@@ -233,6 +231,7 @@ class FleetClient:
         if not self.replicas:
             raise SluiceError(ErrorCode.UNAVAILABLE, _NO_ENGINE, retry_after_s=_RETRY_S)
         check_lengths(request, self.info)  # it must fit each replica, as it may have to move there
+        check_adapter(request.adapter, self.info)
         offer = self._offers.make_next(request, {})
         if offer is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, _NO_ENGINE, retry_after_s=_RETRY_S)
@@ -274,7 +273,6 @@ class FleetClient:
 
 def _merge_infos(parts: Sequence[EngineInfo]) -> EngineInfo:
     first = parts[0]
-    common = set(first.adapters).intersection(*(part.adapters for part in parts))
     return msgspec.structs.replace(
         first,
         num_blocks=min(part.num_blocks for part in parts),
@@ -282,7 +280,8 @@ def _merge_infos(parts: Sequence[EngineInfo]) -> EngineInfo:
         max_num_seqs=sum(part.max_num_seqs for part in parts),
         num_gpus=sum(part.num_gpus for part in parts),
         load_seconds=max(part.load_seconds for part in parts),
-        adapters=tuple(sorted(common)),
+        adapters=tuple(sorted({name for part in parts for name in part.adapters})),
+        adapter_digests=dict(ChainMap(*(part.adapter_digests for part in parts))),
         sampling_fields=tuple(f for f in first.sampling_fields if all(f in part.sampling_fields for part in parts)),
         grammar_kinds=tuple(k for k in first.grammar_kinds if all(k in part.grammar_kinds for part in parts)),
         gives_logits=all(part.gives_logits for part in parts),

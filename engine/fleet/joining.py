@@ -28,7 +28,7 @@ class MemberJoiner:
         self,
         membership: Membership,
         make_client: MakeClient,
-        join: Callable[[Replica], None],
+        join: Callable[[Replica], Coroutine[Any, Any, None]],
         leave: Callable[[Replica], Coroutine[Any, Any, None]],
         drain_s: float,
     ) -> None:
@@ -94,7 +94,7 @@ class MemberJoiner:
             client = self._make_client(member)
             await client.start()
             replica = Replica(member.name, client, version=member.version, weight=member.weight)
-            self._join(replica)
+            await self._join(replica)
             client = None  # the fleet's from now on
         except SluiceError as error:
             log.error("replica %s at %s cannot join: %s", member.name, member.address, error.message)

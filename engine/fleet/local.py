@@ -1,6 +1,5 @@
 """Replicas on this machine, which share its cores, memory and GPUs."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from engine.fleet.replica import Replica
 from engine.fleet.router import RoutingPolicy
 from engine.runtimes import choose_runtime
 from sluice.errors import invalid
-from sluice.machine import visible_gpus
+from sluice.machine import num_cores, visible_gpus
 
 
 def make_engine(
@@ -44,11 +43,10 @@ def split_config(config: EngineConfig, num_replicas: int) -> list[EngineConfig]:
     gpus = visible_gpus()
     if gpus and choose_runtime(config).runtime is not Runtime.OPENVINO:
         return _split_gpus(config, num_replicas, gpus)
-    cores = len(os.sched_getaffinity(0))
     size = config.kv_cache_memory_bytes
     share = msgspec.structs.replace(
         config,
-        num_threads=config.num_threads or max(1, cores // num_replicas),
+        num_threads=config.num_threads or max(1, num_cores() // num_replicas),
         kv_cache_memory_bytes=None if size is None else size // num_replicas,
         memory_share=config.memory_share / num_replicas,
     )

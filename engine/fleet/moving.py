@@ -63,7 +63,7 @@ class StreamMover:
         for stream in source.engine.open_streams:
             target = self._offers.find_home(stream.request, source)
             if target is None:
-                return
+                continue
             standing = source.engine.release(stream)
             if standing.is_suspect:
                 target = prober = prober or target

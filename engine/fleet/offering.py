@@ -40,7 +40,8 @@ class OfferMaker:
         """Return the next offer of a request that these replicas have refused; None where there is nobody left to ask,
         because all are full or given up."""
         waits = {name: each.predicted_wait_s for name, each in refusals.items() if each.predicted_wait_s is not None}
-        candidates = find_candidates(e for e in self._replicas if e.name in waits or e.name not in refusals)
+        able = (each for each in self._replicas if each.has_adapter(request.adapter))
+        candidates = find_candidates(each for each in able if each.name in waits or each.name not in refusals)
         if refusals:  # who was asked already does not wait for an engine: that queue has another limit
             candidates = [each for each in candidates if each.engine.is_serving]
         untried = [each for each in candidates if each.name not in refusals]
@@ -58,8 +59,8 @@ class OfferMaker:
         return Offer(min(candidates, key=lambda each: waits[each.name]), None) if candidates else None
 
     def find_home(self, request: GenerateRequest, source: Replica) -> Replica | None:
-        """Return where a stream of `source` goes on; None where there is no other replica."""
-        candidates = find_candidates(each for each in self._replicas if each is not source)
+        """Return where a stream of `source` goes on; None where no other replica can take it."""
+        candidates = find_candidates(e for e in self._replicas if e is not source and e.has_adapter(request.adapter))
         pick = self._chooser.choose(request, candidates)
         if pick is None:
             return None

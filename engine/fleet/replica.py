@@ -38,6 +38,10 @@ class Replica:
         """Whether it gets no further requests: it leaves the fleet, or its engine is about to end."""
         return self.is_draining or self.engine.stats.is_draining
 
+    def has_adapter(self, name: str) -> bool:
+        """Whether it serves requests with this LoRA adapter; "" is the model without any."""
+        return not name or name in self.engine.info.adapters
+
     def view(self) -> ReplicaView:
         """Return what the router sees of it now."""
         stats = self.engine.stats

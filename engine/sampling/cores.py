@@ -1,6 +1,5 @@
 """Shares the rows of a step among the cores. numpy leaves Python's lock while it computes, so threads suffice."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.runners.base import FloatArray
+from sluice.machine import num_cores
 
 Rows = NDArray[np.intp]
 """Indices of rows of logits."""
@@ -24,9 +24,9 @@ _LEAST_COST = 2**19
 class Cores:
     """Threads that compute beside the one that calls. Used by one thread at a time."""
 
-    def __init__(self, num_cores: int | None = None) -> None:
-        """`num_cores` counts the caller's; by default it is as many as this process may use."""
-        self._num_helpers = min(num_cores or len(os.sched_getaffinity(0)), _MOST_CORES) - 1
+    def __init__(self, num_threads: int | None = None) -> None:
+        """`num_threads` counts the caller's; by default there is one for each core that this process may use."""
+        self._num_helpers = min(num_threads or num_cores(), _MOST_CORES) - 1
         self._helpers = ThreadPoolExecutor(self._num_helpers, "sampling") if self._num_helpers > 0 else None
 
     def share(self, blocks: Iterable[slice], cost: int, begin: Callable[[], Work]) -> None:

@@ -198,7 +198,7 @@ class SchedulingOptions:
         integer(1, 1024),
         "N",
         "threads of the model's runtime, and of choosing tokens. More than there are free cores makes it slower. "
-        "Default: one for each core",
+        "Default: one for each core, or for the cores' worth of time that a container may take",
     )
 
 

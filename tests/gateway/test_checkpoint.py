@@ -57,6 +57,7 @@ def test_what_only_tensorrt_llm_runs(
     folder = make(tmp_path / "made")
     with pytest.raises(OptionError, match=f"installed here, got '{folder}', {what} TensorRT-LLM: install it"):
         find_checkpoint(str(folder))
+    assert find_checkpoint(str(folder), has_engine=False) == folder, "engines elsewhere may have it"
     monkeypatch.syspath_prepend(str(STAND_INS))
     assert find_checkpoint(str(folder)) == folder
 
@@ -84,7 +85,7 @@ from gateway.options.option import OptionError
 said = []
 for name in sys.argv[1:]:
     try:
-        said.append(str(find_checkpoint(name)))
+        said.append(str(find_checkpoint(name.strip("~"), has_engine="~" not in name)))
     except OptionError as error:
         said.append(str(error))
 print(json.dumps(said))
@@ -119,6 +120,15 @@ def test_a_name_is_fetched_once_and_then_found_offline(tmp_path: Path) -> None:
     again, other = find(tmp_path, nobody, "acme/tiny", "acme/other")
     assert again == first
     assert "the hub cannot be reached, and the local cache does not hold all of it" in other
+
+
+def test_a_gateway_of_engines_elsewhere_needs_no_weights(tmp_path: Path) -> None:
+    with fake_hub({"acme/tiny": FILES}) as hub:
+        (first,) = find(tmp_path, hub.url, "~acme/tiny")
+        assert sorted(hub.fetched) == ["chat_template.jinja", "config.json", "tokenizer.json"]
+        (again,) = find(tmp_path, hub.url, "acme/tiny")
+    assert first == again
+    assert (Path(again) / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_what_the_hub_refuses_is_explained(tmp_path: Path) -> None:

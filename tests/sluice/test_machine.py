@@ -1,10 +1,11 @@
-"""Memory and GPUs, from files laid out like the kernel's."""
+"""Memory, cores and GPUs, from files laid out like the kernel's."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from sluice.machine import available_bytes, num_gpus
+from sluice.machine import available_bytes, num_cores, num_gpus
 
 GIB = 1 << 30
 
@@ -70,6 +71,30 @@ def test_a_group_over_its_limit_leaves_nothing(root: Path) -> None:
 
 def test_this_machine() -> None:
     assert 0 < available_bytes() < 1 << 50
+    assert 0 < num_cores() <= len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "expected"),
+    [
+        ("0::/", {}, 8),
+        ("0::/", {"cpu.max": "max 100000\n"}, 8),
+        ("0::/", {"cpu.max": "400000 100000\n"}, 4),
+        ("0::/", {"cpu.max": "150000 100000\n"}, 2),
+        ("0::/", {"cpu.max": "20000 100000\n"}, 1),
+        ("0::/", {"cpu.max": "6400000 100000\n"}, 8),
+        ("0::/a/b", {"a/cpu.max": "300000 100000\n", "a/b/cpu.max": "max 100000\n"}, 3),
+        ("3:cpu,cpuacct:/x", {"cpu/x/cpu.cfs_quota_us": "200000\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, 2),
+        ("3:cpu,cpuacct:/x", {"cpu/x/cpu.cfs_quota_us": "-1\n", "cpu/x/cpu.cfs_period_us": "100000\n"}, 8),
+    ],
+)
+def test_a_container_has_the_cores_of_its_limit(
+    root: Path, monkeypatch: pytest.MonkeyPatch, group: str, files: dict[str, str], expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    write(root, {"proc/self/cgroup": f"{group}\n"})
+    write(root, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+    assert num_cores(root) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The `Runner` of OpenVINO on the CPU."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, De
 from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.source import open_decoder
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.machine import available_bytes
+from sluice.machine import available_bytes, num_cores
 
 logger = logging.getLogger(__name__)
 
@@ -323,4 +324,6 @@ def compile_properties(config: EngineConfig, dtype: str, cache_dtype: str) -> di
         if config.num_threads < 1:
             raise invalid("num_threads", f"num_threads must be at least 1, got {config.num_threads}")
         properties["INFERENCE_NUM_THREADS"] = config.num_threads
+    elif (cores := num_cores()) < len(os.sched_getaffinity(0)):  # OpenVINO itself does not see a container's limit
+        properties["INFERENCE_NUM_THREADS"] = cores
     return properties

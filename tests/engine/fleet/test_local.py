@@ -1,7 +1,5 @@
 """How replicas on one machine share its cores, memory and GPUs."""
 
-import os
-
 import pytest
 
 from engine.client.process import ProcessEngineClient
@@ -15,7 +13,7 @@ from sluice.errors import SluiceError
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(local, "num_cores", lambda: 4)
 
 
 def choose_gpus(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:

@@ -137,6 +137,53 @@ async def test_one_of_another_model_is_refused(tmp_path: Path, caplog: pytest.Lo
         assert len(client.replicas) == 1
 
 
+async def test_one_that_joins_later_gets_the_adapters_of_the_others(tmp_path: Path) -> None:
+    engines, prompts = EnginesFile(tmp_path), harmless(8, 20)
+    (tmp_path / "fr").mkdir()
+    async with AsyncExitStack() as stack:
+        launchers = [
+            await stack.enter_async_context(listening(tmp_path, engines.keys.listening(), enable_lora=True))
+            for _ in range(2)
+        ]
+        engines.write(entry("a", launchers[0]))
+        client = await stack.enter_async_context(remote_fleet(engines.path))
+        await client.load_adapter("fr", str(tmp_path / "fr"))
+        engines.write(entry("a", launchers[0]), entry("b", launchers[1]))
+        await until(lambda: len(client.replicas) == 2)
+        assert [each.engine.info.adapters for each in client.replicas] == [("fr",), ("fr",)]
+        streams = [client.submit(request(prompt, 20, adapter="fr")) for prompt in prompts]
+        assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 20) for prompt in prompts]
+        assert all(each.num_routed for each in client.replicas)
+
+
+async def test_requests_with_an_adapter_go_where_it_is(tmp_path: Path) -> None:
+    engines, prompts = EnginesFile(tmp_path), harmless(8, 300)
+    (tmp_path / "fr").mkdir()
+    async with AsyncExitStack() as stack:
+        having = await stack.enter_async_context(
+            listening(tmp_path, engines.keys.listening(), lora_modules={"fr": str(tmp_path / "fr")})
+        )
+        plain = await stack.enter_async_context(listening(tmp_path, engines.keys.listening()))
+        engines.write(entry("a", having), entry("b", plain))
+        client = await stack.enter_async_context(remote_fleet(engines.path))
+        await until(lambda: len(client.replicas) == 2)
+        assert client.info.adapters == ("fr",)
+        by_name = {each.name: each for each in client.replicas}
+        streams = [client.submit(request(prompt, 300, adapter="fr")) for prompt in prompts]
+        assert (by_name["a"].num_routed, by_name["b"].num_routed) == (8, 0)
+        others = [client.submit(request(prompt, 300)) for prompt in prompts]
+        await until(lambda: all(len(stream.output_token_ids) > 3 for stream in (*streams, *others)))
+        assert having.pid is not None
+        os.kill(having.pid, signal.SIGKILL)  # those with the adapter wait for it
+        expected = [echo(prompt, 300) for prompt in prompts]
+        assert await asyncio.gather(*map(collect, streams)) == expected
+        assert await asyncio.gather(*map(collect, others)) == expected
+        engines.write(entry("b", plain))
+        await until(lambda: client.info.adapters == ())
+        with pytest.raises(SluiceError, match="'fr'"):
+            client.submit(request(prompts[0], 20, adapter="fr"))
+
+
 def _other_name(endpoint: str) -> str:
     """Another name of the same place: addresses in a file must differ."""
     return endpoint.replace("127.0.0.1", "localhost")

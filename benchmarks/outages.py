@@ -1,0 +1,145 @@
+"""What clients of a fleet notice while a replica is killed, and while the Redis that names the engines stands still."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import perf_counter
+
+import httpx
+from redis import Redis
+
+from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
+from benchmarks.recovery import NUM_STREAMS, TIMEOUT_S, Stream, read_all
+from benchmarks.server import Server, running_server
+from benchmarks.streaming.resumption import running_redis
+from gateway.checkpoint import find_checkpoint, model_name
+
+LONGEST_PAUSE_S = 1.0
+NUM_CLIENTS = 16
+BEFORE_S, STOPPED_S, AFTER_S = 10.0, 60.0, 10.0
+"""Seconds of requests before Redis is stopped, meanwhile, and after it goes on."""
+FLEET = "outages"
+
+_KILL: dict[str, tuple[str, Target | None]] = {
+    "longest pause of a stream": ("s", Target(LONGEST_PAUSE_S)),
+    "longest pause without a kill": ("s", None),
+    "streams whose text differs": (f"of {NUM_STREAMS}", Target(0)),
+    "streams that moved": (f"of {NUM_STREAMS}", None),
+}
+
+
+def measure(num_repeats: int, folder: Path, bundled: Path | None, report: ReportProgress) -> list[Figure]:
+    """Measure the bundled model (or the checkpoint `bundled` in its place): kills, each on a server of its own, and one
+    minute without Redis."""
+    checkpoint = bundled or find_checkpoint(None)
+    name = model_name(checkpoint)
+    samples: dict[str, list[float]] = defaultdict(list)
+    for repeat in range(num_repeats):
+        with running_server(checkpoint, folder / f"outages-kill-{repeat}.log", "--replicas=2") as server:
+            for figure, value in asyncio.run(_kill_one(server, name)):
+                samples[figure].append(value)
+        report(f"kill {repeat + 1} of {num_repeats}: {samples['longest pause of a stream'][-1]:.2f} s")
+    subject = "two replicas, one killed"
+    figures = [Figure(each, subject, unit, tuple(samples[each]), target) for each, (unit, target) in _KILL.items()]
+    if shutil.which("redis-server") is None:
+        report("no redis-server in PATH: the minute without Redis is not measured")
+        return figures
+    return figures + _stop_redis(folder, checkpoint, name, report)
+
+
+async def _kill_one(server: Server, model: str) -> Iterator[tuple[str, float]]:
+    limits = httpx.Limits(max_connections=NUM_STREAMS + 1)
+    async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S, limits=limits) as client:
+        undisturbed = [Stream(number, model) for number in range(NUM_STREAMS)]
+        await read_all(client, undisturbed)
+        streams = [Stream(number, model) for number in range(NUM_STREAMS)]
+        reading = asyncio.create_task(read_all(client, streams))
+        await asyncio.gather(*(stream.is_under_way.wait() for stream in streams))
+        server.gateway.children()[0].kill()
+        await reading
+        metrics = (await client.get(server.metrics_url)).text
+    return _judge(undisturbed, streams, metrics)
+
+
+def _judge(undisturbed: list[Stream], streams: list[Stream], metrics: str) -> Iterator[tuple[str, float]]:
+    yield "longest pause of a stream", max(max(stream.pauses)[0] for stream in streams)
+    yield "longest pause without a kill", max(max(stream.pauses)[0] for stream in undisturbed)
+    same = [before.text == now.text for before, now in zip(undisturbed, streams, strict=True)]
+    yield "streams whose text differs", len(same) - sum(same)
+    resumed = "sluice_engine_resumed_requests_total{"
+    yield (
+        "streams that moved",
+        sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith(resumed)),
+    )
+
+
+def _stop_redis(folder: Path, checkpoint: Path, model: str, report: ReportProgress) -> list[Figure]:
+    subject = "two registered engines, Redis stopped"
+    with ExitStack() as stack:
+        url = stack.enter_context(running_redis(folder))
+        fleet = f"{url}#{FLEET}"
+        for name in "ab":
+            stack.enter_context(_running_engine(checkpoint, folder / f"outages-engine-{name}.log", fleet, name))
+        server = stack.enter_context(running_server(checkpoint, folder / "outages-redis.log", f"--engines={fleet}"))
+        pid = int(Redis.from_url(url).info("server")["process_id"])
+        report(f"{BEFORE_S + STOPPED_S + AFTER_S:.0f} s of requests, Redis stopped for {STOPPED_S:.0f} of them")
+        streams, num_failed = asyncio.run(_ask_meanwhile(server, model, pid))
+    texts = {stream.text for stream in streams}
+    pause_s = max(max(stream.pauses)[0] for stream in streams)
+    return [
+        Figure("requests", subject, "", (float(len(streams)),)),
+        Figure("failed requests", subject, "", (float(num_failed),), Target(0)),
+        Figure("different texts", subject, "", (float(len(texts)),), Target(1)),
+        Figure("longest pause of a stream", subject, "s", (pause_s,)),
+    ]
+
+
+async def _ask_meanwhile(server: Server, model: str, redis_pid: int) -> tuple[list[Stream], int]:
+    """Keep asking for one text while Redis stops and goes on. Returns the streams, and how many failed."""
+    end, streams, num_failed = perf_counter() + BEFORE_S + STOPPED_S + AFTER_S, list[Stream](), 0
+
+    async def keep_asking(client: httpx.AsyncClient) -> None:
+        nonlocal num_failed
+        while perf_counter() < end:
+            stream = Stream(0, model)
+            try:
+                await stream.read(client)
+            except (BenchmarkError, httpx.HTTPError):
+                num_failed += 1
+            if len(stream.texts) > 1:
+                streams.append(stream)
+            else:
+                num_failed += 1
+
+    async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S) as client:
+        asking = [asyncio.create_task(keep_asking(client)) for _ in range(NUM_CLIENTS)]
+        await asyncio.sleep(BEFORE_S)
+        os.kill(redis_pid, signal.SIGSTOP)
+        await asyncio.sleep(STOPPED_S)
+        os.kill(redis_pid, signal.SIGCONT)
+        await asyncio.gather(*asking)
+    return streams, num_failed
+
+
+@contextmanager
+def _running_engine(checkpoint: Path, log: Path, fleet: str, name: str) -> Iterator[None]:
+    """Start an engine that registers itself, and stop it."""
+    listen = ("--listen", "tcp://127.0.0.1:0", "--register", fleet, "--register-name", name, "--num-threads", "1")
+    command = (sys.executable, "-m", "cli", "engine", str(checkpoint), *listen)
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise BenchmarkError(f"the engine did not start; see {log}")
+        yield
+    finally:
+        process.terminate()
+        process.communicate()
