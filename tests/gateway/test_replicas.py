@@ -53,7 +53,7 @@ class Reader:
         async with client.stream("POST", "/v1/chat/completions", json=self._body) as response:
             assert response.status_code == 200, await response.aread()
             async for line in response.aiter_lines():
-                if not line:
+                if not line.startswith("data: "):  # in a long silence comments keep the connection
                     continue
                 last, num_events = line, num_events + 1
                 if num_events > BEFORE_LOSS:
