@@ -15,7 +15,15 @@ class ApiKind(StrEnum):
 
     CHAT = "chat"
     COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    OLLAMA_CHAT = "ollama_chat"
     GENERATE_STREAM = "generate_stream"
+    GENERATE = "generate"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    INFER = "infer"
+    INFER_BINARY = "infer_binary"
 
 
 class Arrival(StrEnum):
@@ -23,6 +31,8 @@ class Arrival(StrEnum):
 
     POISSON = "poisson"
     CONSTANT = "constant"
+    GAMMA = "gamma"
+    """Gaps of a gamma distribution, whose shape is `burstiness`: below 1 requests come in bursts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,20 @@ class Workload:
     """Whether the model must generate the whole output length. Otherwise the length is only an upper bound."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Fields added to the JSON of every request. They replace the generator's own."""
+    prefix_tokens: int = 0
+    """Tokens at the start of each prompt that it shares with others; part of `prompt_tokens`."""
+    num_prefixes: int = 1
+    """Number of different shared starts. Each request draws one."""
+    cancelled_share: float = 0.0
+    """Part of the requests, from 0 to 1, whose client leaves at a random token of the answer."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of the inputs of a v2 model, by name, for dimensions that vary."""
+
+    def __post_init__(self) -> None:
+        if self.prefix_tokens >= self.prompt_tokens.low:
+            raise LoadConfigError(
+                f"prefix of {self.prefix_tokens} tokens: must be below the shortest prompt ({self.prompt_tokens.low})"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +116,10 @@ class RequestPace:
     concurrency: int | None = None
     request_rate: float | None = None
     arrival: Arrival = Arrival.POISSON
+    burstiness: float = 1.0
+    """Shape of gamma gaps: 1 is Poisson, less is burstier, more is steadier."""
+    final_rate: float | None = None
+    """Requests a second at the end of a run whose rate rises or falls evenly from `request_rate`. Needs a duration."""
     num_requests: int | None = None
     duration_s: float | None = None
     """No request starts later than this; the run waits for those in flight."""
@@ -103,6 +131,8 @@ class RequestPace:
             raise LoadConfigError("a run needs concurrency (closed loop) or request_rate (open loop)")
         if self.num_requests is None and self.duration_s is None:
             raise LoadConfigError("a run needs an end: num_requests or duration_s")
+        if self.final_rate is not None and (self.request_rate is None or self.duration_s is None):
+            raise LoadConfigError("a ramp needs request_rate, where it begins, and duration_s, how long it takes")
 
 
 @dataclass(frozen=True, slots=True)

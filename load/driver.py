@@ -2,12 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from load.apis import StreamingApi
+from load.apis import Api
 from load.config import LoadTarget, RequestPace, Workload
 from load.connection import ConnectionPool, encode_request
 from load.stream import Failure, FailureKind, LiveCounts, PlannedRequest, RequestResult, StreamReader
@@ -43,7 +43,7 @@ class Driver:
     target: LoadTarget
     workload: Workload
     model: str
-    api: StreamingApi
+    api: Api
     pool: ConnectionPool
     clock: Clock
     counts: LiveCounts = field(default_factory=LiveCounts)
@@ -79,7 +79,7 @@ class Driver:
 
         start = self.clock.now()
         async with asyncio.TaskGroup() as sends:
-            for offset in arrival_offsets(pace.request_rate, pace.arrival, self.workload.seed):
+            for offset in arrival_offsets(pace, self.workload.seed):
                 if pace.duration_s is not None and offset >= pace.duration_s:
                     return
                 planned = next(requests, None)
@@ -90,22 +90,30 @@ class Driver:
 
     async def send(self, planned: PlannedRequest, intended_s: float) -> Failure | None:
         """Send one request, read its stream and record the result. Never raises for what the server does."""
-        reader = StreamReader(self.api, self.counts, must_be_complete=self.workload.ignore_eos)
+        has_left = asyncio.Event()
+        reader = StreamReader(
+            self.api, self.counts, self.workload.ignore_eos, planned.leaves_after, on_leaving=has_left.set
+        )
         body = self.api.body(self.model, planned.prompt, planned.output_tokens, self.workload)
         path = self.api.path(self.model)
-        request = encode_request("POST", self.target.url, path, self.target.headers, body)
+        headers = (*self.target.headers, *self.api.headers())
+        request = encode_request("POST", self.target.url, path, headers, body)
         self.counts.num_started += 1
         started_s = self.clock.now()
-        failure = reader.find_failure(planned.output_tokens, await self._exchange(request, reader))
-        self._record(planned, intended_s, started_s, reader, failure)
+        broken = await self._exchange(request, reader, has_left if planned.leaves_after else None)
+        failure = None if has_left.is_set() else reader.find_failure(planned.output_tokens, broken)
+        self._record(planned, intended_s, started_s, reader, failure, has_left.is_set())
         return failure
 
-    async def _exchange(self, request: bytes, reader: StreamReader) -> Failure | None:
+    async def _exchange(self, request: bytes, reader: StreamReader, leaving: asyncio.Event | None) -> Failure | None:
         try:
             async with asyncio.timeout(self.target.timeout_s):
                 connection = await self.pool.acquire()
                 try:
-                    await connection.exchange(request, reader)
+                    if leaving is None:
+                        await connection.exchange(request, reader)
+                    else:
+                        await _until(leaving, connection.exchange(request, reader))
                 finally:
                     self.pool.release(connection)
         except TimeoutError as error:  # asyncio's has no text; the system's (an unanswered connection) has
@@ -121,8 +129,11 @@ class Driver:
         started_s: float,
         reader: StreamReader,
         failure: Failure | None,
+        has_left: bool,
     ) -> None:
-        if failure is None:
+        if has_left:
+            self.counts.num_left += 1
+        elif failure is None:
             self.counts.num_served += 1
         else:
             self.counts.num_failed += 1
@@ -138,5 +149,21 @@ class Driver:
                 output_tokens_counted_by=reader.counted_by,
                 finish_reason=reader.finish_reason,
                 failure=failure,
+                has_left=has_left,
             )
         )
+
+
+async def _until(leaving: asyncio.Event, exchange: Coroutine[Any, Any, None]) -> None:
+    """Run an exchange until its end or until its client leaves, which drops the connection."""
+    exchanging, waiting = asyncio.ensure_future(exchange), asyncio.ensure_future(leaving.wait())
+    try:
+        await asyncio.wait((exchanging, waiting), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
+        if not exchanging.done():
+            exchanging.cancel()
+    if not leaving.is_set():
+        await exchanging
+    else:
+        await asyncio.gather(exchanging, return_exceptions=True)

@@ -22,8 +22,8 @@ from load.config import (
 T = TypeVar("T")
 
 DESCRIPTION = """\
-Measure a streaming LLM server: time to first token, gaps between tokens, throughput, failures.
-The server may be any OpenAI-compatible server, or one with Triton's generate_stream.
+Measure a server of models: time to first token, gaps between tokens, throughput, failures.
+The server may speak OpenAI's, Anthropic's or Ollama's API, or Triton's v2 protocol over HTTP.
 """
 
 EPILOG = """\
@@ -33,6 +33,9 @@ examples:
   sluice load --request-rate 8 --duration 60 --slo ttft=200,itl=50     # open loop with targets
   sluice load --api chat --tokenizer models/rill/1/tokenizer.json --prompt-tokens 100
   sluice load --api generate_stream --model rill --json out.json
+  sluice load --api infer_binary --model classifier --shape input_ids:1,128 --concurrency 16
+  sluice load --request-rate 2 --final-rate 40 --duration 120 --arrival gamma --burstiness 0.3   # a rising, bursty load
+  sluice load --prompt-tokens 600 --prefix-tokens 500 --num-prefixes 8 --cancel-share 0.1
   sluice load --url https://api.example.com --api-key KEY --api chat --model m --allow-eos
   sluice load --calibrate costs.json                     # costs of a step, for `sluice simulate`
   sluice load compare before.json after.json             # what differs beyond noise, of two --json reports
@@ -48,8 +51,10 @@ measurements:
                the server
   goodput      requests per second that met every target of --slo
 
-A stream counts as failed where it has fewer tokens than requested, lacks its terminator, carries an error event,
-times out or breaks off. Exit status: 0 all served, 1 some failed, 2 the run could not begin, 130 interrupted.
+Answers that are not streamed (generate, embeddings, rerank, infer) have an E2E and no TTFT. Requests that this client
+breaks off (--cancel-share) count neither as served nor as failed. A stream counts as failed where it has fewer tokens
+than requested, lacks its terminator, carries an error event, times out or breaks off.
+Exit status: 0 all served, 1 some failed, 2 the run could not begin, 130 interrupted.
 """
 
 
@@ -79,6 +84,23 @@ def _count(text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
         raise LoadConfigError(f"{text!r}: write a whole number, at least {least}")
     return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise LoadConfigError(f"{text!r}: write a number from 0 to 1")
+    return value
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, colon, sizes = text.rpartition(":")
+    if not colon or not name or not all(size.isdecimal() and int(size) > 0 for size in sizes.split(",")):
+        raise LoadConfigError(f"{text!r}: write a shape as NAME:D,D,..., e.g. input_ids:1,128")
+    return name, tuple(int(size) for size in sizes.split(","))
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -179,6 +201,19 @@ def _add_pace(group: argparse._ArgumentGroup) -> None:
         help="distribution of the gaps between requests (%(default)s)",
     )
     group.add_argument(
+        "--burstiness",
+        type=_argument(_positive),
+        default=1.0,
+        metavar="K",
+        help="shape of gamma gaps: 1 is poisson, less comes in bursts, more is steadier (%(default)g)",
+    )
+    group.add_argument(
+        "--final-rate",
+        type=_argument(_positive),
+        metavar="R",
+        help="let the rate rise or fall evenly from --request-rate to R over --duration",
+    )
+    group.add_argument(
         "--num-requests", type=at_least_one, metavar="N", help="requests to send (32, or no limit with --duration)"
     )
     group.add_argument("--duration", type=_argument(_positive), metavar="S", help="start no request after S seconds")
@@ -232,6 +267,31 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
         help="let the model stop by itself (no ignore_eos); output lengths are upper bounds",
     )
     group.add_argument(
+        "--prefix-tokens",
+        type=_argument(partial(_count, least=0)),
+        default=0,
+        metavar="N",
+        help="let prompts share their first N tokens, which count in --prompt-tokens (0)",
+    )
+    group.add_argument(
+        "--num-prefixes", type=at_least(1), default=1, metavar="K", help="different shared starts (%(default)s)"
+    )
+    group.add_argument(
+        "--cancel-share",
+        type=_argument(_share),
+        default=0.0,
+        metavar="P",
+        help="let a part P of the clients (0 to 1) leave at a random token of the answer (0)",
+    )
+    group.add_argument(
+        "--shape",
+        type=_argument(_shape),
+        action="append",
+        default=[],
+        metavar="NAME:D,D,...",
+        help="shape of an input of a v2 model, where dimensions vary; repeatable",
+    )
+    group.add_argument(
         "--extra-body",
         type=_argument(_json_object),
         default={},
@@ -280,6 +340,10 @@ def make_config(arguments: argparse.Namespace) -> LoadConfig:
             tokenizer=arguments.tokenizer,
             ignore_eos=not arguments.allow_eos,
             extra_body=arguments.extra_body,
+            prefix_tokens=arguments.prefix_tokens,
+            num_prefixes=arguments.num_prefixes,
+            cancelled_share=arguments.cancel_share,
+            shapes=dict(arguments.shape),
         ),
         slo=arguments.slo,
     )
@@ -298,6 +362,8 @@ def _pace(arguments: argparse.Namespace) -> RequestPace:
         concurrency=arguments.concurrency or (None if is_open else 1),
         request_rate=arguments.request_rate,
         arrival=arguments.arrival,
+        burstiness=arguments.burstiness,
+        final_rate=arguments.final_rate,
         num_requests=arguments.num_requests if has_end else 32,
         duration_s=arguments.duration,
         warmup=arguments.warmup,

@@ -41,7 +41,7 @@ async def _show_bar(counts: LiveCounts, console: Console) -> None:
         task = progress.add_task("", total=counts.num_planned)
         rate = _Rate()
         while True:
-            num_ended = counts.num_served + counts.num_failed
+            num_ended = counts.num_served + counts.num_failed + counts.num_left
             progress.update(task, completed=num_ended, description=_progress_line(counts, rate))
             progress.refresh()
             await asyncio.sleep(REDRAW_INTERVAL_S)
@@ -106,7 +106,10 @@ def _latency_table(summary: Summary) -> Table:
 
 
 def latency_rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
-    """Yield a row for each latency: its name, and a text for each of LATENCY_COLUMNS."""
+    """Yield a row for each latency that was measured: its name, and a text for each of LATENCY_COLUMNS.
+
+    E2E always has one, so that a table says where nothing was served.
+    """
     rows = {
         "TTFT": summary.ttft_ms,
         "ITL": summary.itl_ms,
@@ -115,6 +118,8 @@ def latency_rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         "client wait": summary.client_wait_ms,
     }
     for name, d in rows.items():
+        if not d.num_samples and name != "E2E":
+            continue
         figures = (d.p50, d.p90, d.p95, d.p99, d.p99_9, d.mean, d.max)
         yield name, [*("-" if each is None else f"{each:,.2f}" for each in figures), str(d.num_samples)]
 
@@ -122,12 +127,14 @@ def latency_rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
 def report_lines(run: Run) -> Iterator[str]:
     """Yield lines on throughput, tokens, goodput, failures, and what this client itself took."""
     s = run.summary
-    yield f"output    {s.output_tokens_per_s:,.0f} tokens/s, {s.requests_per_s:,.2f} requests/s in {s.wall_s:.2f} s"
+    tokens = f"{s.output_tokens_per_s:,.0f} tokens/s, " if s.output_tokens else ""
+    yield f"output    {tokens}{s.requests_per_s:,.2f} requests/s in {s.wall_s:.2f} s"
     output = f"{s.output_tokens:,} output{_tokens_per_event(s)}"
     yield f"tokens    {s.prompt_tokens:,} prompt ({run.prompt_exactness}), {output}"
     if s.goodput_per_s is not None:
         yield f"goodput   {s.goodput_per_s:,.2f} requests/s met {_targets(run.config)}"
-    yield f"requests  {s.num_served} served, {s.num_failed} failed{', interrupted' if run.was_interrupted else ''}"
+    end = ", interrupted" if run.was_interrupted else ""
+    yield f"requests  {s.num_served} served, {s.num_failed} failed{_left(s)}{end}"
     for label, failure in s.failures.items():
         yield f"  {label}: {failure.count}, first: {failure.example[:MAX_EXAMPLE_CHARS]}"
     cost_us = run.client_cpu_us_per_event
@@ -138,6 +145,10 @@ def report_lines(run: Run) -> Iterator[str]:
             f"warning   this client was busy for {run.client_cpu_s / s.wall_s:.0%} of the run: it may have been the "
             "limit, not the server. Run several clients, or one on another machine"
         )
+
+
+def _left(summary: Summary) -> str:
+    return f", {summary.num_left} left early" if summary.num_left else ""
 
 
 def _tokens_per_event(summary: Summary) -> str:
@@ -219,5 +230,6 @@ def _request_row(result: RequestResult) -> dict[str, Any]:
         "tpot_s": result.tpot_s,
         "e2e_s": result.e2e_s,
         "finish_reason": result.finish_reason,
+        "has_left": result.has_left,
         "failure": result.failure,
     }

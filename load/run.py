@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -75,7 +76,9 @@ async def run_load(config: LoadConfig, view: ProgressView | None = None, clock: 
     pool = ConnectionPool(config.target.url, clock.now)
     try:
         model = config.target.model or await _first_model(pool, config)
-        driver = Driver(config.target, config.workload, model, make_api(config.target.api), pool, clock)
+        api = make_api(config.target.api)
+        await api.prepare(partial(_get, pool, config), model, config.workload)
+        driver = Driver(config.target, config.workload, model, api, pool, clock)
         return await _measure(driver, config, view)
     finally:
         pool.close()
@@ -159,20 +162,27 @@ class _WholeBody:
 
 async def _first_model(pool: ConnectionPool, config: LoadConfig) -> str:
     """Return the first model of the server's /v1/models."""
+    url = config.target.url
+    try:
+        return str(msgspec.json.decode(await _get(pool, config, "/v1/models"), type=_Models).data[0]["id"])
+    except (msgspec.DecodeError, IndexError, KeyError):
+        raise RunError(f"{url}/v1/models names no model: name it with --model") from None
+
+
+async def _get(pool: ConnectionPool, config: LoadConfig, path: str) -> bytes:
+    """Get a path of the server. Raises RunError where it cannot be reached or does not answer 200."""
     target, response = config.target, _WholeBody()
     try:
         async with asyncio.timeout(target.timeout_s):
             connection = await pool.acquire()
-            await connection.exchange(encode_request("GET", target.url, "/v1/models", target.headers), response)
+            await connection.exchange(encode_request("GET", target.url, path, target.headers), response)
     except (OSError, TimeoutError) as error:
         raise RunError(f"cannot reach {target.url}: {error}") from error
     pool.release(connection)
     if response.status != 200:
-        raise RunError(f"{target.url}/v1/models answers {response.status}: name the model with --model")
-    try:
-        return str(msgspec.json.decode(response.body, type=_Models).data[0]["id"])
-    except (msgspec.DecodeError, IndexError, KeyError):
-        raise RunError(f"{target.url}/v1/models names no model: name it with --model") from None
+        answer = response.body[:200].decode(errors="replace")
+        raise RunError(f"{target.url}{path} answers {response.status}: name the model with --model ({answer})")
+    return response.body
 
 
 def read_machine_info() -> dict[str, str | int]:

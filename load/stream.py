@@ -1,10 +1,11 @@
 """One request on the wire: its stream of events, its measurement, and whether it counts as served."""
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from load.apis import ParsedEvent, Prompt, StreamingApi
+from load.apis import Api, Framing, ParsedEvent, Prompt
 
 DONE = b"[DONE]"
 MAX_ERROR_BYTES = 4096
@@ -32,6 +33,49 @@ class EventSplitter:
     def is_between_events(self) -> bool:
         """Whether all bytes so far belong to complete events."""
         return not self._pending.strip()
+
+
+class LineSplitter:
+    """Splits a response body of JSON lines."""
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return every line that `piece` completes, without empty ones."""
+        *lines, self._pending = (self._pending + piece).split(b"\n")
+        return [line for line in lines if line.strip()]
+
+    @property
+    def is_between_events(self) -> bool:
+        return not self._pending.strip()
+
+
+class WholeBody:
+    """Keeps a response body until its end."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return no event: the end of the body is known to who reads the response."""
+        self._pieces.append(piece)
+        return []
+
+    @property
+    def is_between_events(self) -> bool:
+        return True
+
+    def take(self) -> bytes:
+        return b"".join(self._pieces)
+
+
+Splitter = EventSplitter | LineSplitter | WholeBody
+_SPLITTERS: dict[Framing, type[Splitter]] = {
+    Framing.SSE: EventSplitter,
+    Framing.JSON_LINES: LineSplitter,
+    Framing.WHOLE: WholeBody,
+}
 
 
 def _is_one_event(piece: bytes) -> bool:
@@ -79,6 +123,8 @@ class PlannedRequest:
     prompt: Prompt
     prompt_tokens: int
     output_tokens: int
+    leaves_after: int | None = None
+    """The token event after which its client leaves; None for one that reads to the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +147,12 @@ class RequestResult:
     """`usage` for the server's count, or `events` for one token an event, a lower bound."""
     finish_reason: str | None
     failure: Failure | None
+    has_left: bool = False
+    """Whether this client broke it off, as planned. Such a request counts neither as served nor as failed."""
 
     @property
     def is_ok(self) -> bool:
-        return self.failure is None
+        return self.failure is None and not self.has_left
 
     @property
     def client_wait_s(self) -> float:
@@ -136,32 +184,39 @@ class LiveCounts:
     num_started: int = 0
     num_served: int = 0
     num_failed: int = 0
+    num_left: int = 0
     num_token_events: int = 0
 
     @property
     def num_in_flight(self) -> int:
-        return self.num_started - self.num_served - self.num_failed
+        return self.num_started - self.num_served - self.num_failed - self.num_left
 
 
 @dataclass(slots=True)
 class StreamReader:
     """Reads one response as it arrives (a `connection.ResponseReceiver`), and finds out why it failed."""
 
-    api: StreamingApi
+    api: Api
     counts: LiveCounts
     must_be_complete: bool
     """Whether fewer tokens than requested are a failure."""
+    leaves_after: int | None = None
+    """Number of token events after which `on_leaving` is called."""
+    on_leaving: Callable[[], None] = lambda: None
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     last_read_s: float = 0.0
     finish_reason: str | None = None
     prompt_tokens: int | None = None
-    _events: EventSplitter = field(default_factory=EventSplitter)
+    _events: Splitter = field(init=False)
     _status: int | None = None
     _error_body: bytes = b""
     _counted_by_event: int | None = None
     _completion_tokens: int | None = None
     _is_terminated: bool = False
     _failure: Failure | None = None
+
+    def __post_init__(self) -> None:
+        self._events = _SPLITTERS[self.api.framing]()
 
     def on_status(self, status: int) -> None:
         self._status = status
@@ -183,9 +238,11 @@ class StreamReader:
         except ValueError as error:
             self._failure = self._failure or Failure(FailureKind.MALFORMED, f"{error}: {data[:200]!r}")
             return
-        if event.has_text:
+        if event.has_text and self.api.framing is not Framing.WHOLE:
             self.times_s.append(at)
             self.counts.num_token_events += 1
+            if len(self.times_s) == self.leaves_after:
+                self.on_leaving()
         self._record(event)
 
     def _record(self, event: ParsedEvent) -> None:
@@ -197,6 +254,7 @@ class StreamReader:
             self._completion_tokens = event.completion_tokens
         if event.finish_reason is not None:
             self.finish_reason = event.finish_reason
+        self._is_terminated = self._is_terminated or event.is_last
         if event.error is not None:
             self._failure = self._failure or Failure(FailureKind.ERROR_EVENT, event.error)
 
@@ -221,11 +279,14 @@ class StreamReader:
         """
         if self._status not in (None, 200):
             return Failure(FailureKind.HTTP, self._error_body.decode(errors="replace"), self._status)
+        if isinstance(self._events, WholeBody) and transport_failure is None:
+            self._on_event(self._events.take(), self.last_read_s)
         return self._failure or transport_failure or self._check_end(requested_tokens)
 
     def _check_end(self, requested_tokens: int) -> Failure | None:
-        if self.api.ends_with_done and not self._is_terminated:
-            return Failure(FailureKind.NO_TERMINATOR, f"ended without [DONE] after {len(self.times_s)} token events")
+        if self.api.has_terminator and not self._is_terminated:
+            detail = f"ended without [DONE] or its last event after {len(self.times_s)} token events"
+            return Failure(FailureKind.NO_TERMINATOR, detail)
         if not self._events.is_between_events:
             return Failure(FailureKind.NO_TERMINATOR, "ended inside an event")
         return self._check_length(requested_tokens)
@@ -235,7 +296,7 @@ class StreamReader:
         is_complete = self.output_tokens >= requested_tokens or (
             self.counted_by == "events" and self.finish_reason == "length"
         )
-        if is_complete or not self.must_be_complete:
+        if is_complete or not self.must_be_complete or not self.api.has_output_tokens:
             return None
         return Failure(
             FailureKind.SHORT, f"{self.output_tokens} of {requested_tokens} tokens, counted by {self.counted_by}"

@@ -47,6 +47,8 @@ class Summary:
     num_requests: int
     num_served: int
     num_failed: int
+    num_left: int
+    """Requests that this client broke off, as planned."""
     failures: dict[str, FailureCount]
     wall_s: float
     """Seconds from the first intended send to the end of the last stream."""
@@ -83,7 +85,8 @@ def summarize(results: Sequence[RequestResult], slo: Slo | None) -> Summary:
     return Summary(
         num_requests=len(results),
         num_served=len(served),
-        num_failed=len(results) - len(served),
+        num_failed=sum(result.failure is not None for result in results),
+        num_left=sum(result.has_left for result in results),
         failures=_count_failures(results),
         wall_s=wall_s,
         requests_per_s=len(served) * per_second,

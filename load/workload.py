@@ -4,6 +4,7 @@ Prompts are random, so that no prefix cache of the server makes them cheap.
 """
 
 import itertools
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ them can only other new some could time these two may then do first any my now s
 
 NUM_STABLE_WORDS = 512
 MAX_FITTING_ROUNDS = 16
-WARMUP_STREAM, REQUEST_STREAM, ARRIVAL_STREAM = range(3)
+WARMUP_STREAM, REQUEST_STREAM, ARRIVAL_STREAM, PREFIX_STREAM = range(4)
 """Independent random streams of one seed: none shifts with the length of another."""
 
 
@@ -38,20 +39,69 @@ def planned_requests(
     workload: Workload, prompts: PromptSource, stream: int = REQUEST_STREAM
 ) -> Iterator[PlannedRequest]:
     """Yield requests without end. Request i does not depend on those before it."""
+    prefixes = [
+        prompts.make(np.random.default_rng((workload.seed, PREFIX_STREAM, number)), workload.prefix_tokens)
+        for number in range(workload.num_prefixes if workload.prefix_tokens else 0)
+    ]
     for index in itertools.count():
         rng = np.random.default_rng((workload.seed, stream, index))
         prompt_tokens = int(rng.integers(workload.prompt_tokens.low, workload.prompt_tokens.high, endpoint=True))
         output_tokens = int(rng.integers(workload.output_tokens.low, workload.output_tokens.high, endpoint=True))
-        yield PlannedRequest(index, prompts.make(rng, prompt_tokens), prompt_tokens, output_tokens)
+        prompt = prompts.make(rng, prompt_tokens - workload.prefix_tokens)
+        if prefixes:
+            prompt = _joined(prefixes[int(rng.integers(len(prefixes)))], prompt)
+        yield PlannedRequest(index, prompt, prompt_tokens, output_tokens, _leaving(rng, workload, output_tokens))
 
 
-def arrival_offsets(rate: float, arrival: Arrival, seed: int) -> Iterator[float]:
-    """Yield the seconds from the run's start to each intended send, `rate` a second on average; the first is 0."""
+def _joined(prefix: Prompt, rest: Prompt) -> Prompt:
+    if isinstance(prefix, list) and isinstance(rest, list):
+        return prefix + rest
+    return f"{prefix} {rest}"
+
+
+def _leaving(rng: np.random.Generator, workload: Workload, output_tokens: int) -> int | None:
+    """Draw the token event after which the client of a request leaves, None for one that stays."""
+    if not workload.cancelled_share or rng.random() >= workload.cancelled_share:
+        return None
+    return int(rng.integers(1, output_tokens, endpoint=True))
+
+
+def arrival_offsets(pace: RequestPace, seed: int) -> Iterator[float]:
+    """Yield the seconds from the run's start to each intended send; the first is 0.
+
+    Gaps are drawn for a rate of one a second, and stretched by the rate of the moment: that of a ramp is found by
+    solving its integral, `first * t + (last - first) * t^2 / (2 * duration)`, for the number of requests so far.
+    """
+    assert pace.request_rate is not None, "an open loop needs a rate"
     rng = np.random.default_rng((seed, ARRIVAL_STREAM))
-    offset = 0.0
+    num_due = 0.0
     while True:
+        offset = _moment(pace, num_due)
+        if offset is None:
+            return
         yield offset
-        offset += 1.0 / rate if arrival is Arrival.CONSTANT else float(rng.exponential(1.0 / rate))
+        num_due += _gap(pace, rng)
+
+
+def _gap(pace: RequestPace, rng: np.random.Generator) -> float:
+    match pace.arrival:
+        case Arrival.CONSTANT:
+            return 1.0
+        case Arrival.POISSON:
+            return float(rng.exponential())
+        case Arrival.GAMMA:
+            return float(rng.gamma(pace.burstiness, 1.0 / pace.burstiness))
+
+
+def _moment(pace: RequestPace, num_due: float) -> float | None:
+    """Return when as many requests are due, None where a ramp that falls to 0 never has as many."""
+    first = pace.request_rate or 0.0
+    if pace.final_rate is None or pace.final_rate == first:
+        return num_due / first
+    assert pace.duration_s is not None, "RequestPace checks that a ramp has a duration"
+    slope = (pace.final_rate - first) / pace.duration_s
+    square = first * first + 2.0 * slope * num_due
+    return None if square < 0.0 else (math.sqrt(square) - first) / slope
 
 
 def requests_for(pace: RequestPace, requests: Iterator[PlannedRequest]) -> Iterator[PlannedRequest]:
@@ -63,7 +113,7 @@ def prompt_source(api: ApiKind, workload: Workload) -> PromptSource:
     """Return token ids where the API takes them, else words: of exact length with a tokenizer, else approximate."""
     if workload.tokenizer is not None:
         return FittedWords(workload.tokenizer)
-    if api is ApiKind.COMPLETIONS:
+    if api in (ApiKind.COMPLETIONS, ApiKind.EMBEDDINGS):
         return TokenIds(workload.vocab_size)
     return ApproximateWords()
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import json
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -174,6 +176,60 @@ async def triton_error(wire: Wire) -> None:
 
 def test_generate_stream_error_event() -> None:
     assert only_failure(triton_error, api=ApiKind.GENERATE_STREAM) == Failure(FailureKind.ERROR_EVENT, "asked to fail")
+
+
+async def ollama_lines(wire: Wire) -> None:
+    """Send lines of JSON that the network cuts anywhere."""
+    tokens = [{"message": {"content": "a"}, "done": False}] * 3
+    lines = [*tokens, {"done": True, "eval_count": 3, "done_reason": "length"}]
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    wire.start_stream()
+    for start in range(0, len(body), 10):
+        wire.send(body[start : start + 10])
+        await wire.writer.drain()
+    wire.end_stream()
+
+
+def test_lines_of_json_are_events() -> None:
+    (result,) = run_against(ollama_lines, api=ApiKind.OLLAMA_CHAT).results
+    assert result.is_ok
+    assert (len(result.event_times_s), result.output_tokens, result.finish_reason) == (3, 3, "length")
+
+
+def test_an_answer_that_is_not_streamed_has_an_end_and_no_first_token() -> None:
+    async def script(wire: Wire) -> None:
+        await wire.whole("200 OK", b'{"data": [{"embedding": [0.1]}], "usage": {"prompt_tokens": 5}}')
+
+    (result,) = run_against(script, api=ApiKind.EMBEDDINGS).results
+    assert result.is_ok
+    assert (result.ttft_s, result.prompt_tokens) == (None, 5)
+    assert result.e2e_s > 0
+
+
+def test_a_whole_answer_without_results_is_a_failure() -> None:
+    async def script(wire: Wire) -> None:
+        await wire.whole("200 OK", b"{}")
+
+    assert only_failure(script, api=ApiKind.EMBEDDINGS).kind is FailureKind.ERROR_EVENT
+
+
+def test_a_client_that_leaves_drops_its_connection_and_counts_neither_as_served_nor_as_failed() -> None:
+    gone = []
+
+    async def script(wire: Wire) -> None:
+        wire.start_stream()
+        wire.token()
+        with suppress(ConnectionError):
+            while True:
+                await wire.writer.drain()
+                wire.token()
+                await asyncio.sleep(0)
+        gone.append(wire.index)
+
+    run = run_against(script, cancelled_share=1.0, num_requests=4, concurrency=2)
+    assert [result.has_left for result in run.results] == [True] * 4
+    assert (run.summary.num_left, run.summary.num_served, run.summary.num_failed) == (4, 0, 0)
+    assert len(gone) >= 2
 
 
 STREAM = (

@@ -1,0 +1,88 @@
+"""The interface of an API, and what several of them share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import msgspec
+
+from load.config import Workload
+
+Prompt = str | list[int]
+Fetch = Callable[[str], Awaitable[bytes]]
+"""Gets a path of the server and returns the body. Raises `RunError` where the server does not answer 200."""
+
+
+class Framing(StrEnum):
+    """How the events of an answer are told apart."""
+
+    SSE = "sse"
+    JSON_LINES = "json_lines"
+    WHOLE = "whole"
+    """The body is the one event, and no token event: such an answer has an E2E but no TTFT."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedEvent:
+    """The content of one event."""
+
+    has_text: bool = False
+    """Whether it is a token event, one with text. A role, a finish reason or usage alone is no token event."""
+    num_tokens: int | None = None
+    """Tokens of this event alone, where the server counts them."""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    """Tokens of the whole answer so far, where the server counts them."""
+    finish_reason: str | None = None
+    error: str | None = None
+    is_last: bool = False
+    """Whether a complete stream ends with this event."""
+
+
+TOKEN = ParsedEvent(has_text=True)
+"""The content of nearly every event, made once."""
+
+
+class Api(ABC):
+    """One API of a server."""
+
+    framing: ClassVar[Framing] = Framing.SSE
+    has_terminator: ClassVar[bool] = True
+    """Whether a complete stream has a last event of its own: `[DONE]`, or one that `parse` says is the last."""
+    has_output_tokens: ClassVar[bool] = True
+    """Whether answers have a requested number of tokens, which complete ones then must have."""
+
+    @abstractmethod
+    def path(self, model: str) -> str: ...
+
+    @abstractmethod
+    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes: ...
+
+    @abstractmethod
+    def parse(self, data: bytes) -> ParsedEvent:
+        """Parse an event's data. Raises `ValueError` where it is not this API's."""
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Return the headers that each request needs besides those of JSON."""
+        return ()
+
+    async def prepare(self, fetch: Fetch, model: str, workload: Workload) -> None:
+        """Learn from the server what bodies need, before the first request. Most need nothing."""
+        return
+
+
+def error_message(error: object) -> str:
+    """Return the message of an `error` member: OpenAI's is an object, Triton's a string."""
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def encode_body(fields: dict[str, Any], workload: Workload) -> bytes:
+    """Encode a body. The workload's own fields replace the API's."""
+    return msgspec.json.encode(fields | workload.extra_body)
+
+
+def sampling(workload: Workload) -> dict[str, Any]:
+    """Return the fields that make answers greedy, and as long as asked where the workload wants that."""
+    return {"temperature": 0.0, **({"ignore_eos": True} if workload.ignore_eos else {})}

@@ -1,0 +1,188 @@
+"""Triton's v2 protocol over HTTP: generate_stream, generate, and infer with random tensors."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from load.apis.base import Api, Fetch, Framing, ParsedEvent, Prompt, encode_body, error_message, sampling
+from load.config import LoadConfigError, Workload
+
+
+class _GenerateEvent(msgspec.Struct):
+    text_output: str | list[str] | None = None
+    num_output_tokens: int | None = None
+    finish_reason: str | None = None
+    error: Any = None
+
+
+class GenerateStreamApi(Api):
+    """`POST /v2/models/{model}/generate_stream`. The stream has no terminator: it ends with the HTTP body."""
+
+    has_terminator: ClassVar = False
+    is_streamed: ClassVar = True
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(_GenerateEvent).decode
+
+    def path(self, model: str) -> str:
+        return f"/v2/models/{model}/generate_stream"
+
+    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+        fields = {"text_input": prompt, "max_tokens": max_tokens, "stream": self.is_streamed}
+        return encode_body(fields | {"return_num_output_tokens": True} | sampling(workload), workload)
+
+    def parse(self, data: bytes) -> ParsedEvent:
+        event = self._decode(data)
+        return ParsedEvent(
+            has_text=bool(event.text_output),
+            num_tokens=event.num_output_tokens,
+            finish_reason=event.finish_reason,
+            error=None if event.error is None else error_message(event.error),
+        )
+
+
+class GenerateApi(GenerateStreamApi):
+    """`POST /v2/models/{model}/generate`: the same as one answer."""
+
+    framing: ClassVar = Framing.WHOLE
+    is_streamed: ClassVar = False
+
+    def path(self, model: str) -> str:
+        return f"/v2/models/{model}/generate"
+
+
+class _TensorMetadata(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class _ModelMetadata(msgspec.Struct):
+    inputs: list[_TensorMetadata] = []
+
+
+class _InferAnswer(msgspec.Struct):
+    outputs: list[Any] = []
+    error: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+_INTEGERS = {"INT8": "i1", "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "UINT8": "u1", "UINT16": "<u2"}
+_INTEGERS |= {"UINT32": "<u4", "UINT64": "<u8"}
+_FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+_LONGEST_TEXT = 16
+_LONGEST_HEADER = 1 << 16
+_JSON = json.JSONDecoder()
+
+
+class InferApi(Api):
+    """`POST /v2/models/{model}/infer` as JSON, with random tensors of the shapes in the model's metadata.
+
+    A dimension that varies is 1, or what `--shape NAME:DIMS` says.
+    """
+
+    framing: ClassVar = Framing.WHOLE
+    has_terminator: ClassVar = False
+    has_output_tokens: ClassVar = False
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(_InferAnswer).decode
+        self._inputs: list[_Input] = []
+
+    async def prepare(self, fetch: Fetch, model: str, workload: Workload) -> None:
+        """Read the names, types and shapes of the inputs. Raises `LoadConfigError` for a type that has no values."""
+        metadata = msgspec.json.decode(await fetch(f"/v2/models/{model}"), type=_ModelMetadata)
+        unknown = workload.shapes.keys() - {each.name for each in metadata.inputs}
+        if unknown:
+            known = ", ".join(each.name for each in metadata.inputs)
+            raise LoadConfigError(f"--shape {min(unknown)}: {model} has no such input; it has {known}")
+        self._inputs = [
+            _Input(each.name, each.datatype, _shape(each, workload.shapes.get(each.name))) for each in metadata.inputs
+        ]
+
+    def path(self, model: str) -> str:
+        return f"/v2/models/{model}/infer"
+
+    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+        inputs = [self._header(each) | {"data": values.ravel().tolist()} for each, values in self._drawn(prompt)]
+        return encode_body({"inputs": inputs}, workload)
+
+    def parse(self, data: bytes) -> ParsedEvent:
+        answer = self._decode(data)
+        if answer.error is not None:
+            return ParsedEvent(error=error_message(answer.error))
+        return ParsedEvent(error=None if answer.outputs else "an answer without outputs")
+
+    @staticmethod
+    def _header(each: _Input) -> dict[str, Any]:
+        return {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)}
+
+    def _drawn(self, prompt: Prompt) -> "list[tuple[_Input, np.ndarray[Any, Any]]]":
+        """Draw the tensors of a request, equal for an equal prompt."""
+        rng = np.random.default_rng(list(str(prompt).encode()))
+        return [(each, _random(each, rng)) for each in self._inputs]
+
+
+class InferBinaryApi(InferApi):
+    """`POST /v2/models/{model}/infer` with tensors and outputs as raw bytes (the binary tensor data extension)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._header_length = 0
+
+    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+        inputs, raw = [], []
+        for each, values in self._drawn(prompt):
+            raw.append(_raw(each, values))
+            inputs.append(self._header(each) | {"parameters": {"binary_data_size": len(raw[-1])}})
+        header = encode_body({"inputs": inputs, "parameters": {"binary_data_output": True}}, workload)
+        self._header_length = len(header)
+        return header + b"".join(raw)
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        return (("Inference-Header-Content-Length", str(self._header_length)),)
+
+    def parse(self, data: bytes) -> ParsedEvent:
+        # Raw bytes follow the JSON: `raw_decode` stops where that ends.
+        answer, _ = _JSON.raw_decode(data[:_LONGEST_HEADER].decode("latin-1"))
+        return super().parse(msgspec.json.encode(answer))
+
+
+def _shape(metadata: _TensorMetadata, given: tuple[int, ...] | None) -> tuple[int, ...]:
+    if given is None:
+        return tuple(1 if size < 0 else size for size in metadata.shape)
+    fits = len(given) == len(metadata.shape) and all(
+        expected in (-1, size) for size, expected in zip(given, metadata.shape, strict=True)
+    )
+    if not fits:
+        raise LoadConfigError(f"--shape {metadata.name}: got {list(given)}, the model expects {metadata.shape}")
+    return given
+
+
+def _random(each: _Input, rng: np.random.Generator) -> "np.ndarray[Any, Any]":
+    if each.datatype in _INTEGERS:
+        return rng.integers(0, 100, each.shape).astype(_INTEGERS[each.datatype])
+    if each.datatype in _FLOATS:
+        return rng.random(each.shape).astype(_FLOATS[each.datatype])
+    if each.datatype == "BOOL":
+        return rng.integers(0, 2, each.shape).astype(bool)
+    if each.datatype == "BYTES":
+        letters = rng.integers(97, 123, (*each.shape, _LONGEST_TEXT)).astype(np.uint8)
+        return letters.view(f"S{_LONGEST_TEXT}")[..., 0].astype(str)
+    raise LoadConfigError(f"input {each.name} has type {each.datatype}; expected numbers, BOOL or BYTES")
+
+
+def _raw(each: _Input, values: "np.ndarray[Any, Any]") -> bytes:
+    if each.datatype != "BYTES":
+        return values.tobytes()
+    texts = [str(value).encode() for value in values.ravel()]
+    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
