@@ -5,8 +5,9 @@ import sys
 from functools import partial
 
 from load.config import LoadConfigError
-from load.options import make_config, parser
+from load.options import parser
 from load.run import RunError, run_blocking
+from load.settings import make_config
 
 LONGEST_PROMPT, LARGEST_CROWD = 512, 16
 """What a calibration goes up to without --prompt-tokens and --concurrency."""

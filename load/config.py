@@ -95,6 +95,8 @@ class Workload:
     """Number of different shared starts. Each request draws one."""
     cancelled_share: float = 0.0
     """Part of the requests, from 0 to 1, whose client leaves at a random token of the answer."""
+    trace: Path | None = None
+    """A file of recorded requests, whose lengths and shared starts replace those above."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of the inputs of a v2 model, by name, for dimensions that vary."""
 
@@ -110,7 +112,8 @@ class RequestPace:
     """When requests are sent.
 
     A closed loop keeps `concurrency` requests in flight. An open loop sends `request_rate` requests a second whatever
-    the server does, with at most `concurrency` in flight where that is given too.
+    the server does, with at most `concurrency` in flight where that is given too. A replay is an open loop at the times
+    of the workload's trace.
     """
 
     concurrency: int | None = None
@@ -120,6 +123,8 @@ class RequestPace:
     """Shape of gamma gaps: 1 is Poisson, less is burstier, more is steadier."""
     final_rate: float | None = None
     """Requests a second at the end of a run whose rate rises or falls evenly from `request_rate`. Needs a duration."""
+    replay_speed: float | None = None
+    """How many times as fast a trace is sent as it was recorded; None for no replay."""
     num_requests: int | None = None
     duration_s: float | None = None
     """No request starts later than this; the run waits for those in flight."""
@@ -127,9 +132,11 @@ class RequestPace:
     """Number of requests that are completed before the run and not counted."""
 
     def __post_init__(self) -> None:
-        if self.concurrency is None and self.request_rate is None:
+        if self.concurrency is None and self.request_rate is None and self.replay_speed is None:
             raise LoadConfigError("a run needs concurrency (closed loop) or request_rate (open loop)")
-        if self.num_requests is None and self.duration_s is None:
+        if self.replay_speed is not None and self.request_rate is not None:
+            raise LoadConfigError("a run has a request_rate or the times of a trace, not both")
+        if self.num_requests is None and self.duration_s is None and self.replay_speed is None:
             raise LoadConfigError("a run needs an end: num_requests or duration_s")
         if self.final_rate is not None and (self.request_rate is None or self.duration_s is None):
             raise LoadConfigError("a ramp needs request_rate, where it begins, and duration_s, how long it takes")

@@ -11,7 +11,7 @@ from load.apis import Api
 from load.config import LoadTarget, RequestPace, Workload
 from load.connection import ConnectionPool, encode_request
 from load.stream import Failure, FailureKind, LiveCounts, PlannedRequest, RequestResult, StreamReader
-from load.workload import arrival_offsets
+from load.workload import due_requests
 
 RECONNECT_PAUSE_S = 0.1
 """Pause of a closed loop's worker after a broken connection, which a dead server gives thousands of times a second."""
@@ -70,7 +70,6 @@ class Driver:
 
         `pace.concurrency` limits the requests in flight.
         """
-        assert pace.request_rate is not None, "an open loop needs a rate"
         slots = asyncio.Semaphore(pace.concurrency) if pace.concurrency else nullcontext()
 
         async def send(planned: PlannedRequest, intended_s: float) -> None:
@@ -79,11 +78,8 @@ class Driver:
 
         start = self.clock.now()
         async with asyncio.TaskGroup() as sends:
-            for offset in arrival_offsets(pace, self.workload.seed):
+            for offset, planned in due_requests(requests, pace, self.workload.seed):
                 if pace.duration_s is not None and offset >= pace.duration_s:
-                    return
-                planned = next(requests, None)
-                if planned is None:
                     return
                 await self.clock.sleep_until(start + offset)
                 sends.create_task(send(planned, start + offset))

@@ -1,4 +1,4 @@
-"""The command line of `sluice load`: the options, their help and their values."""
+"""The command line of `sluice load`: the options, their help and the parsers of their values."""
 
 import argparse
 import json
@@ -7,17 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from load.config import (
-    ApiKind,
-    Arrival,
-    LoadConfig,
-    LoadConfigError,
-    LoadTarget,
-    RequestPace,
-    Slo,
-    TokenRange,
-    Workload,
-)
+from load.config import ApiKind, Arrival, LoadConfigError, Slo, TokenRange
+from load.traces import FORMATS
 
 T = TypeVar("T")
 
@@ -35,6 +26,7 @@ examples:
   sluice load --api generate_stream --model rill --json out.json
   sluice load --api infer_binary --model classifier --shape input_ids:1,128 --concurrency 16
   sluice load --request-rate 2 --final-rate 40 --duration 120 --arrival gamma --burstiness 0.3   # a rising, bursty load
+  sluice load --trace mooncake_trace.jsonl --replay-speed 10
   sluice load --prompt-tokens 600 --prefix-tokens 500 --num-prefixes 8 --cancel-share 0.1
   sluice load --url https://api.example.com --api-key KEY --api chat --model m --allow-eos
   sluice load --calibrate costs.json                     # costs of a step, for `sluice simulate`
@@ -214,6 +206,12 @@ def _add_pace(group: argparse._ArgumentGroup) -> None:
         help="let the rate rise or fall evenly from --request-rate to R over --duration",
     )
     group.add_argument(
+        "--replay-speed",
+        type=_argument(_positive),
+        metavar="X",
+        help="with --trace, and neither --concurrency nor --request-rate: send it X times as fast as recorded (1)",
+    )
+    group.add_argument(
         "--num-requests", type=at_least_one, metavar="N", help="requests to send (32, or no limit with --duration)"
     )
     group.add_argument("--duration", type=_argument(_positive), metavar="S", help="start no request after S seconds")
@@ -284,6 +282,12 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
         help="let a part P of the clients (0 to 1) leave at a random token of the answer (0)",
     )
     group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="send the requests of a trace: " + ", ".join(FORMATS) + "; the content tells which",
+    )
+    group.add_argument(
         "--shape",
         type=_argument(_shape),
         action="append",
@@ -325,46 +329,4 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="measure what the server's steps cost instead, with runs of its own (some minutes on an idle server), and "
         "write it for `sluice simulate --costs`; --prompt-tokens and --concurrency set the largest (512, 16)",
-    )
-
-
-def make_config(arguments: argparse.Namespace) -> LoadConfig:
-    return LoadConfig(
-        target=_target(arguments),
-        pace=_pace(arguments),
-        workload=Workload(
-            prompt_tokens=arguments.prompt_tokens or TokenRange(128, 128),
-            output_tokens=arguments.output_tokens,
-            seed=arguments.seed,
-            vocab_size=arguments.vocab_size,
-            tokenizer=arguments.tokenizer,
-            ignore_eos=not arguments.allow_eos,
-            extra_body=arguments.extra_body,
-            prefix_tokens=arguments.prefix_tokens,
-            num_prefixes=arguments.num_prefixes,
-            cancelled_share=arguments.cancel_share,
-            shapes=dict(arguments.shape),
-        ),
-        slo=arguments.slo,
-    )
-
-
-def _target(arguments: argparse.Namespace) -> LoadTarget:
-    key = (("Authorization", f"Bearer {arguments.api_key}"),) if arguments.api_key else ()
-    headers = (*key, *arguments.header)
-    return LoadTarget(arguments.url, arguments.api, arguments.model, headers, arguments.timeout)
-
-
-def _pace(arguments: argparse.Namespace) -> RequestPace:
-    is_open = arguments.request_rate is not None
-    has_end = arguments.num_requests is not None or arguments.duration is not None
-    return RequestPace(
-        concurrency=arguments.concurrency or (None if is_open else 1),
-        request_rate=arguments.request_rate,
-        arrival=arguments.arrival,
-        burstiness=arguments.burstiness,
-        final_rate=arguments.final_rate,
-        num_requests=arguments.num_requests if has_end else 32,
-        duration_s=arguments.duration,
-        warmup=arguments.warmup,
     )

@@ -92,6 +92,8 @@ def title_of(run: Run) -> str:
     if pace.request_rate is not None:
         limit = f", at most {pace.concurrency} in flight" if pace.concurrency else ""
         how = f"{pace.request_rate:g} requests/s ({pace.arrival}{limit})"
+    if pace.replay_speed is not None:
+        how = f"the trace at {pace.replay_speed:g} times its speed"
     return f"{run.model} at {target.url}, {target.api}, {how}"
 
 

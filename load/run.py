@@ -109,7 +109,7 @@ async def _measure(driver: Driver, config: LoadConfig, view: ProgressView | None
 
 
 async def _drive(driver: Driver, requests: Iterator[PlannedRequest], pace: RequestPace) -> None:
-    if pace.request_rate is not None:
+    if pace.request_rate is not None or pace.replay_speed is not None:
         await driver.run_open(requests, pace)
         return
     assert pace.concurrency is not None, "Pace checks that one of the two is given"

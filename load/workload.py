@@ -6,6 +6,7 @@ Prompts are random, so that no prefix cache of the server makes them cheap.
 import itertools
 import math
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 from load.apis import Prompt
 from load.config import ApiKind, Arrival, LoadConfigError, RequestPace, Workload
 from load.stream import PlannedRequest
+from load.traces import TracedRequest, read_trace
 
 COMMON_WORDS = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one you
@@ -38,7 +40,10 @@ class PromptSource(Protocol):
 def planned_requests(
     workload: Workload, prompts: PromptSource, stream: int = REQUEST_STREAM
 ) -> Iterator[PlannedRequest]:
-    """Yield requests without end. Request i does not depend on those before it."""
+    """Yield requests without end, or those of the trace. Request i does not depend on those before it."""
+    if workload.trace is not None:
+        yield from _traced_requests(workload, read_trace(workload.trace), prompts, stream)
+        return
     prefixes = [
         prompts.make(np.random.default_rng((workload.seed, PREFIX_STREAM, number)), workload.prefix_tokens)
         for number in range(workload.num_prefixes if workload.prefix_tokens else 0)
@@ -53,6 +58,31 @@ def planned_requests(
         yield PlannedRequest(index, prompt, prompt_tokens, output_tokens, _leaving(rng, workload, output_tokens))
 
 
+def _traced_requests(
+    workload: Workload, trace: list[TracedRequest], prompts: PromptSource, stream: int
+) -> Iterator[PlannedRequest]:
+    for index, traced in enumerate(trace):
+        rng = np.random.default_rng((workload.seed, stream, index))
+        prompt: Prompt
+        if traced.text is not None and not isinstance(prompts, TokenIds):
+            prompt = traced.text
+        else:
+            prompt = _pieced(workload, traced, prompts, rng)
+        leaving = _leaving(rng, workload, traced.output_tokens)
+        yield PlannedRequest(index, prompt, traced.prompt_tokens, traced.output_tokens, leaving, traced.at_s)
+
+
+def _pieced(workload: Workload, traced: TracedRequest, prompts: PromptSource, rng: np.random.Generator) -> Prompt:
+    """Make a prompt whose pieces are the same in each prompt that has them, followed by words of its own."""
+    num_own = traced.prompt_tokens - sum(tokens for _, tokens in traced.pieces)
+    made = [
+        prompts.make(np.random.default_rng((workload.seed, PREFIX_STREAM, number)), tokens)
+        for number, tokens in traced.pieces
+    ]
+    parts = [*made, prompts.make(rng, num_own)] if num_own > 0 or not made else made
+    return reduce(_joined, parts)
+
+
 def _joined(prefix: Prompt, rest: Prompt) -> Prompt:
     if isinstance(prefix, list) and isinstance(rest, list):
         return prefix + rest
@@ -64,6 +94,18 @@ def _leaving(rng: np.random.Generator, workload: Workload, output_tokens: int) -
     if not workload.cancelled_share or rng.random() >= workload.cancelled_share:
         return None
     return int(rng.integers(1, output_tokens, endpoint=True))
+
+
+def due_requests(
+    requests: Iterator[PlannedRequest], pace: RequestPace, seed: int
+) -> Iterator[tuple[float, PlannedRequest]]:
+    """Yield each request of an open loop with the seconds from the run's start to its intended send."""
+    if pace.replay_speed is None:
+        yield from zip(arrival_offsets(pace, seed), requests, strict=False)
+        return
+    for planned in requests:
+        assert planned.at_s is not None, "make_config checks that the trace has times"
+        yield planned.at_s / pace.replay_speed, planned
 
 
 def arrival_offsets(pace: RequestPace, seed: int) -> Iterator[float]:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.config import ApiKind
-from load.stream import EventSplitter, Failure, FailureKind
+from load.splitters import EventSplitter
+from load.stream import Failure, FailureKind
 from tests.load.scripted_server import Wire, good_stream, only_failure, run_against
 
 
