@@ -25,6 +25,10 @@ def command(argv: list[str]) -> int:
         from load.compare_command import ab
 
         return ab(argv[1:])
+    if argv[:1] == ["perf-analyzer"]:
+        from load.perf_analyzer import perf_analyzer
+
+        return perf_analyzer(argv[1:])
     arguments = parser().parse_args(argv)
     # Imported only after the options are checked, since rich takes long.
     from rich.console import Console

@@ -97,6 +97,8 @@ class Workload:
     """Part of the requests, from 0 to 1, whose client leaves at a random token of the answer."""
     trace: Path | None = None
     """A file of recorded requests, whose lengths and shared starts replace those above."""
+    batch_size: int = 1
+    """First dimension of the tensors of a v2 model, where that varies."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of the inputs of a v2 model, by name, for dimensions that vary."""
 

@@ -50,7 +50,7 @@ Exit status: 0 all served, 1 some failed, 2 the run could not begin, 130 interru
 """
 
 
-def _argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+def argument(parse: Callable[[str], T]) -> Callable[[str], T]:
     """Wrap a parser for argparse, which shows the text of its own error class alone."""
 
     def convert(text: str) -> T:
@@ -88,7 +88,8 @@ def _share(text: str) -> float:
     return value
 
 
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """Parse the shape of an input: `input_ids:1,128`."""
     name, colon, sizes = text.rpartition(":")
     if not colon or not name or not all(size.isdecimal() and int(size) > 0 for size in sizes.split(",")):
         raise LoadConfigError(f"{text!r}: write a shape as NAME:D,D,..., e.g. input_ids:1,128")
@@ -102,8 +103,8 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _new_file(text: str) -> Path:
-    """Check the path now rather than after a long run."""
+def new_file(text: str) -> Path:
+    """Parse a file to write. Its folder is checked now rather than after a long run."""
     if not Path(text).parent.is_dir() or Path(text).is_dir():
         raise LoadConfigError(f"{text!r}: write a file in a folder that exists")
     return Path(text)
@@ -121,7 +122,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 def at_least(least: int) -> Callable[[str], int]:
     """Return the parser of a whole number, for argparse."""
-    return _argument(partial(_count, least=least))
+    return argument(partial(_count, least=least))
 
 
 def parser(
@@ -159,7 +160,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--api-key", metavar="KEY", help="key to send as 'Authorization: Bearer KEY'")
     group.add_argument(
         "--header",
-        type=_argument(_header),
+        type=argument(_header),
         action="append",
         default=[],
         metavar="'NAME: VALUE'",
@@ -167,7 +168,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--timeout",
-        type=_argument(_positive),
+        type=argument(_positive),
         default=300.0,
         metavar="S",
         help="most seconds of one request (%(default)g)",
@@ -175,7 +176,7 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_pace(group: argparse._ArgumentGroup) -> None:
-    at_least_one = _argument(partial(_count, least=1))
+    at_least_one = argument(partial(_count, least=1))
     group.add_argument(
         "--concurrency",
         type=at_least_one,
@@ -183,7 +184,7 @@ def _add_pace(group: argparse._ArgumentGroup) -> None:
         help="requests at a time (1); with --request-rate, the most in flight: waiting for a place is client wait",
     )
     group.add_argument(
-        "--request-rate", type=_argument(_positive), metavar="R", help="send R requests per second (open loop)"
+        "--request-rate", type=argument(_positive), metavar="R", help="send R requests per second (open loop)"
     )
     group.add_argument(
         "--arrival",
@@ -194,30 +195,30 @@ def _add_pace(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--burstiness",
-        type=_argument(_positive),
+        type=argument(_positive),
         default=1.0,
         metavar="K",
         help="shape of gamma gaps: 1 is poisson, less comes in bursts, more is steadier (%(default)g)",
     )
     group.add_argument(
         "--final-rate",
-        type=_argument(_positive),
+        type=argument(_positive),
         metavar="R",
         help="let the rate rise or fall evenly from --request-rate to R over --duration",
     )
     group.add_argument(
         "--replay-speed",
-        type=_argument(_positive),
+        type=argument(_positive),
         metavar="X",
         help="with --trace, and neither --concurrency nor --request-rate: send it X times as fast as recorded (1)",
     )
     group.add_argument(
         "--num-requests", type=at_least_one, metavar="N", help="requests to send (32, or no limit with --duration)"
     )
-    group.add_argument("--duration", type=_argument(_positive), metavar="S", help="start no request after S seconds")
+    group.add_argument("--duration", type=argument(_positive), metavar="S", help="start no request after S seconds")
     group.add_argument(
         "--warmup",
-        type=_argument(partial(_count, least=0)),
+        type=argument(partial(_count, least=0)),
         default=0,
         metavar="N",
         help="requests to complete before the run (0)",
@@ -225,7 +226,7 @@ def _add_pace(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_workload(group: argparse._ArgumentGroup) -> None:
-    lengths = _argument(TokenRange.parse)
+    lengths = argument(TokenRange.parse)
     group.add_argument(
         "--prompt-tokens",
         type=lengths,
@@ -241,14 +242,14 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--seed",
-        type=_argument(partial(_count, least=0)),
+        type=argument(partial(_count, least=0)),
         default=0,
         metavar="N",
         help="seed of prompts, lengths and arrivals (0)",
     )
     group.add_argument(
         "--vocab-size",
-        type=_argument(partial(_count, least=2)),
+        type=argument(partial(_count, least=2)),
         default=4096,
         metavar="N",
         help="draw the token ids of completions prompts below N (%(default)s); their length is exact",
@@ -266,7 +267,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--prefix-tokens",
-        type=_argument(partial(_count, least=0)),
+        type=argument(partial(_count, least=0)),
         default=0,
         metavar="N",
         help="let prompts share their first N tokens, which count in --prompt-tokens (0)",
@@ -276,7 +277,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--cancel-share",
-        type=_argument(_share),
+        type=argument(_share),
         default=0.0,
         metavar="P",
         help="let a part P of the clients (0 to 1) leave at a random token of the answer (0)",
@@ -289,7 +290,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--shape",
-        type=_argument(_shape),
+        type=argument(shape),
         action="append",
         default=[],
         metavar="NAME:D,D,...",
@@ -297,7 +298,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--extra-body",
-        type=_argument(_json_object),
+        type=argument(_json_object),
         default={},
         metavar="JSON",
         help="fields to add to every request; they replace the generator's own",
@@ -307,7 +308,7 @@ def _add_workload(group: argparse._ArgumentGroup) -> None:
 def _add_report(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--slo",
-        type=_argument(Slo.parse),
+        type=argument(Slo.parse),
         metavar="ttft=MS,itl=MS,...",
         help="targets of goodput: ttft, itl (99th percentile of a request's gaps), tpot, e2e",
     )
@@ -317,15 +318,15 @@ def _add_report(group: argparse._ArgumentGroup) -> None:
 
 def _add_files(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--json", type=_argument(_new_file), metavar="FILE", help="write the report with every request as JSON"
+        "--json", type=argument(new_file), metavar="FILE", help="write the report with every request as JSON"
     )
     group.add_argument(
-        "--html", type=_argument(_new_file), metavar="FILE", help="write the report with plots as one HTML file"
+        "--html", type=argument(new_file), metavar="FILE", help="write the report with plots as one HTML file"
     )
-    group.add_argument("--csv", type=_argument(_new_file), metavar="FILE", help="write a row for each request")
+    group.add_argument("--csv", type=argument(new_file), metavar="FILE", help="write a row for each request")
     group.add_argument(
         "--calibrate",
-        type=_argument(_new_file),
+        type=argument(new_file),
         metavar="FILE",
         help="measure what the server's steps cost instead, with runs of its own (some minutes on an idle server), and "
         "write it for `sluice simulate --costs`; --prompt-tokens and --concurrency set the largest (512, 16)",

@@ -12,7 +12,7 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,12 +24,20 @@ from load.stream import LiveCounts, PlannedRequest, RequestResult
 from load.summary import Summary, summarize
 from load.workload import WARMUP_STREAM, planned_requests, prompt_source, requests_for
 
+T = TypeVar("T")
 ProgressView = Callable[[LiveCounts], Coroutine[Any, Any, None]]
 """Shows the progress of a run until it is cancelled."""
 
 
 class RunError(Exception):
-    """The run could not begin. The message is for the user."""
+    """The run could not begin. The message is for the user.
+
+    `is_refusal` tells a server that answered with another status than 200 from one that cannot be reached.
+    """
+
+    def __init__(self, message: str, is_refusal: bool = False) -> None:
+        super().__init__(message)
+        self.is_refusal = is_refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,14 @@ async def _first_model(pool: ConnectionPool, config: LoadConfig) -> str:
         raise RunError(f"{url}/v1/models names no model: name it with --model") from None
 
 
+async def get_json(pool: ConnectionPool, config: LoadConfig, path: str, kind: type[T]) -> T:
+    """Get JSON of a type. Raises RunError also for an answer that is none."""
+    try:
+        return msgspec.json.decode(await _get(pool, config, path), type=kind)
+    except msgspec.DecodeError as error:
+        raise RunError(f"{config.target.url}{path}: {error}", is_refusal=True) from None
+
+
 async def _get(pool: ConnectionPool, config: LoadConfig, path: str) -> bytes:
     """Get a path of the server. Raises RunError where it cannot be reached or does not answer 200."""
     target, response = config.target, _WholeBody()
@@ -181,7 +197,9 @@ async def _get(pool: ConnectionPool, config: LoadConfig, path: str) -> bytes:
     pool.release(connection)
     if response.status != 200:
         answer = response.body[:200].decode(errors="replace")
-        raise RunError(f"{target.url}{path} answers {response.status}: name the model with --model ({answer})")
+        raise RunError(
+            f"{target.url}{path} answers {response.status}: name the model with --model ({answer})", is_refusal=True
+        )
     return response.body
 
 

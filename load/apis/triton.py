@@ -106,7 +106,8 @@ class InferApi(Api):
             known = ", ".join(each.name for each in metadata.inputs)
             raise LoadConfigError(f"--shape {min(unknown)}: {model} has no such input; it has {known}")
         self._inputs = [
-            _Input(each.name, each.datatype, _shape(each, workload.shapes.get(each.name))) for each in metadata.inputs
+            _Input(each.name, each.datatype, _shape(each, workload.shapes.get(each.name), workload.batch_size))
+            for each in metadata.inputs
         ]
 
     def path(self, model: str) -> str:
@@ -157,15 +158,19 @@ class InferBinaryApi(InferApi):
         return super().parse(msgspec.json.encode(answer))
 
 
-def _shape(metadata: _TensorMetadata, given: tuple[int, ...] | None) -> tuple[int, ...]:
+def _shape(metadata: _TensorMetadata, given: tuple[int, ...] | None, batch_size: int) -> tuple[int, ...]:
+    """Return the shape to send. One that is given may leave out a first dimension that varies: the batch."""
+    varies = bool(metadata.shape) and metadata.shape[0] == -1
     if given is None:
-        return tuple(1 if size < 0 else size for size in metadata.shape)
-    fits = len(given) == len(metadata.shape) and all(
-        expected in (-1, size) for size, expected in zip(given, metadata.shape, strict=True)
+        rest = (1 if size < 0 else size for size in metadata.shape[1:])
+        return (batch_size if varies else metadata.shape[0], *rest) if metadata.shape else ()
+    sent = (batch_size, *given) if varies and len(given) == len(metadata.shape) - 1 else given
+    fits = len(sent) == len(metadata.shape) and all(
+        expected in (-1, size) for size, expected in zip(sent, metadata.shape, strict=True)
     )
     if not fits:
         raise LoadConfigError(f"--shape {metadata.name}: got {list(given)}, the model expects {metadata.shape}")
-    return given
+    return sent
 
 
 def _random(each: _Input, rng: np.random.Generator) -> "np.ndarray[Any, Any]":
