@@ -24,6 +24,8 @@ class ApiKind(StrEnum):
     RERANK = "rerank"
     INFER = "infer"
     INFER_BINARY = "infer_binary"
+    GRPC_INFER = "grpc_infer"
+    GRPC_STREAM = "grpc_stream"
 
 
 class Arrival(StrEnum):

@@ -1,15 +1,13 @@
 """Sends the requests: a fixed number at a time (closed loop), or at intended times (open loop)."""
 
 import asyncio
-import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from load.apis import Api
-from load.config import LoadTarget, RequestPace, Workload
-from load.connection import ConnectionPool, encode_request
+from load.callers import Caller
+from load.clock import Clock
+from load.config import RequestPace, Workload
 from load.stream import Failure, FailureKind, LiveCounts, PlannedRequest, RequestResult, StreamReader
 from load.workload import due_requests
 
@@ -17,34 +15,12 @@ RECONNECT_PAUSE_S = 0.1
 """Pause of a closed loop's worker after a broken connection, which a dead server gives thousands of times a second."""
 
 
-class Clock(Protocol):
-    """A monotonic clock in seconds from an arbitrary start. Tests pass one of their own."""
-
-    def now(self) -> float: ...
-
-    async def sleep_until(self, moment: float) -> None:
-        """Return at `moment` or later; at once where it has passed."""
-        ...
-
-
-class RealClock:
-    """The machine's clock. Event loops wake up to a millisecond late, which counts as client wait."""
-
-    now = staticmethod(time.perf_counter)
-
-    async def sleep_until(self, moment: float) -> None:
-        await asyncio.sleep(max(0.0, moment - time.perf_counter()))
-
-
 @dataclass(slots=True)
 class Driver:
     """Sends the requests of one run to one server. `results` has them in the order in which they ended."""
 
-    target: LoadTarget
     workload: Workload
-    model: str
-    api: Api
-    pool: ConnectionPool
+    caller: Caller
     clock: Clock
     counts: LiveCounts = field(default_factory=LiveCounts)
     results: list[RequestResult] = field(default_factory=list)
@@ -88,35 +64,14 @@ class Driver:
         """Send one request, read its stream and record the result. Never raises for what the server does."""
         has_left = asyncio.Event()
         reader = StreamReader(
-            self.api, self.counts, self.workload.ignore_eos, planned.leaves_after, on_leaving=has_left.set
+            self.caller.api, self.counts, self.workload.ignore_eos, planned.leaves_after, on_leaving=has_left.set
         )
-        body = self.api.body(self.model, planned.prompt, planned.output_tokens, self.workload)
-        path = self.api.path(self.model)
-        headers = (*self.target.headers, *self.api.headers())
-        request = encode_request("POST", self.target.url, path, headers, body)
         self.counts.num_started += 1
         started_s = self.clock.now()
-        broken = await self._exchange(request, reader, has_left if planned.leaves_after else None)
+        broken = await self.caller.call(planned, reader, has_left)
         failure = None if has_left.is_set() else reader.find_failure(planned.output_tokens, broken)
         self._record(planned, intended_s, started_s, reader, failure, has_left.is_set())
         return failure
-
-    async def _exchange(self, request: bytes, reader: StreamReader, leaving: asyncio.Event | None) -> Failure | None:
-        try:
-            async with asyncio.timeout(self.target.timeout_s):
-                connection = await self.pool.acquire()
-                try:
-                    if leaving is None:
-                        await connection.exchange(request, reader)
-                    else:
-                        await _until(leaving, connection.exchange(request, reader))
-                finally:
-                    self.pool.release(connection)
-        except TimeoutError as error:  # asyncio's has no text; the system's (an unanswered connection) has
-            return Failure(FailureKind.TIMEOUT, str(error) or f"no end within {self.target.timeout_s:g} s")
-        except OSError as error:
-            return Failure(FailureKind.CONNECTION, f"{error} after {len(reader.times_s)} token events")
-        return None
 
     def _record(
         self,
@@ -148,18 +103,3 @@ class Driver:
                 has_left=has_left,
             )
         )
-
-
-async def _until(leaving: asyncio.Event, exchange: Coroutine[Any, Any, None]) -> None:
-    """Run an exchange until its end or until its client leaves, which drops the connection."""
-    exchanging, waiting = asyncio.ensure_future(exchange), asyncio.ensure_future(leaving.wait())
-    try:
-        await asyncio.wait((exchanging, waiting), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        waiting.cancel()
-        if not exchanging.done():
-            exchanging.cancel()
-    if not leaving.is_set():
-        await exchanging
-    else:
-        await asyncio.gather(exchanging, return_exceptions=True)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 DESCRIPTION = """\
 Measure a server of models: time to first token, gaps between tokens, throughput, failures.
-The server may speak OpenAI's, Anthropic's or Ollama's API, or Triton's v2 protocol over HTTP.
+The server may speak OpenAI's, Anthropic's or Ollama's API, or Triton's v2 protocol over HTTP or gRPC.
 """
 
 EPILOG = """\
@@ -25,6 +25,7 @@ examples:
   sluice load --api chat --tokenizer models/rill/1/tokenizer.json --prompt-tokens 100
   sluice load --api generate_stream --model rill --json out.json
   sluice load --api infer_binary --model classifier --shape input_ids:1,128 --concurrency 16
+  sluice load --url http://127.0.0.1:8001 --api grpc_stream --model rill      # the server's gRPC port
   sluice load --request-rate 2 --final-rate 40 --duration 120 --arrival gamma --burstiness 0.3   # a rising, bursty load
   sluice load --trace mooncake_trace.jsonl --replay-speed 10
   sluice load --prompt-tokens 600 --prefix-tokens 500 --num-prefixes 8 --cancel-share 0.1

@@ -131,8 +131,8 @@ def report_lines(run: Run) -> Iterator[str]:
     s = run.summary
     tokens = f"{s.output_tokens_per_s:,.0f} tokens/s, " if s.output_tokens else ""
     yield f"output    {tokens}{s.requests_per_s:,.2f} requests/s in {s.wall_s:.2f} s"
-    output = f"{s.output_tokens:,} output{_tokens_per_event(s)}"
-    yield f"tokens    {s.prompt_tokens:,} prompt ({run.prompt_exactness}), {output}"
+    output = f", {s.output_tokens:,} output{_tokens_per_event(s)}" if s.output_tokens else ""
+    yield f"tokens    {s.prompt_tokens:,} prompt ({run.prompt_exactness}){output}"
     if s.goodput_per_s is not None:
         yield f"goodput   {s.goodput_per_s:,.2f} requests/s met {_targets(run.config)}"
     end = ", interrupted" if run.was_interrupted else ""

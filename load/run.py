@@ -4,8 +4,8 @@ import asyncio
 import os
 import platform
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,9 +17,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from load.apis import make_api
-from load.config import LoadConfig, RequestPace
+from load.callers import Caller, HttpCaller
+from load.clock import Clock, RealClock
+from load.config import ApiKind, LoadConfig, LoadConfigError, RequestPace
 from load.connection import ConnectionPool, encode_request
-from load.driver import Clock, Driver, RealClock
+from load.driver import Driver
 from load.stream import LiveCounts, PlannedRequest, RequestResult
 from load.summary import Summary, summarize
 from load.workload import WARMUP_STREAM, planned_requests, prompt_source, requests_for
@@ -81,18 +83,33 @@ async def run_load(config: LoadConfig, view: ProgressView | None = None, clock: 
     settings.
     """
     clock = clock or RealClock()
-    pool = ConnectionPool(config.target.url, clock.now)
+    async with _caller(config, clock) as caller:
+        return await _measure(Driver(config.workload, caller, clock), caller.model, config, view)
+
+
+@asynccontextmanager
+async def _caller(config: LoadConfig, clock: Clock) -> AsyncIterator[Caller]:
+    """Open what sends the requests, with what it has to know of the model."""
+    target, workload = config.target, config.workload
+    if target.api in (ApiKind.GRPC_INFER, ApiKind.GRPC_STREAM):
+        from load.grpc_calls import GrpcCaller
+
+        if target.model is None:
+            raise LoadConfigError(f"{target.api}: name the model with --model")
+        async with GrpcCaller(target, workload, target.model, clock) as grpc_caller:
+            yield grpc_caller
+        return
+    pool = ConnectionPool(target.url, clock.now)
     try:
-        model = config.target.model or await _first_model(pool, config)
-        api = make_api(config.target.api)
-        await api.prepare(partial(_get, pool, config), model, config.workload)
-        driver = Driver(config.target, config.workload, model, api, pool, clock)
-        return await _measure(driver, config, view)
+        model = target.model or await _first_model(pool, config)
+        api = make_api(target.api)
+        await api.prepare(partial(_get, pool, config), model, workload)
+        yield HttpCaller(target, workload, model, api, pool)
     finally:
         pool.close()
 
 
-async def _measure(driver: Driver, config: LoadConfig, view: ProgressView | None) -> Run:
+async def _measure(driver: Driver, model: str, config: LoadConfig, view: ProgressView | None) -> Run:
     prompts = prompt_source(config.target.api, config.workload)
     await _warm_up(driver, config.pace, planned_requests(config.workload, prompts, WARMUP_STREAM))
     requests = requests_for(config.pace, planned_requests(config.workload, prompts))
@@ -103,7 +120,7 @@ async def _measure(driver: Driver, config: LoadConfig, view: ProgressView | None
     num_events = driver.counts.num_token_events
     return Run(
         config=config,
-        model=driver.model,
+        model=model,
         prompt_exactness=prompts.exactness,
         started_at=started_at,
         machine=read_machine_info(),

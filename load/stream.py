@@ -22,6 +22,7 @@ class FailureKind(StrEnum):
     MALFORMED = "malformed"
     TIMEOUT = "timeout"
     CONNECTION = "connection"
+    GRPC = "grpc"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Failure:
 
     kind: FailureKind
     detail: str
-    status: int | None = None
+    status: int | str | None = None
 
     @property
     def label(self) -> str:
@@ -162,6 +163,11 @@ class StreamReader:
         except ValueError as error:
             self._failure = self._failure or Failure(FailureKind.MALFORMED, f"{error}: {data[:200]!r}")
             return
+        self.take(event, at)
+
+    def take(self, event: ParsedEvent, at: float) -> None:
+        """Receive an event that came in another way than in the body of a response."""
+        self.last_read_s = at
         if event.has_text and self.api.framing is not Framing.WHOLE:
             self.times_s.append(at)
             self.counts.num_token_events += 1

@@ -1,6 +1,7 @@
 """Triton's v2 protocol over HTTP: generate_stream, generate, and infer with random tensors."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -54,14 +55,16 @@ class GenerateApi(GenerateStreamApi):
         return f"/v2/models/{model}/generate"
 
 
-class _TensorMetadata(msgspec.Struct):
+class TensorMetadata(msgspec.Struct):
+    """A tensor as a model's metadata has it."""
+
     name: str
     datatype: str
     shape: list[int]
 
 
 class _ModelMetadata(msgspec.Struct):
-    inputs: list[_TensorMetadata] = []
+    inputs: list[TensorMetadata] = []
 
 
 class _InferAnswer(msgspec.Struct):
@@ -70,7 +73,9 @@ class _InferAnswer(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class _Input:
+class Input:
+    """A tensor to send."""
+
     name: str
     datatype: str
     shape: tuple[int, ...]
@@ -96,25 +101,20 @@ class InferApi(Api):
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_InferAnswer).decode
-        self._inputs: list[_Input] = []
+        self._inputs: list[Input] = []
 
     async def prepare(self, fetch: Fetch, model: str, workload: Workload) -> None:
         """Read the names, types and shapes of the inputs. Raises `LoadConfigError` for a type that has no values."""
         metadata = msgspec.json.decode(await fetch(f"/v2/models/{model}"), type=_ModelMetadata)
-        unknown = workload.shapes.keys() - {each.name for each in metadata.inputs}
-        if unknown:
-            known = ", ".join(each.name for each in metadata.inputs)
-            raise LoadConfigError(f"--shape {min(unknown)}: {model} has no such input; it has {known}")
-        self._inputs = [
-            _Input(each.name, each.datatype, _shape(each, workload.shapes.get(each.name), workload.batch_size))
-            for each in metadata.inputs
-        ]
+        self._inputs = planned_inputs(model, metadata.inputs, workload)
 
     def path(self, model: str) -> str:
         return f"/v2/models/{model}/infer"
 
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
-        inputs = [self._header(each) | {"data": values.ravel().tolist()} for each, values in self._drawn(prompt)]
+        inputs = [
+            self._header(each) | {"data": values.ravel().tolist()} for each, values in draw_inputs(self._inputs, prompt)
+        ]
         return encode_body({"inputs": inputs}, workload)
 
     def parse(self, data: bytes) -> ParsedEvent:
@@ -124,13 +124,8 @@ class InferApi(Api):
         return ParsedEvent(error=None if answer.outputs else "an answer without outputs")
 
     @staticmethod
-    def _header(each: _Input) -> dict[str, Any]:
+    def _header(each: Input) -> dict[str, Any]:
         return {"name": each.name, "datatype": each.datatype, "shape": list(each.shape)}
-
-    def _drawn(self, prompt: Prompt) -> "list[tuple[_Input, np.ndarray[Any, Any]]]":
-        """Draw the tensors of a request, equal for an equal prompt."""
-        rng = np.random.default_rng(list(str(prompt).encode()))
-        return [(each, _random(each, rng)) for each in self._inputs]
 
 
 class InferBinaryApi(InferApi):
@@ -142,8 +137,8 @@ class InferBinaryApi(InferApi):
 
     def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
         inputs, raw = [], []
-        for each, values in self._drawn(prompt):
-            raw.append(_raw(each, values))
+        for each, values in draw_inputs(self._inputs, prompt):
+            raw.append(raw_bytes(each, values))
             inputs.append(self._header(each) | {"parameters": {"binary_data_size": len(raw[-1])}})
         header = encode_body({"inputs": inputs, "parameters": {"binary_data_output": True}}, workload)
         self._header_length = len(header)
@@ -158,7 +153,25 @@ class InferBinaryApi(InferApi):
         return super().parse(msgspec.json.encode(answer))
 
 
-def _shape(metadata: _TensorMetadata, given: tuple[int, ...] | None, batch_size: int) -> tuple[int, ...]:
+def planned_inputs(model: str, inputs: Sequence[TensorMetadata], workload: Workload) -> list[Input]:
+    """Return what to send for a model's inputs. Raises `LoadConfigError` for a shape that is none of theirs."""
+    unknown = workload.shapes.keys() - {each.name for each in inputs}
+    if unknown:
+        known = ", ".join(each.name for each in inputs)
+        raise LoadConfigError(f"--shape {min(unknown)}: {model} has no such input; it has {known}")
+    return [
+        Input(each.name, each.datatype, sent_shape(each, workload.shapes.get(each.name), workload.batch_size))
+        for each in inputs
+    ]
+
+
+def draw_inputs(inputs: Sequence[Input], prompt: Prompt) -> "list[tuple[Input, np.ndarray[Any, Any]]]":
+    """Draw the tensors of a request, equal for an equal prompt."""
+    rng = np.random.default_rng(list(str(prompt).encode()))
+    return [(each, draw(each, rng)) for each in inputs]
+
+
+def sent_shape(metadata: TensorMetadata, given: tuple[int, ...] | None, batch_size: int) -> tuple[int, ...]:
     """Return the shape to send. One that is given may leave out a first dimension that varies: the batch."""
     varies = bool(metadata.shape) and metadata.shape[0] == -1
     if given is None:
@@ -173,7 +186,8 @@ def _shape(metadata: _TensorMetadata, given: tuple[int, ...] | None, batch_size:
     return sent
 
 
-def _random(each: _Input, rng: np.random.Generator) -> "np.ndarray[Any, Any]":
+def draw(each: Input, rng: np.random.Generator) -> "np.ndarray[Any, Any]":
+    """Draw a tensor's values. Raises `LoadConfigError` for a type that has none."""
     if each.datatype in _INTEGERS:
         return rng.integers(0, 100, each.shape).astype(_INTEGERS[each.datatype])
     if each.datatype in _FLOATS:
@@ -186,7 +200,8 @@ def _random(each: _Input, rng: np.random.Generator) -> "np.ndarray[Any, Any]":
     raise LoadConfigError(f"input {each.name} has type {each.datatype}; expected numbers, BOOL or BYTES")
 
 
-def _raw(each: _Input, values: "np.ndarray[Any, Any]") -> bytes:
+def raw_bytes(each: Input, values: "np.ndarray[Any, Any]") -> bytes:
+    """Return the bytes of the binary tensor data extension."""
     if each.datatype != "BYTES":
         return values.tobytes()
     texts = [str(value).encode() for value in values.ravel()]
