@@ -97,6 +97,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """The tenant's weight from this request on; None leaves the one it has."""
     cache_salt: str = ""
     """KV blocks are shared only between requests with the same salt."""
+    session: str = ""
+    """A name that requests share which follow each other, so that one replica gets them; "" for none."""
     timeout_s: float | None = None
     """Limit from submit to the last token; a request that takes longer ends in a DEADLINE error."""
     queue_timeout_s: float | None = None

@@ -155,7 +155,7 @@ def _check_envelope(request: GenerateRequest) -> None:
     low, high = _PRIORITIES
     if not low <= request.priority <= high:
         raise _out_of_range("priority", request.priority, f"between {low} and {high}")
-    for name in ("tenant", "cache_salt"):
+    for name in ("tenant", "cache_salt", "session"):
         length = len(getattr(request, name))
         if length > MAX_LABEL:
             raise invalid(name, f"{name} must have at most {MAX_LABEL} characters, got {length}")

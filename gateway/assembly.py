@@ -366,7 +366,7 @@ def make_registry(config: ServeConfig, shared: SharedResources) -> BackendRegist
         config.shutdown.heartbeat_timeout_s,
         config.request_limits(),
         config.chat_settings(),
-        config.fleet.router,
+        config.fleet.routing(),
         shared.choose_socket,
     )
     registry = BackendRegistry()
@@ -412,4 +412,4 @@ def make_grpc_server(service: InferenceService, config: ServeConfig) -> GrpcServ
     """Build the gRPC server; None where it is switched off."""
     if not config.grpc.is_allowed:
         return None
-    return GrpcServer(service, config.grpc, config.http.host)
+    return GrpcServer(service, config.grpc, config.http.host, config.requests.session_headers)

@@ -383,14 +383,14 @@ def make_model_engine(
         return make_fleet(
             config.engine(str(checkpoint)),
             config.fleet.membership(),
-            policy=config.fleet.router,
+            routing=config.fleet.routing(),
             heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
             drain_s=config.shutdown.exit_timeout_s,
         )
     return make_engine(
         config.engine(str(checkpoint)),
         config.fleet.num_replicas,
-        policy=config.fleet.router,
+        routing=config.fleet.routing(),
         heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
         choose_socket=choose_socket,
     )

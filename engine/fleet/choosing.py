@@ -6,10 +6,13 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
+import msgspec
+
 from engine.blocks import HashChain
 from engine.fleet.prefix_index import PrefixIndex
 from engine.fleet.replica import Replica
 from engine.fleet.router import Choice, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from engine.fleet.sessions import SessionPlaces
 from engine.frames import PrefixChanges
 from engine.types import EngineInfo, GenerateRequest
 
@@ -30,9 +33,11 @@ class Pick(NamedTuple):
 class ReplicaChooser:
     """Chooses for the requests of one fleet, on its event loop."""
 
-    def __init__(self, policy: RoutingPolicy = RoutingPolicy.PREFIX) -> None:
+    def __init__(self, routing: RouterSettings) -> None:
+        """`routing` gets a seed of this chooser's own."""
         self.index = PrefixIndex()
-        self._settings = RouterSettings(policy=policy, seed=secrets.randbits(16))
+        self._settings = msgspec.structs.replace(routing, seed=secrets.randbits(16))
+        self._sessions = SessionPlaces(routing.session_ttl_s)
         self._asked_anew: set[int] = set()
         """The replicas whose reports had a gap, and that have not begun anew yet."""
         self._ticket = 0
@@ -50,7 +55,8 @@ class ReplicaChooser:
             return None
         by_number = {each.number: each for each in candidates}
         views = [each.view() for each in candidates]
-        choice = choose(self._routed(request, candidates[0].engine.info), views, self.index, self._settings)
+        names = [each.name for each in candidates]
+        choice = choose(self._routed(request, candidates[0].engine.info, names), views, self.index, self._settings)
         wait_s = choice.parts.get("wait", 0.0)
         return Pick(by_number[choice.replica.number], choice.cost_s, wait_s, choice.num_cached_tokens, choice)
 
@@ -78,12 +84,19 @@ class ReplicaChooser:
         """Count the request as the replica's from now on: in its load, and in what its prefix cache will have."""
         replica = pick.replica
         replica.note_sent(max(len(request.prompt_token_ids) - pick.num_cached_tokens, 0))
+        self.note_place(request, replica)
         if self._settings.policy is RoutingPolicy.PREFIX:
             hashes = self._routed(request, replica.engine.info).block_hashes
             self.index.expect(replica.number, hashes, perf_counter())
 
-    def _routed(self, request: GenerateRequest, info: EngineInfo) -> RoutedRequest:
-        """Return what the router sees of the request; the same for the same request."""
+    def note_place(self, request: GenerateRequest, replica: Replica) -> None:
+        """Note that the replica has the request, where the next one of its session goes if it can."""
+        if request.session:
+            self._sessions.note(request.session, replica.name)
+
+    def _routed(self, request: GenerateRequest, info: EngineInfo, names: Sequence[str] = ()) -> RoutedRequest:
+        """Return what the router sees of the request; the same for the same request. Its session's replica is one of
+        those that it was first to choose from, `names`: the second best is no better for being without it."""
         if self._last is not None and self._last[0] is request:
             return self._last[1]
         self._ticket += 1
@@ -96,6 +109,8 @@ class ReplicaChooser:
             num_prompt_tokens=len(request.prompt_token_ids) + len(request.resume_token_ids),
             max_tokens=request.sampling.max_tokens,
             block_hashes=hashes,
+            session=request.session,
+            session_replica=self._sessions.find(request.session, names) if request.session else "",
         )
         self._last = request, routed
         return routed

@@ -23,7 +23,7 @@ from engine.fleet.membership.members import Membership
 from engine.fleet.moving import ReplicaKeeper, StreamMover
 from engine.fleet.offering import OfferMaker
 from engine.fleet.replica import PastReplicas, Replica, check_agreement
-from engine.fleet.router import RoutingPolicy
+from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
 from engine.types import EngineInfo, EngineStats, GenerateRequest
 from engine.validation import check_adapter, check_lengths
 from sluice.errors import ErrorCode, SluiceError
@@ -41,7 +41,7 @@ class FleetClient:
         self,
         config: EngineConfig,
         replicas: Sequence[Replica] = (),
-        policy: RoutingPolicy = RoutingPolicy.PREFIX,
+        routing: RouterSettings = DEFAULT_ROUTING,
         *,
         membership: Membership | None = None,
         make_client: MakeClient | None = None,
@@ -49,14 +49,14 @@ class FleetClient:
     ) -> None:
         """Take the clients of engines, which have not started, or a `membership` that names engines, for which
         `make_client` makes clients, and whose streams have `drain_s` to end where one leaves. `config` is what the
-        server was told, before it was split between them. `policy` chooses the replica of each request."""
+        server was told, before it was split between them. `routing` says how the replica of each request is chosen."""
         self.config = config
-        self.policy = policy
+        self.routing = routing
         self.replicas: list[Replica] = []
         self.sleeping = FleetSleep(self._alive)
         self._adapters = FleetAdapters(self._alive)
         self._numbers = itertools.count()
-        self._chooser = ReplicaChooser(policy)
+        self._chooser = ReplicaChooser(routing)
         self._offers = OfferMaker(self.replicas, self._chooser)
         self._mover = StreamMover(self.replicas, self._offers, self._chooser.index)
         self._summed: tuple[list[EngineStats], EngineStats] = ([], NO_STATS)

@@ -9,7 +9,7 @@ from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig, Runtime
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
-from engine.fleet.router import RoutingPolicy
+from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
 from engine.runtimes import choose_runtime
 from sluice.errors import invalid
 from sluice.machine import num_cores, visible_gpus
@@ -19,20 +19,20 @@ def make_engine(
     config: EngineConfig,
     num_replicas: int,
     *,
-    policy: RoutingPolicy = RoutingPolicy.PREFIX,
+    routing: RouterSettings = DEFAULT_ROUTING,
     heartbeat_timeout_s: float = 10.0,
     choose_socket: Callable[[], Path | None] = lambda: None,
 ) -> ProcessEngineClient | FleetClient:
-    """Make the client of one engine process, or of several as one, which have not started. `policy` chooses among
-    several. `choose_socket` returns where other processes attach to the next engine. Raises INVALID where the GPUs do
-    not suffice."""
+    """Make the client of one engine process, or of several as one, which have not started. `routing` says how
+    one of several is chosen. `choose_socket` returns where other processes attach to the next engine. Raises INVALID
+    where the GPUs do not suffice."""
     engines = [
         ProcessEngineClient(each, heartbeat_timeout_s=heartbeat_timeout_s, shared_socket=choose_socket())
         for each in split_config(config, num_replicas)
     ]
     if len(engines) == 1:
         return engines[0]
-    return FleetClient(config, [Replica(str(number), engine) for number, engine in enumerate(engines)], policy)
+    return FleetClient(config, [Replica(str(number), engine) for number, engine in enumerate(engines)], routing)
 
 
 def split_config(config: EngineConfig, num_replicas: int) -> list[EngineConfig]:

@@ -56,7 +56,11 @@ class OfferMaker:
                 *(request.request_id, best.replica.name, best.num_cached_tokens, _bound_text(bound), best.choice.parts),
             )
             return Offer(best.replica, bound, best.num_cached_tokens)
-        return Offer(min(candidates, key=lambda each: waits[each.name]), None) if candidates else None
+        if not candidates:
+            return None
+        soonest = min(candidates, key=lambda each: waits[each.name])
+        self._chooser.note_place(request, soonest)
+        return Offer(soonest, None)
 
     def find_home(self, request: GenerateRequest, source: Replica) -> Replica | None:
         """Return where a stream of `source` goes on; None where no other replica can take it."""

@@ -4,14 +4,14 @@ from engine.client.attached import AttachedEngineClient
 from engine.config import EngineConfig
 from engine.fleet.client import FleetClient
 from engine.fleet.membership.members import Member, Membership
-from engine.fleet.router import RoutingPolicy
+from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
 
 
 def make_fleet(
     config: EngineConfig,
     membership: Membership,
     *,
-    policy: RoutingPolicy = RoutingPolicy.PREFIX,
+    routing: RouterSettings = DEFAULT_ROUTING,
     heartbeat_timeout_s: float = 10.0,
     drain_s: float = 30.0,
 ) -> FleetClient:
@@ -24,4 +24,4 @@ def make_fleet(
             config, member.address, curve=member.curve(), heartbeat_timeout_s=heartbeat_timeout_s
         )
 
-    return FleetClient(config, policy=policy, membership=membership, make_client=make_client, drain_s=drain_s)
+    return FleetClient(config, routing=routing, membership=membership, make_client=make_client, drain_s=drain_s)

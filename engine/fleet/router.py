@@ -96,11 +96,16 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     a replica is not chosen."""
     session_bonus_s: float = 0.05
     """Seconds that the replica of the session's last request may be slower and still get the next one."""
+    session_ttl_s: float = 3600.0
+    """Seconds after its last request for which a session's replica is remembered, by those who call the router."""
     counted_output_tokens: int = 32
     """Tokens of an answer that count, or its `max_tokens` where that is less. With more of them prefixes would be
     computed on many replicas for the sake of slightly faster steps: see `make bench ARGS=routing`."""
     usual_prefill_tokens_per_s: float = 2000.0
     """Prefill rate of a replica of which none is known."""
+
+
+DEFAULT_ROUTING = RouterSettings()
 
 
 class Choice(NamedTuple):

@@ -1,7 +1,7 @@
 """ModelInfer, and what it shares with ModelStreamInfer: reading requests and writing responses."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
@@ -22,6 +22,7 @@ from gateway.grpc.methods import DirectCall
 from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
 from gateway.long_work import LONG_BYTES, LONG_ELEMENTS, has_short_inputs, prepare_inputs, run_aside, trim_later
 from gateway.path_masking import client_message
+from gateway.sessions import STICKY_HEADER, find_session
 from gateway.v2.classification import classify
 from gateway.v2.forwarded_headers import ForwardedHeaders
 from gateway.v2.server import V2Service, parse_version
@@ -35,7 +36,6 @@ from serving.tensors.datatypes import BYTES
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 
-_STICKY = "x-sluice-sticky"
 _COPIED_BYTES = 32 << 10
 """Most bytes of tensors that are copied into a message; longer ones follow it."""
 _NOTHING = memoryview(b"")
@@ -46,8 +46,12 @@ Metadata = Iterable[tuple[str, Any]]
 class InferReader:
     """Reads messages into requests to models."""
 
-    def __init__(self, service: V2Service, header_forward_pattern: str | None) -> None:
+    def __init__(
+        self, service: V2Service, header_forward_pattern: str | None, session_headers: Sequence[str] = ()
+    ) -> None:
+        """`session_headers` are names of metadata, the first of which names a request's session."""
         self.access = service.calls.access
+        self._session_headers = session_headers
         self._service = service
         self._forwarded = ForwardedHeaders(header_forward_pattern)
 
@@ -68,6 +72,7 @@ class InferReader:
             return await self._parse(infer, model, is_unary=is_unary)
         metadata = [(key, _text(value)) for key, value in context.invocation_metadata() or ()]
         parsed = await self._parse(infer, model, self._forwarded.choose(metadata), is_unary=is_unary)
+        parsed.request.session = find_session(dict(metadata), self._session_headers)
         if call is None:
             parsed.request.tenant = _read_tenant(metadata)
             return parsed
@@ -215,7 +220,7 @@ def _read_tenant(metadata: Metadata) -> str:
 def _find_routing_key(message: "service_pb2.ModelInferRequest", context: Any) -> str:
     """Return the key that keeps requests on one version: the client's, else its sequence's id."""
     for name, value in context.invocation_metadata() or ():
-        if name == _STICKY:
+        if name == STICKY_HEADER:
             return _text(value)
     parameter = message.parameters.get("sequence_id")
     kind = None if parameter is None else parameter.WhichOneof("parameter_choice")

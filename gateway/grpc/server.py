@@ -1,5 +1,6 @@
 """The gRPC server: Triton's service, grpc.health.v1 and reflection on one port."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -33,10 +34,13 @@ class _Server(Protocol):
 class GrpcServer:
     """Serves `service` from `start` on. Lives on the event loop's thread."""
 
-    def __init__(self, service: V2Service, options: GrpcOptions, host: str) -> None:
-        """`host` is the address to listen on where the options name none."""
+    def __init__(
+        self, service: V2Service, options: GrpcOptions, host: str, session_headers: Sequence[str] = ()
+    ) -> None:
+        """`host` is the address to listen on where the options name none, `session_headers` the names of metadata that
+        name a request's session."""
         self._health = HealthService(service)
-        self._reader = InferReader(service, options.header_forward_pattern)
+        self._reader = InferReader(service, options.header_forward_pattern, session_headers)
         self._infer = ModelInfer(self._reader)
         self._streams: set[InferStream] = set()
         self._is_stopping = False

@@ -21,6 +21,7 @@ from gateway.calls import allowed_priority, current_call
 from gateway.http.errors import as_sluice_error, error_response
 from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
+from gateway.sessions import STICKY_HEADER, find_session
 from gateway.telemetry.logs import current_request_id
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -220,7 +221,6 @@ async def _end(task: asyncio.Task[T]) -> None:
 PRIORITY_HEADER = "x-sluice-priority"
 TIMEOUT_HEADER = "x-sluice-timeout-ms"
 QUEUE_TIMEOUT_HEADER = "x-sluice-queue-timeout-ms"
-STICKY_HEADER = "x-sluice-sticky"
 
 MAX_TIMEOUT_S = 1e7
 """Longest timeout that a header may set, about four months."""
@@ -247,6 +247,7 @@ class SchedulingFields(TypedDict):
     """Fields of a TextRequest."""
 
     tenant: str
+    session: str
     priority: int
     timeout_s: float | None
     queue_timeout_s: float | None
@@ -262,11 +263,16 @@ class Scheduling:
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     sticky_key: str = ""
+    session: str = ""
+    """The session that a header names, also the one of the sticky key."""
 
-    def fields(self, priority: int | None, timeout_s: float | None = None) -> SchedulingFields:
+    def fields(
+        self, priority: int | None, timeout_s: float | None = None, session: str | None = None
+    ) -> SchedulingFields:
         """Combine the headers with the body's values. A header wins: a proxy that knows the client may have set it."""
         return {
             "tenant": self.tenant,
+            "session": self.session or session or "",
             "priority": _choose_priority(_first(self.priority, priority)),
             "timeout_s": _first(self.timeout_s, timeout_s, self.defaults.timeout_s),
             "queue_timeout_s": _first(self.queue_timeout_s, self.defaults.queue_timeout_s),
@@ -282,6 +288,7 @@ def parse_scheduling(headers: Mapping[str, str], defaults: RequestOptions) -> Sc
         timeout_s=_parse_seconds(headers, TIMEOUT_HEADER),
         queue_timeout_s=_parse_seconds(headers, QUEUE_TIMEOUT_HEADER),
         sticky_key=headers.get(STICKY_HEADER, ""),
+        session=find_session(headers, defaults.session_headers),
     )
 
 

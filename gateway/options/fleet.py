@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine.fleet.membership import REDIS_SCHEMES, SCHEME
 from engine.fleet.membership.fleet_url import FleetUrl
-from engine.fleet.router import RoutingPolicy
+from engine.fleet.router import RouterSettings, RoutingPolicy
 from gateway.options.option import OptionError, enum_member, integer, option, printable_text, seconds
 from sluice.errors import SluiceError
 
@@ -35,6 +35,21 @@ class FleetOptions:
         "POLICY",
         "which replica gets a request. prefix: the one that computes its prompt soonest, with what is cached there. "
         "least-loaded: where the fewest requests are. round-robin: each in turn",
+    )
+    session_bonus_s: float = option(
+        "--session-bonus-secs",
+        RouterSettings().session_bonus_s,
+        seconds(0.0),
+        "SECONDS",
+        "with --router prefix: how much later the replica that had a session's last request may answer the next one "
+        "and still get it. More keeps sessions together where the replicas' loads differ; 0 lets them not count",
+    )
+    session_ttl_s: float = option(
+        "--session-ttl-secs",
+        RouterSettings().session_ttl_s,
+        seconds(1.0),
+        "SECONDS",
+        "how long after its last request the replica of a session is remembered, of up to 65,536 sessions",
     )
     engines: str | None = option(
         "--engines",
@@ -88,6 +103,12 @@ class FleetOptions:
                 FleetUrl.parse(source)
             except SluiceError as error:
                 raise OptionError(f"--engines: {error.message}") from None
+
+    def routing(self) -> RouterSettings:
+        """Return how replicas are chosen."""
+        return RouterSettings(
+            policy=self.router, session_bonus_s=self.session_bonus_s, session_ttl_s=self.session_ttl_s
+        )
 
     def membership(self) -> "Membership":
         """Make the source of `engines`, which must be given. Raises SluiceError for k8s:// outside of a pod, and for

@@ -1,5 +1,6 @@
 """Options of HTTP and of requests."""
 
+import re
 from dataclasses import dataclass
 
 from gateway.options.option import (
@@ -13,6 +14,12 @@ from gateway.options.option import (
     truth,
 )
 from gateway.restrictions import Restriction, find_repeated_category, parse_restriction
+
+
+def _parse_header_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", text):
+        raise ValueError("the name of an HTTP header, such as x-session-id")
+    return text.lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,16 @@ class RequestOptions:
         "HOST",
         "let images be URLs on this host, from which the server fetches them; * for any. An address that is not public "
         "must itself be given. Redirects are not followed. May be given several times",
+        is_many=True,
+    )
+
+    session_headers: tuple[str, ...] = option(
+        "--session-header",
+        ("x-session-id",),
+        _parse_header_name,
+        "NAME",
+        "header whose value names the session of a request: the replica that had the session's last request gets the "
+        "next one, unless that would take longer. May be given several times; the first that a request has counts",
         is_many=True,
     )
 

@@ -72,7 +72,7 @@ class LlmBackend(Backend):
         engine = make_engine(
             setup.engine,
             setup.num_replicas,
-            policy=services.router,
+            routing=services.routing,
             heartbeat_timeout_s=services.heartbeat_timeout_s,
             choose_socket=services.choose_socket,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.config import EngineConfig, Runtime
-from engine.fleet.router import RoutingPolicy
+from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
 from pipelines.chat.registry import AUTO
 from pipelines.text.stream import OpenRecord, no_record
 
@@ -54,7 +54,7 @@ class LlmServices:
     """An engine without a heartbeat for this long is replaced."""
     limits: RequestLimits = NO_LIMITS
     chat: ChatSettings = DEFAULT_CHAT
-    router: RoutingPolicy = RoutingPolicy.PREFIX
-    """Chooses the replica for a request where a model has several."""
+    routing: RouterSettings = DEFAULT_ROUTING
+    """How the replica for a request is chosen where a model has several."""
     choose_socket: Callable[[], Path | None] = lambda: None
     """Returns where the next engine lets other processes of the server attach to it; None for nowhere."""

@@ -12,7 +12,7 @@ from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
-from engine.fleet.router import RoutingPolicy
+from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import ChatSettings, RequestLimits
 from pipelines.llm.text import LlmText
@@ -32,7 +32,7 @@ class SharedModel(msgspec.Struct, frozen=True):
     """The model's ModelConfig."""
     engine: EngineConfig
     sockets: tuple[str, ...]
-    router: RoutingPolicy = RoutingPolicy.PREFIX
+    routing: RouterSettings = DEFAULT_ROUTING
 
 
 def describe_shared(model: LlmModel) -> SharedModel | None:
@@ -51,7 +51,7 @@ def describe_shared(model: LlmModel) -> SharedModel | None:
         config=model.config.SerializeToString(),
         engine=engine.config,
         sockets=sockets,
-        router=engine.policy if isinstance(engine, FleetClient) else RoutingPolicy.PREFIX,
+        routing=engine.routing if isinstance(engine, FleetClient) else DEFAULT_ROUTING,
     )
 
 
@@ -74,7 +74,7 @@ async def attach_model(
     engine: Engine = clients[0]
     if len(clients) > 1:
         replicas = [Replica(str(number), client) for number, client in enumerate(clients)]
-        engine = FleetClient(shared.engine, replicas, shared.router)
+        engine = FleetClient(shared.engine, replicas, shared.routing)
     starting = asyncio.create_task(engine.start(), name=f"engine-link {shared.name}")
     try:
         text = await asyncio.to_thread(

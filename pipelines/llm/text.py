@@ -26,7 +26,7 @@ from pipelines.llm.pooling import (
 from pipelines.llm.services import DEFAULT_CHAT, ChatSettings
 from pipelines.llm.tape import TapedGeneration, TextTape, current_tape
 from pipelines.text.logprobs import PromptEcho, track_logprobs
-from pipelines.text.model import UNCOUNTED, fingerprint_of, refuse_images, refuse_parameters
+from pipelines.text.model import UNCOUNTED, digest_session, fingerprint_of, refuse_images, refuse_parameters
 from pipelines.text.parts import ChatReader
 from pipelines.text.relay import RelayedEvents, Sink
 from pipelines.text.sampling import (
@@ -378,6 +378,7 @@ class LlmText:
                 tenant=request.tenant,
                 weight=weight,
                 cache_salt=request.cache_salt,
+                session=digest_session(request.tenant, request.session),
                 timeout_s=request.timeout_s,
                 queue_timeout_s=request.queue_timeout_s,
                 adapter=request.adapter,

@@ -94,6 +94,11 @@ def fingerprint_of(*facts: object) -> str:
     return f"fp_{blake2b(text.encode(), digest_size=5).hexdigest()}"
 
 
+def digest_session(tenant: str, session: str) -> str:
+    """Return an engine's name for a tenant's session: short, and without what the client wrote. "" for none."""
+    return blake2b(f"{tenant}\0{session}".encode(), digest_size=8).hexdigest() if session else ""
+
+
 @cache
 def _server_version() -> str:
     return version("sluice")

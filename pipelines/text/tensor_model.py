@@ -207,6 +207,7 @@ class TensorText:
             timeout_us=_microseconds(request.timeout_s),
             queue_timeout_us=_microseconds(request.queue_timeout_s),
             tenant=request.tenant,
+            session=request.session,
         )
 
     def _outputs(self) -> tuple[str, ...]:

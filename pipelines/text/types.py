@@ -162,6 +162,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    session: str = ""
+    """The client's name of the session, by which one replica gets the tenant's requests of it; "" for none."""
     timeout_s: float | None = None
     queue_timeout_s: float | None = None
     adapter: str = ""

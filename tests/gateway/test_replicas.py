@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import re
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,7 @@ def replicated(
     request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     options = ("--replicas=2", "--dtype=f32", "--max-num-seqs=8", "--engine-heartbeat-timeout-secs=6", *request.param)
+    options += ("--session-bonus-secs=60",)  # on a machine under load rates are as they come
     with running_server(checkpoint, tmp_path_factory.mktemp("replicas") / "log", *options) as running:
         running.wait_ready()
         yield running
@@ -122,6 +125,84 @@ async def test_streams_of_all_kinds_bring_the_same_when_a_replica_is_lost(
             if replicated.log.count(MOVED) > before:
                 return
     pytest.fail(f"in {ATTEMPTS} attempts the streams had all ended when the replica did")
+
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
+_TEXT = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Hi."]}
+_ROUTED = re.compile(r'^sluice_replica_requests_routed_total{.*replica="(\d)"} (.*)$', re.MULTILINE)
+
+
+def naming_bodies(session: str) -> list[tuple[str, dict[str, Any]]]:
+    """Requests whose body names a session, each with its path."""
+    return [
+        ("/v1/chat/completions", CHAT | {"prompt_cache_key": session}),
+        ("/v1/messages", CHAT | {"metadata": {"user_id": session}}),
+        (f"/v2/models/{MODEL}/infer", {"inputs": [_TEXT], "parameters": {"sequence_id": session}}),
+    ]
+
+
+class Homes:
+    """Tells which replica gets each request."""
+
+    def __init__(self, server: ServerProcess, client: httpx.AsyncClient) -> None:
+        self._server = server
+        self._client = client
+        self.answer: dict[str, Any] = {}
+        """The last request's."""
+
+    async def of(self, session: str = "", path: str = "/v1/chat/completions", body: dict[str, Any] = CHAT) -> str:
+        """Return the replica that got this request, whose `session` is in a header."""
+        before = await self._count()
+        response = await self._client.post(path, json=body, headers={"x-session-id": session} if session else {})
+        assert response.status_code == 200, response.text
+        self.answer = response.json()
+        async with asyncio.timeout(PATIENCE_S):
+            while not (home := (await self._count()) - before):  # the counts of workers come later
+                await asyncio.sleep(0.05)
+        [name] = home
+        return name
+
+    async def _count(self) -> Counter[str]:
+        page = (await self._client.get(self._server.metrics_url)).text
+        return Counter({name: int(float(value)) for name, value in _ROUTED.findall(page)})
+
+
+async def test_the_requests_of_a_session_go_to_one_replica(replicated: ServerProcess) -> None:
+    async with connect(replicated) as client:
+        await until_whole(client)
+        homes = Homes(replicated, client)
+        found = {session: {await homes.of(session) for _ in range(2)} for session in "abcdef"}
+        assert sorted(map(sorted, {frozenset(each) for each in found.values()})) == [["0"], ["1"]], found
+        for session in ("a", next(each for each in found if found[each] != found["a"])):
+            for path, body in naming_bodies(session):
+                assert {await homes.of(path=path, body=body)} == found[session], path
+
+
+async def test_the_responses_of_a_chain_go_to_one_replica(replicated: ServerProcess) -> None:
+    body: dict[str, Any] = {"model": MODEL, "input": "Hi.", "max_output_tokens": 1}
+    async with connect(replicated) as client:
+        await until_whole(client)
+        homes = Homes(replicated, client)
+        for _ in range(4):
+            found = [await homes.of(path="/v1/responses", body=body)]
+            for _ in range(2):
+                follow_up = body | {"previous_response_id": homes.answer["id"]}
+                found.append(await homes.of(path="/v1/responses", body=follow_up))
+            assert len(set(found)) == 1
+
+
+async def test_a_session_moves_when_its_replica_is_lost_and_stays_there(replicated: ServerProcess) -> None:
+    async with connect(replicated) as client:
+        await until_whole(client)
+        homes = Homes(replicated, client)
+        sessions = list({await homes.of(each): each for each in "abcdef"}.values())
+        replicated.engines()[0].kill()
+        for session in sessions:
+            answer = await client.post("/v1/chat/completions", json=CHAT, headers={"x-session-id": session})
+            assert answer.status_code == 200, answer.text
+        await until_whole(client)
+        assert len(sessions) == 2
+        assert len({await homes.of(each) for each in sessions}) == 1
 
 
 async def test_it_is_ready_and_answers_while_one_replica_is_gone(replicated: ServerProcess) -> None:

@@ -158,7 +158,7 @@ class OutputConfig(RequestObject):
 class Metadata(RequestObject):
     """The person that a request is made for."""
 
-    user_id: str | None = Field(None, description=_ACCEPTED)
+    user_id: str | None = Field(None, description="The session, where no header names one.")
 
 
 class CountTokensRequest(RequestObject):

@@ -97,7 +97,7 @@ class OpenAIRoutes:
         check_trust(fields, trusts_templates=self._defaults.trusts_templates)
         request_id = get_request_id(request)
         scheduling = parse_scheduling(request.headers, self._defaults)
-        queued = scheduling.fields(requested_priority(fields))
+        queued = scheduling.fields(requested_priority(fields), session=fields.prompt_cache_key)
         base = TextRequest(request_id=request_id, prompt="", protocol=reply_type.protocol, **queued)
         requests, options = parse(fields, base)
         model = self._service.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")

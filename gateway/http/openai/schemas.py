@@ -165,7 +165,7 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
         None,
         max_length=MAX_MODEL_CHARS,
         description="Requests with the same key get the same version of a model whose versions share them, as with "
-        "the header x-sluice-sticky, which wins.",
+        "the header x-sluice-sticky, which wins; and one of its replicas where they are one session.",
     )
     prompt_cache_retention: str | None = Field(None, description=UNUSED)
     service_tier: Literal["auto", "default", "flex", "priority"] | None = Field(

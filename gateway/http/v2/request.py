@@ -7,12 +7,12 @@ from typing import Any
 
 from gateway.calls import allowed_priority, current_call
 from gateway.http.request import BODY_TIMEOUT_S, body_timeout, body_too_large, next_piece, parse_scheduling
-from gateway.http.request import STICKY_HEADER as STICKY_TEXT
 from gateway.http.server import NAMES_AS_SENT
 from gateway.http.v2.exchange import Exchange, UnknownEncodingError
 from gateway.http.v2.json_document import parse
 from gateway.long_work import LONG_BYTES, run_aside, trim_later
 from gateway.options.http import RequestOptions
+from gateway.sessions import STICKY_HEADER as STICKY_TEXT
 from gateway.v2.forwarded_headers import ForwardedHeaders
 from serving.request import InferRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -160,18 +160,19 @@ class HeaderReader:
 
     def __init__(self, defaults: RequestOptions, pattern: str | None) -> None:
         self._defaults = defaults
+        self._session_headers = frozenset(name.encode() for name in defaults.session_headers)
         self._forwarded = ForwardedHeaders(pattern)
 
     def are_plain(self, headers: Mapping[bytes, bytes]) -> bool:
         """Whether nothing of a request's headers reaches its model: none is forwarded, and none schedules it."""
         for name in headers:
-            if name.startswith(_OWN_PREFIX):
+            if self._is_own(name):
                 return False
         return not self._forwarded or not self._forwarded.are_any(name.decode("latin-1") for name in headers)
 
     def schedule(self, exchange: Exchange, request: InferRequest) -> None:
         """Set tenant, priority and time limits. A header wins over the body. Raises INVALID, naming the header."""
-        own = [name for name in exchange.headers if name.startswith(_OWN_PREFIX)]
+        own = [name for name in exchange.headers if self._is_own(name)]
         if own:
             self._read_own(exchange, request, own)
         call = current_call.get()
@@ -179,9 +180,12 @@ class HeaderReader:
             request.tenant = call.tenant
             request.priority = allowed_priority(request.priority or None)
 
+    def _is_own(self, name: bytes) -> bool:
+        return name.startswith(_OWN_PREFIX) or name in self._session_headers
+
     def _read_own(self, exchange: Exchange, request: InferRequest, own: list[bytes]) -> None:
         scheduling = parse_scheduling({name.decode("latin-1"): exchange.header(name) for name in own}, self._defaults)
-        request.tenant = scheduling.tenant
+        request.tenant, request.session = scheduling.tenant, scheduling.session
         if scheduling.priority is not None:
             request.priority = scheduling.priority
         if scheduling.timeout_s is not None:

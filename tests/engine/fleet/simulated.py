@@ -13,7 +13,7 @@ from engine.client.stream import GenerationStream
 from engine.config import EngineConfig
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
-from engine.fleet.router import RoutingPolicy
+from engine.fleet.router import RouterSettings, RoutingPolicy
 from engine.frames import AskProbe, Cancel, Command, ProbeTurn, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
 from engine.process.transport import ProbeTurns
@@ -160,7 +160,7 @@ class Simulation:
 
     def _gateway(self, config: EngineConfig) -> FleetClient:
         replicas = [Replica(str(number), SimulatedClient(config, engine)) for number, engine in enumerate(self.engines)]
-        fleet = FleetClient(config, replicas, self._policy)
+        fleet = FleetClient(config, replicas, RouterSettings(policy=self._policy))
         fleet.watch()
         return fleet
 

@@ -91,12 +91,13 @@ def test_a_client_that_stops_half_way_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 
 NOTHING = RequestOptions()
+BY_DEFAULT = {"tenant": "", "session": "", "priority": 0}
 
 
 def test_without_headers_the_body_and_the_server_s_defaults_hold() -> None:
     scheduling = parse_scheduling({}, RequestOptions(timeout_s=5.0, queue_timeout_s=2.0))
-    assert scheduling.fields(None) == {"tenant": "", "priority": 0, "timeout_s": 5.0, "queue_timeout_s": 2.0}
-    assert scheduling.fields(7, 1.5) == {"tenant": "", "priority": 7, "timeout_s": 1.5, "queue_timeout_s": 2.0}
+    assert scheduling.fields(None) == BY_DEFAULT | {"timeout_s": 5.0, "queue_timeout_s": 2.0}
+    assert scheduling.fields(7, 1.5) == BY_DEFAULT | {"priority": 7, "timeout_s": 1.5, "queue_timeout_s": 2.0}
 
 
 def test_headers_win() -> None:
@@ -107,8 +108,19 @@ def test_headers_win() -> None:
         "x-sluice-queue-timeout-ms": "250",
     }
     scheduling = parse_scheduling(headers, RequestOptions(timeout_s=5.0, queue_timeout_s=2.0))
-    expected = {"tenant": "ada & sons", "priority": -3, "timeout_s": 1.5, "queue_timeout_s": 0.25}
+    expected = BY_DEFAULT | {"tenant": "ada & sons", "priority": -3, "timeout_s": 1.5, "queue_timeout_s": 0.25}
     assert scheduling.fields(7, 9.0) == expected
+
+
+def test_the_first_session_header_wins_over_the_sticky_key_and_the_body() -> None:
+    options = RequestOptions(session_headers=("x-chat", "x-session-id"))
+    sent = {"x-sluice-sticky": "sticky", "x-session-id": "second", "x-chat": "first"}
+    found = []
+    for name in ("x-chat", "x-session-id", "x-sluice-sticky", None):
+        found.append(parse_scheduling(sent, options).fields(None, session="body")["session"])
+        sent.pop(name or "", None)
+    assert found == ["first", "second", "sticky", "body"]
+    assert parse_scheduling({}, options).fields(None)["session"] == ""
 
 
 def test_a_priority_of_0_in_a_header_is_one() -> None:

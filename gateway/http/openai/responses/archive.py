@@ -29,6 +29,8 @@ class StoredResponse(msgspec.Struct, array_like=True):
     body: bytes
     context: bytes
     frames: list[bytes] | None = None
+    session: str = ""
+    """The session that it goes on with; "" where it is the first of its chain, whose mark is the session then."""
 
     def items(self) -> list[JsonObject]:
         """Return the items of its prompt."""
@@ -111,7 +113,7 @@ class Archive:
             return found.response
         await self.end_lease(owner, response_id)
         cancelled = {**found.response, "status": "cancelled"}
-        stored = StoredResponse(orjson.dumps(cancelled), found.stored.context)
+        stored = msgspec.structs.replace(found.stored, body=orjson.dumps(cancelled), frames=None)
         if await self.save(owner, response_id, stored, found.version):
             return cancelled
         return (await self.find(owner, response_id)).response

@@ -91,7 +91,7 @@ class BackgroundRuns:
         """Store the response, which is queued, and begin to generate it. Raises UNAVAILABLE where it is not stored."""
         run = BackgroundRun(turn, is_streamed=is_streamed, kept=await self._share(turn) if is_streamed else None)
         run.append(turn.reply.queue())
-        stored = StoredResponse(orjson.dumps(turn.response), orjson.dumps(turn.items.all))
+        stored = StoredResponse(orjson.dumps(turn.response), orjson.dumps(turn.items.all), session=turn.items.session)
         await self._archive.save(turn.owner, turn.response_id, stored)
         turn.version = ABSENT + 1
         await self._archive.renew_lease(turn.owner, turn.response_id, turn.response["status"], ABSENT)

@@ -53,6 +53,8 @@ class PromptItems:
     earlier: list[JsonObject]
     new: list[JsonObject]
     conversation_id: str | None = None
+    session: str = ""
+    """The conversation, or what the responses of one chain have in common; "" for a first response."""
 
     @property
     def all(self) -> list[JsonObject]:
@@ -66,11 +68,12 @@ async def gather_items(archive: Archive | None, owner: str, fields: PromptFields
         raise invalid("previous_response_id", message)
     conversation_id = _conversation_id(fields)
     earlier: list[JsonObject] = []
+    session = conversation_id or ""
     if conversation_id is not None:
         kept = await need_archive(archive, "conversation").conversation(owner, conversation_id, "conversation")
         earlier = kept.items
     elif fields.previous_response_id is not None:
-        earlier = await _earlier_turns(
+        earlier, session = await _earlier_turns(
             need_archive(archive, "previous_response_id"), owner, fields.previous_response_id
         )
     sent = fields.input or ()
@@ -79,7 +82,7 @@ async def gather_items(archive: Archive | None, owner: str, fields: PromptFields
     new = await store_items(archive, owner, sent, ids, "input", earlier)
     if not earlier and not new:
         raise invalid("input", "input must not be empty: there is no earlier turn to answer")
-    return PromptItems(earlier, new, conversation_id)
+    return PromptItems(earlier, new, conversation_id, session)
 
 
 def _conversation_id(fields: PromptFields) -> str | None:
@@ -87,13 +90,15 @@ def _conversation_id(fields: PromptFields) -> str | None:
     return sent.id if isinstance(sent, ConversationReference) else sent
 
 
-async def _earlier_turns(archive: Archive, owner: str, response_id: str) -> list[JsonObject]:
+async def _earlier_turns(archive: Archive, owner: str, response_id: str) -> tuple[list[JsonObject], str]:
+    """Return the items up to a response, and the session of its chain."""
     param = "previous_response_id"
     found = await archive.find(owner, response_id, param)
     if not found.is_final:
         status = found.response["status"]
         raise invalid(param, f"{param} must be a response that is complete, and {response_id} is {status}")
-    return [*found.stored.items(), *found.response["output"]]
+    items = [*found.stored.items(), *found.response["output"]]
+    return items, found.stored.session or response_id.removeprefix("resp_")
 
 
 def need_archive(archive: Archive | None, param: str) -> Archive:

@@ -81,7 +81,7 @@ async def keep(turn: ResponseTurn, archive: Archive, frames: list[bytes] | None 
     response = turn.response
     try:
         if response["store"]:
-            stored = StoredResponse(orjson.dumps(response), orjson.dumps(turn.items.all), frames)
+            stored = StoredResponse(orjson.dumps(response), orjson.dumps(turn.items.all), frames, turn.items.session)
             await archive.save(turn.owner, turn.response_id, stored, turn.version)
         if turn.items.conversation_id is not None and response["status"] in ("completed", "incomplete"):
             added = [*turn.items.new, *response["output"]]

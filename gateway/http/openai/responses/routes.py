@@ -99,7 +99,7 @@ class ResponseRoutes:
         items = await gather_items(self._archive, owner, fields, ids)
         with client_names(PARAM_NAMES):
             prompt = await fit_prompt(fields, items.all, model)
-        queued = scheduling.fields(requested_priority(fields))
+        queued = scheduling.fields(requested_priority(fields), session=fields.prompt_cache_key or items.session or mark)
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
         text_request, options = parse_request(fields, base, prompt)
         without_effect = template_fields_without_effect(fields, model)
