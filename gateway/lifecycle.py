@@ -386,6 +386,7 @@ def make_model_engine(
             routing=config.fleet.routing(),
             heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
             drain_s=config.shutdown.exit_timeout_s,
+            wake=config.fleet.wake(),
         )
     return make_engine(
         config.engine(str(checkpoint)),

@@ -98,7 +98,7 @@ def _engine_options() -> Iterator[str]:
 
 
 def _spec_fields(arguments: argparse.Namespace, engine: tuple[str, ...]) -> dict[str, Any]:
-    replicas = arguments.replicas or 1
+    replicas = 1 if arguments.replicas is None else arguments.replicas
     return {
         "name": arguments.name,
         "command": engine,
@@ -110,7 +110,7 @@ def _spec_fields(arguments: argparse.Namespace, engine: tuple[str, ...]) -> dict
         "server_key": _absolute(arguments.server_key),
         "scale_from": arguments.scale_from or "",
         "min_replicas": arguments.min_replicas,
-        "max_replicas": max(arguments.max_replicas or replicas, arguments.min_replicas),
+        "max_replicas": max(arguments.max_replicas or replicas, arguments.min_replicas, 1),
     }
 
 
@@ -146,14 +146,15 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     _add(cluster, "--ray", "ADDRESS", AUTO, _text, "address of the Ray cluster; auto is the one of this machine; local "
          "starts one on this machine, which goes on")  # fmt: skip
     _add(cluster, "--name", "NAME", "sluice-fleet", _name, "name of the fleet")
-    _add(cluster, "--replicas", "N", None, argument_type(integer(1)), "engines; each has a placement group of one "
+    _add(cluster, "--replicas", "N", None, argument_type(integer(0)), "engines; each has a placement group of one "
          "bundle. Default for up: 1")  # fmt: skip
     _add(cluster, "--gpus-per-replica", "K", 0.0, _amount, "GPUs of each engine, on one node")
     _add(cluster, "--cpus-per-replica", "K", 1.0, _amount, "cores of each engine that Ray counts")
     _add(cluster, "--engines-file", "FILE", "engines.yaml", _text, "the list of engines, written on this machine")
     _add(cluster, "--scale-from", "URL", None, _url, "metrics of a gateway; sluice_scale_pressure there decides how "
          "many engines there are, within the bounds")  # fmt: skip
-    _add(cluster, "--min-replicas", "N", 1, argument_type(integer(1)), "fewest engines then")
+    _add(cluster, "--min-replicas", "N", 1, argument_type(integer(0)), "fewest engines then; 0 lets the "
+         "last one end, for gateways with --wake-timeout-secs")  # fmt: skip
     _add(cluster, "--max-replicas", "N", None, argument_type(integer(1)), "most engines then. Default: --replicas")
     _add(cluster, "--timeout", "SECONDS", 60.0, argument_type(seconds(0)), "down: how long engines may take to end "
          "their requests; then they are killed")  # fmt: skip

@@ -11,7 +11,8 @@ from engine.fleet.membership.file import EngineEntry, EnginesFile
 def write_members(path: Path, content: EnginesFile) -> bool:
     """Write the file, so that a reader finds the old list or the new one, whole. Returns whether it has changed. Raises
     OSError."""
-    text = msgspec.yaml.encode(content)
+    fields = msgspec.to_builtins(content)
+    text = msgspec.yaml.encode(fields if content.endpoints else {**fields, "engines": fields.get("engines", [])})
     if path.is_file() and path.read_bytes() == text:
         return False
     fresh = path.with_name(f".{path.name}.{os.getpid()}")

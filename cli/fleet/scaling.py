@@ -12,7 +12,8 @@ class ScalePolicy:
     """Bounds of a fleet, and its hysteresis: how far from the target the pressure must be, and for how long.
 
     A fleet grows in one step to what the pressure asks for, at most to twice its size; it shrinks by one engine at a
-    time, because an engine takes longer to load than to end.
+    time, because an engine takes longer to load than to end. The last engine ends only where there is no pressure at
+    all, and the first one is started at once.
     """
 
     min_replicas: int
@@ -45,8 +46,10 @@ def decide(
         return bounded, NO_STATE
     if pressure is None or not math.isfinite(pressure):
         return replicas, NO_STATE
+    if replicas == 0:  # requests wait for the first engine
+        return (1 if pressure > policy.grow_above else 0), NO_STATE
     is_high = pressure > policy.grow_above and replicas < policy.max_replicas
-    after_shrink = pressure * replicas / (replicas - 1) if replicas > 1 else math.inf
+    after_shrink = pressure * replicas / (replicas - 1) if replicas > 1 else math.inf if pressure else 0.0
     is_low = pressure < policy.shrink_below and after_shrink < 1.0 and replicas > policy.min_replicas
     state = replace(
         state,

@@ -38,6 +38,7 @@ class EngineClient(ABC):
 
     can_restart = False
     """Whether a lost engine is replaced. If not, it stays dead."""
+    is_asleep = False
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -130,6 +131,9 @@ class EngineClient(ABC):
 
     def _ask_prefixes(self) -> None:  # noqa: B027 - an engine in this process has nobody to tell
         """Tell the engine whether its prefix index is wanted."""
+
+    async def wait_awake(self) -> None:  # noqa: B027 - only a fleet may have no engine
+        """Return at once: this client has its engine, or is about to have another."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -39,6 +39,10 @@ class Engine(Protocol):
     @property
     def is_restarting(self) -> bool: ...
     @property
+    def is_asleep(self) -> bool:
+        """Whether there is no engine, and one may be started for requests (`wait_awake`)."""
+
+    @property
     def num_restarts(self) -> int: ...
     @property
     def recovery_seconds_total(self) -> float: ...
@@ -66,6 +70,9 @@ class Engine(Protocol):
 
     def kill(self) -> None:
         """End the engine's processes now. Only for a process that is about to exit itself; otherwise use `stop`."""
+
+    async def wait_awake(self) -> None:
+        """Wait while it `is_asleep`. Raises OVERLOADED where too many wait, UNAVAILABLE where none comes in time."""
 
     def submit(self, request: GenerateRequest) -> GenerationStream:
         """Queue `request`. Raises INVALID for one that can never be served, UNAVAILABLE without an engine, OVERLOADED

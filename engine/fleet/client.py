@@ -15,7 +15,7 @@ import msgspec
 
 from engine.client.counters import NO_STATS, sum_stats
 from engine.client.stream import GenerationStream
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Task
 from engine.fleet.changes import FleetAdapters, FleetSleep
 from engine.fleet.choosing import ReplicaChooser
 from engine.fleet.joining import MakeClient, MemberJoiner
@@ -24,6 +24,8 @@ from engine.fleet.moving import ReplicaKeeper, StreamMover
 from engine.fleet.offering import OfferMaker
 from engine.fleet.replica import PastReplicas, Replica, check_agreement
 from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from engine.fleet.waking import WakeSettings, WakingRoom, presume_info
+from engine.model_folder import served_task
 from engine.types import EngineInfo, EngineStats, GenerateRequest
 from engine.validation import check_adapter, check_lengths
 from sluice.errors import ErrorCode, SluiceError
@@ -31,6 +33,8 @@ from sluice.errors import ErrorCode, SluiceError
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_FIRST_JOIN_S = 2.0
+"""How long the start waits for an engine that need not be there."""
 _NO_ENGINE = "no engine of this model can be reached"
 
 
@@ -46,10 +50,12 @@ class FleetClient:
         membership: Membership | None = None,
         make_client: MakeClient | None = None,
         drain_s: float = 30.0,
+        wake: WakeSettings | None = None,
     ) -> None:
         """Take the clients of engines, which have not started, or a `membership` that names engines, for which
         `make_client` makes clients, and whose streams have `drain_s` to end where one leaves. `config` is what the
-        server was told, before it was split between them. `routing` says how the replica of each request is chosen."""
+        server was told, before it was split between them. `routing` says how replicas are chosen. With
+        `wake` requests are held while the membership names no engine, also at the start."""
         self.config = config
         self.routing = routing
         self.replicas: list[Replica] = []
@@ -63,6 +69,8 @@ class FleetClient:
         self._merged: tuple[list[EngineInfo], EngineInfo | None] = ([], None)
         self._past = PastReplicas()
         self._failure: str | None = None
+        self._room = None if wake is None else WakingRoom(wake)
+        self._presumed: EngineInfo | None = None
         self._joiner: MemberJoiner | None = None
         if membership is not None and make_client is not None:
             self._joiner = MemberJoiner(membership, make_client, self.join, self.remove, drain_s)
@@ -77,13 +85,14 @@ class FleetClient:
     @property
     def info(self) -> EngineInfo:
         """The limits of the smallest replica, on which requests may rely, and the capacity and the LoRA
-        adapters of all together. Raises UNAVAILABLE before `start` has returned."""
+        adapters of all together; of the last ones while there are none. Raises UNAVAILABLE before `start` has
+        returned."""
         parts = [each.engine.info for each in self._alive() or self.replicas]
         known, merged = self._merged
         if not parts:
-            if merged is None:
+            if merged is None and self._presumed is None:
                 raise SluiceError(ErrorCode.UNAVAILABLE, _NO_ENGINE)
-            return merged
+            return merged or self._presumed  # type: ignore[return-value]
         if merged is None or len(known) != len(parts) or any(a is not b for a, b in zip(known, parts, strict=True)):
             merged = _merge_infos(parts)
             self._merged = parts, merged
@@ -98,6 +107,11 @@ class FleetClient:
             waits = [each.engine.stats.predicted_wait_s for each in self.replicas if each.engine.is_serving]
             summed = sum_stats(parts, min(waits, default=0.0))
             self._summed = parts, summed
+        if self.num_held and self._room is not None:
+            num_waiting = summed.num_waiting + self.num_held
+            return msgspec.structs.replace(
+                summed, num_waiting=num_waiting, predicted_wait_s=max(summed.predicted_wait_s, self._room.expected_s())
+            )
         return summed
 
     @property
@@ -115,7 +129,29 @@ class FleetClient:
     @property
     def is_restarting(self) -> bool:
         """Whether no replica serves now, and one is about to."""
-        return self.failure is None and not any(each.engine.is_serving for each in self.replicas)
+        is_served = any(each.engine.is_serving for each in self.replicas)
+        return self.failure is None and not is_served and not self.is_asleep
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether there is no engine that stays, and requests are held until one joins."""
+        if self._room is None or self._failure is not None:
+            return False
+        return all(each.is_leaving or each.engine.failure is not None for each in self.replicas)
+
+    @property
+    def num_held(self) -> int:
+        """Requests that wait for the first engine."""
+        return 0 if self._room is None else self._room.num_held
+
+    @property
+    def waking_s(self) -> float:
+        """Seconds for which requests have waited for the first engine; 0 where none wait."""
+        return 0.0 if self._room is None else self._room.waking_s
+
+    async def wait_awake(self) -> None:
+        while self._room is not None and self.is_asleep:
+            await self._room.wait()
 
     @property
     def num_restarts(self) -> int:
@@ -151,7 +187,9 @@ class FleetClient:
         return tuple(pid for each in self.replicas for pid in each.engine.pids)
 
     def heartbeat_age_s(self) -> float:
-        """Return the seconds since the replica was heard that was heard last."""
+        """Return the seconds since the replica was heard that was heard last; 0 while there need not be any."""
+        if self.is_asleep:
+            return 0.0
         serving = [each for each in self.replicas if each.engine.is_serving]
         return min((each.engine.heartbeat_age_s() for each in serving or self.replicas), default=inf)
 
@@ -159,9 +197,12 @@ class FleetClient:
 
     async def start(self) -> None:
         """Load the model in all engines, at the same time. Raises the error of the first that cannot load it, or
-        INVALID where they do not agree; all engines have ended then. With a membership, wait for the first member."""
+        INVALID where they do not agree; all engines have ended then. With a membership, wait for the first member.
+        Where requests can wait for it, this does so for a moment only, and the checkpoint says what is known."""
         if self._joiner is not None:
-            await self._joiner.start()
+            may_sleep = self._room is not None and served_task(self.config) is Task.GENERATE
+            self._presumed = await asyncio.to_thread(presume_info, self.config) if may_sleep else None
+            await self._joiner.start(_FIRST_JOIN_S if may_sleep else None)
             return
         tasks = [asyncio.create_task(each.engine.start(), name=f"replica-start {each.name}") for each in self.replicas]
         try:
@@ -200,6 +241,8 @@ class FleetClient:
         assert self.info is not None  # known from now on, also while there is no replica
         self._follow(replica)
         self._mover.on_back(replica)
+        if self._room is not None:
+            self._room.wake()
 
     async def remove(self, replica: Replica) -> None:
         """Let a replica leave: its streams go on in others, as far as there are any, and its client is stopped."""
@@ -213,6 +256,8 @@ class FleetClient:
 
     async def stop(self) -> None:
         self._failure = "the engine was stopped"
+        if self._room is not None:
+            self._room.close(SluiceError(ErrorCode.UNAVAILABLE, self._failure))
         if self._joiner is not None:
             await self._joiner.stop()
         for each in self.replicas:
@@ -245,6 +290,8 @@ class FleetClient:
 
     def refuse_if_full(self) -> None:
         """Raise OVERLOADED where each replica that serves has a full queue, with the least time to wait for one."""
+        if self._room is not None and self.is_asleep:
+            self._room.refuse_if_full()
         full: list[SluiceError] = []
         for each in self.replicas:
             if each.engine.is_serving and not each.is_draining:

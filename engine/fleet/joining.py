@@ -45,12 +45,13 @@ class MemberJoiner:
         self._has_joined = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Return when the first member has joined. Raises SluiceError where the source cannot be read."""
+    async def start(self, patience_s: float | None = None) -> None:
+        """Return when the first member has joined, or after `patience_s`. Raises SluiceError where the source cannot be
+        read."""
         self._watching = asyncio.create_task(self._watch(), name="members", context=contextvars.Context())
         joined = asyncio.create_task(self._has_joined.wait())
         try:
-            await asyncio.wait((self._watching, joined), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((self._watching, joined), timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
             if self._watching.done():
                 self._watching.result()
         finally:

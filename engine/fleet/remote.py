@@ -5,6 +5,7 @@ from engine.config import EngineConfig
 from engine.fleet.client import FleetClient
 from engine.fleet.membership.members import Member, Membership
 from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from engine.fleet.waking import WakeSettings
 
 
 def make_fleet(
@@ -14,14 +15,17 @@ def make_fleet(
     routing: RouterSettings = DEFAULT_ROUTING,
     heartbeat_timeout_s: float = 10.0,
     drain_s: float = 30.0,
+    wake: WakeSettings | None = None,
 ) -> FleetClient:
     """Make the client of the engines that `membership` names, now and later. `config` is this server's own: limits of
     the queue while no engine can be reached, and the tokenizer. Streams of an engine that is named no more have
-    `drain_s` to end there."""
+    `drain_s` to end there. With `wake` requests are held while it names none."""
 
     def make_client(member: Member) -> AttachedEngineClient:
         return AttachedEngineClient(
             config, member.address, curve=member.curve(), heartbeat_timeout_s=heartbeat_timeout_s
         )
 
-    return FleetClient(config, routing=routing, membership=membership, make_client=make_client, drain_s=drain_s)
+    return FleetClient(
+        config, routing=routing, membership=membership, make_client=make_client, drain_s=drain_s, wake=wake
+    )

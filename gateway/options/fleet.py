@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from engine.fleet.membership import REDIS_SCHEMES, SCHEME
 from engine.fleet.membership.fleet_url import FleetUrl
 from engine.fleet.router import RouterSettings, RoutingPolicy
+from engine.fleet.waking import WakeSettings
 from gateway.options.option import OptionError, enum_member, integer, option, printable_text, seconds
 from sluice.errors import SluiceError
 
@@ -87,10 +88,29 @@ class FleetOptions:
         "sooner",
     )
 
+    wake_timeout_s: float = option(
+        "--wake-timeout-secs",
+        0.0,
+        seconds(0.0),
+        "SECONDS",
+        "with --engines: how long a request is held while the fleet has no engine, for whatever starts one by "
+        "sluice_scale_pressure, which is 2 meanwhile. The server starts, and stays ready, without an engine. Then the "
+        "request ends in an error (503). 0 holds none: without an engine the server is not ready",
+    )
+    wake_max_requests: int = option(
+        "--wake-max-requests",
+        256,
+        integer(1),
+        "COUNT",
+        "how many requests are held so at a time; others get an error (429) that says when to try again",
+    )
+
     def __post_init__(self) -> None:
         """Check options against each other. Raises OptionError."""
         if self.engines is not None and self.num_replicas > 1:
             raise OptionError("--replicas starts engines here, and --engines uses those of elsewhere; give one of them")
+        if self.engines is None and self.wake_timeout_s:
+            raise OptionError("--wake-timeout-secs holds requests for engines of elsewhere; give --engines too")
         keys = {"--engine-client-key": self.engine_client_key, "--engine-server-key": self.engine_server_key}
         given = [name for name, value in keys.items() if value is not None]
         if len(given) == 1:
@@ -103,6 +123,10 @@ class FleetOptions:
                 FleetUrl.parse(source)
             except SluiceError as error:
                 raise OptionError(f"--engines: {error.message}") from None
+
+    def wake(self) -> WakeSettings | None:
+        """Return how requests are held while there is no engine; None where they are not."""
+        return WakeSettings(self.wake_timeout_s, self.wake_max_requests) if self.wake_timeout_s else None
 
     def routing(self) -> RouterSettings:
         """Return how replicas are chosen."""

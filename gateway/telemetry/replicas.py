@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import ceil
+from math import ceil, inf
 from time import monotonic
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,6 +17,10 @@ WINDOW_S = 60.0
 """How long a predicted wait counts."""
 FULL_SHARE = 0.9
 """The share of reserved KV blocks at which a model is as full as it should be."""
+WAKE_PRESSURE = 2.0
+"""The pressure while requests wait for a first engine: above any target."""
+LEAST_PRESSURE = 0.01
+"""The pressure on engines that have worked within `WINDOW_S`, so that 0 means that none is needed."""
 _LABELS = ("model", "replica")
 
 Read = Callable[[Replica], float]
@@ -81,12 +85,15 @@ class ReplicaCollector(Collector):
 
 class ScalePressure:
     """The larger of two shares: the predicted wait, at the 90th percentile of the last minute, of the wait that is the
-    target; and the reserved KV blocks of those that should be at most."""
+    target; and the reserved KV blocks of those that should be at most. It is above 0 for a minute after each request,
+    and 0 then: nothing needs an engine. While requests wait for a first engine it is `WAKE_PRESSURE`."""
 
     def __init__(self, target_s: float, clock: Callable[[], float] = monotonic) -> None:
         self._target_s = target_s
         self._clock = clock
         self._waits: dict[str, deque[tuple[float, float]]] = {}
+        self._work: dict[str, tuple[int, float]] = {}
+        """The tokens that each model has computed so far, and when that was last another number."""
 
     def observe(self, models: Iterable[LlmText]) -> None:
         """Note the predicted waits of now, to be called about once a second. Models that are gone are forgotten."""
@@ -94,19 +101,31 @@ class ScalePressure:
         for model in models:
             seen.add(model.name)
             waits = self._waits.setdefault(model.name, deque())
-            waits.append((now, model.engine.stats.predicted_wait_s))
-            while waits[0][0] < now - WINDOW_S:
+            if not model.engine.is_asleep:  # waiting for the first engine does not ask for more than one
+                waits.append((now, model.engine.stats.predicted_wait_s))
+            while waits and waits[0][0] < now - WINDOW_S:
                 waits.popleft()
+            self._note_work(model.name, model.engine, now)
         for name in self._waits.keys() - seen:
-            del self._waits[name]
+            del self._waits[name], self._work[name]
+
+    def _note_work(self, name: str, engine: Engine, now: float) -> None:
+        num_tokens = engine.stats.prompt_tokens_total + engine.stats.generation_tokens_total
+        known, _ = self._work.setdefault(name, (num_tokens, -inf))
+        if num_tokens != known or engine.stats.num_running:
+            self._work[name] = num_tokens, now
 
     def of(self, name: str, engine: Engine) -> float:
         """Return the pressure on a model."""
+        if engine.is_asleep:
+            return WAKE_PRESSURE if engine.stats.num_waiting else 0.0
         waits = sorted(wait_s for _, wait_s in self._waits.get(name, ())) or [engine.stats.predicted_wait_s]
         wait_s = waits[ceil(0.9 * len(waits)) - 1]
         num_blocks = engine.info.capacity_blocks
         reserved = engine.stats.num_blocks_reserved / num_blocks if num_blocks else 0.0
-        return max(wait_s / self._target_s, reserved / FULL_SHARE)
+        _, worked_at = self._work.get(name, (0, -inf))
+        least = LEAST_PRESSURE if self._clock() - worked_at <= WINDOW_S else 0.0
+        return max(wait_s / self._target_s, reserved / FULL_SHARE, least)
 
 
 def missing_replicas(models: Iterable[LlmText]) -> str:
@@ -114,12 +133,21 @@ def missing_replicas(models: Iterable[LlmText]) -> str:
     problems = []
     for model in models:
         if isinstance(model.engine, FleetClient):
+            if model.engine.is_asleep:
+                problems.append(_sleep(model.name, model.engine))
+                continue
             states = {each.name: _state(each) for each in model.engine.replicas}
             missing = ", ".join(f"replica {name} {state}" for name, state in states.items() if state)
             if missing:
                 num_serving = sum(not state for state in states.values())
                 problems.append(f"{num_serving} of {len(states)} replicas serve {model.name}: {missing}")
     return "; ".join(problems)
+
+
+def _sleep(name: str, fleet: FleetClient) -> str:
+    if not fleet.num_held:
+        return f"{name} is asleep: it has no engine until requests come"
+    return f"{name} is waking: {fleet.num_held} requests wait for its first engine, for {fleet.waking_s:.0f} s so far"
 
 
 def _state(replica: Replica) -> str:

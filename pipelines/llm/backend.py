@@ -118,6 +118,8 @@ async def load_checkpoint(
     folder = CheckpointFolder(checkpoint, tokenizer)
     text = await _load_text(name, folder, engine, open_record, chat=chat)
     await engine_start
+    if engine.is_asleep:
+        return LlmModel(default_llm_config(name), text, engine, heartbeat_timeout_s=heartbeat_timeout_s, limits=limits)
     await text.warm_up()
     for note in ignored_options(engine.config, engine.info.runtime):
         log.warning("%s", note)

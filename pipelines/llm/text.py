@@ -25,6 +25,7 @@ from pipelines.llm.pooling import (
 )
 from pipelines.llm.services import DEFAULT_CHAT, ChatSettings
 from pipelines.llm.tape import TapedGeneration, TextTape, current_tape
+from pipelines.llm.waking import wait_for_engine
 from pipelines.text.logprobs import PromptEcho, track_logprobs
 from pipelines.text.model import UNCOUNTED, digest_session, fingerprint_of, refuse_images, refuse_parameters
 from pipelines.text.parts import ChatReader
@@ -174,9 +175,16 @@ class LlmText:
         """Facts about the loaded engine. Raises SluiceError UNAVAILABLE before it has started."""
         return self.engine.info
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
         """Changes with the model, its version and the settings that its answers depend on."""
+        return self._make_fingerprint() if self.engine.is_asleep else self._fingerprint_awake
+
+    @cached_property
+    def _fingerprint_awake(self) -> str:
+        return self._make_fingerprint()
+
+    def _make_fingerprint(self) -> str:
         info = msgspec.structs.replace(self.info, load_seconds=0.0)
         return fingerprint_of(self.name, self.version, self.created, info, sorted(self.defaults.items()))
 
@@ -282,6 +290,7 @@ class LlmText:
         with while_open, self.activity.texts, client_max_tokens(request), measured as record:
             if request.parameters:
                 refuse_parameters(self.name, request)
+            request = await self.wake_engine(request)
             prompt = await self.prepare_shared(request.prompt, request.prompt_form)
             token_ids = prompt.token_ids
             sampling = await self.sampling(request, len(token_ids))
@@ -333,6 +342,10 @@ class LlmText:
                         return
                 raise AssertionError("the engine's events ended without a finish reason")
 
+    async def wake_engine(self, request: TextRequest) -> TextRequest:
+        """Wait for an engine where there is none, and return the request with the time that is left then."""
+        return await wait_for_engine(self.engine, request) if self.engine.is_asleep else request
+
     def measure(self, request: TextRequest, *, is_counted: bool = True) -> AbstractContextManager[StreamRecord]:
         """Measure `request` in a context; one that is not counted has no measurements."""
         open_record = self._open_record if is_counted else no_record
@@ -352,6 +365,7 @@ class LlmText:
         an engine that embeds; or what another brings in their place, its one vector or score. Raises the engine's
         refusals and failures."""
         request = build_embedding_request(token_ids, whole=whole, second_text_start=second_text_start)
+        await self.engine.wait_awake()
         with self.activity.texts, self.activity.follow(self.engine.submit(request)) as generation:
             return await read_hidden_states(generation, self.info.embedding_size)
 

@@ -58,6 +58,7 @@ async def generate_tokens(
     `LlmText.generate`, the last piece has the finish reason, closing the generator cancels, and a refusal is raised at
     the first piece. Stop strings of `request` are not searched."""
     with client_max_tokens(request), text.measure(request) as record:
+        request = await text.wake_engine(request)
         prompt = await text.prepare_shared(request.prompt)
         sampling = await text.sampling(request, len(prompt.token_ids))
         if bad:

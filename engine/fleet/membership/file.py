@@ -96,8 +96,8 @@ def read_members(path: Path) -> tuple[Member, ...]:
         raise invalid("engines", f"{path} cannot be read: {' '.join(str(error).split())}") from None
     try:
         found = msgspec.convert(content, EnginesFile)
-        if bool(found.engines) == bool(found.endpoints):
-            raise invalid("engines", "there must be either engines or endpoints, each a list that is not empty")
+        if len({"engines", "endpoints"} & content.keys()) != 1:
+            raise invalid("engines", "there must be either engines or endpoints, each a list")
         members = (
             *(_of_engine(each, found) for each in found.engines),
             *(_of_endpoint(e, found) for e in found.endpoints),

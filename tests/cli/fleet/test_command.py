@@ -33,7 +33,7 @@ def test_the_bundled_model_needs_no_name() -> None:
     ("argv", "message"),
     [
         (["up", "--max-num-seqs", "0"], "--max-num-seqs must be"),
-        (["up", "--replicas", "0"], "argument --replicas: must be a whole number of at least 1, got '0'"),
+        (["up", "--replicas", "-1"], "argument --replicas: must be a whole number of at least 0, got '-1'"),
         (["up", "--gpus-per-replica", "x"], "argument --gpus-per-replica: must be a number of at least 0, got 'x'"),
         (["up", "--scale-from", "gateway"], "argument --scale-from: must be an address http://…, got 'gateway'"),
         (["up", "--name", "a b"], "argument --name: must have letters"),

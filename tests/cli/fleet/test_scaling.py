@@ -62,10 +62,19 @@ def test_bounds_hold_at_once() -> None:
     assert decide(policy, NO_STATE, 9, 5.0, 0.0)[0] == 4
 
 
+def test_the_last_engine_ends_without_any_pressure_and_the_first_starts_at_once() -> None:
+    policy = ScalePolicy(min_replicas=0, max_replicas=4)
+    assert after(0.0, 299, 1, policy) == 1
+    assert after(0.0, 300, 1, policy) == 0
+    assert after(0.01, 1000, 1, policy) == 1, "it has had requests"
+    assert after(2.0, 0, 0, policy) == 1
+    assert after(0.0, 1000, 0, policy) == 0
+
+
 @given(
     pressures=st.lists(st.one_of(st.none(), st.floats(0, 50)), max_size=60),
-    replicas=st.integers(1, 20),
-    bounds=st.tuples(st.integers(1, 6), st.integers(6, 12)),
+    replicas=st.integers(0, 20),
+    bounds=st.tuples(st.integers(0, 6), st.integers(6, 12)),
     gap_s=st.floats(0.1, 400),
 )
 def test_it_never_leaves_its_bounds(
@@ -77,7 +86,7 @@ def test_it_never_leaves_its_bounds(
         replicas, state = decide(policy, state, replicas, pressure, number * gap_s)
         assert bounds[0] <= replicas <= bounds[1]
         if bounds[0] <= before <= bounds[1]:
-            assert before - 1 <= replicas <= 2 * before
+            assert before - 1 <= replicas <= max(2 * before, 1)
 
 
 PAGE = """\

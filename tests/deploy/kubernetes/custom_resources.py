@@ -74,6 +74,7 @@ SCHEMAS: dict[str, Schema] = {
             },
             {
                 "pollingInterval": _COUNT,
+                "cooldownPeriod": _COUNT,
                 "minReplicaCount": _COUNT,
                 "maxReplicaCount": _COUNT,
                 "advanced": _object({"horizontalPodAutoscalerConfig": _BEHAVIOR}),

@@ -94,12 +94,25 @@ def test_values_of_tests_keep_to_the_schema(name: str) -> None:
         ({"inferencePool": {"enabled": True}}, "inferencePool.endpointPicker.name is empty"),
         ({"ingress": {"enabled": True}}, "ingress.host is empty"),
         ({"autoscaling": {"minReplicas": 5}}, "autoscaling.minReplicas is above"),
+        (FLEET | {"autoscaling": {"provider": "hpa", "minReplicas": 0}}, "only keda starts a first replica"),
+        ({"autoscaling": {"provider": "keda", "minReplicas": 0}}, "set mode to fleet"),
     ],
 )
 def test_what_cannot_be_is_refused_with_a_reason(values: Values, reason: str) -> None:
     with pytest.raises(RenderError) as refused:
         render(values)
     assert reason in str(refused.value)
+
+
+def test_keda_may_end_the_last_engine_and_gateways_hold_requests_then() -> None:
+    rendered = render(FLEET | {"autoscaling": {"provider": "keda", "minReplicas": 0, "wakeTimeoutSeconds": 90}})
+    [scaler] = rendered.find_all("ScaledObject").values()
+    assert (scaler["spec"]["minReplicaCount"], scaler["spec"]["cooldownPeriod"]) == (0, 300)
+    for least, is_held in ((0, True), (1, False)):
+        rendered = render(FLEET | {"autoscaling": {"provider": "keda", "minReplicas": least, "wakeTimeoutSeconds": 90}})
+        [gateway] = rendered.find_all("Deployment").values()
+        arguments = gateway["spec"]["template"]["spec"]["containers"][0]["args"]
+        assert ("--wake-timeout-secs=90" in arguments) is is_held
 
 
 def test_notes_say_what_is_open() -> None:

@@ -52,6 +52,14 @@
 {{- if and $values.ingress.enabled (not $values.ingress.host) -}}
   {{- fail "ingress.host is empty: an Ingress for every host name would take other applications' requests" -}}
 {{- end -}}
+{{- if eq (int $values.autoscaling.minReplicas) 0 -}}
+  {{- if ne $values.autoscaling.provider "keda" -}}
+    {{- fail "autoscaling.minReplicas is 0: only keda starts a first replica; set autoscaling.provider to keda, or 1" -}}
+  {{- end -}}
+  {{- if not (include "sluice.isFleet" .) -}}
+    {{- fail "autoscaling.minReplicas is 0: a gateway must hold the requests; set mode to fleet, or 1" -}}
+  {{- end -}}
+{{- end -}}
 {{- if gt (int $values.autoscaling.minReplicas) (int $values.autoscaling.maxReplicas) -}}
   {{- fail "autoscaling.minReplicas is above autoscaling.maxReplicas" -}}
 {{- end -}}

@@ -1,0 +1,120 @@
+"""A real gateway whose engines are other processes, named in a file: none at first, then one, then none again."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.paths import ROOT
+from tests.server_process import MODEL, PATIENCE_S, ServerProcess, running_server
+
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4}
+CHAT_PATH = "/v1/chat/completions"
+
+
+@contextmanager
+def remote_engine(checkpoint: Path) -> Iterator[str]:
+    """Run an engine process. Yields its address."""
+    words = (sys.executable, "-m", "cli", "engine", str(checkpoint), "--listen=tcp://127.0.0.1:0", "--dtype=f32")
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        ready = process.stdout.readline()
+        found = re.search(r"ready at (tcp://\S+)", ready)
+        assert found is not None, ready
+        yield found[1]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def name_engines(path: Path, *addresses: str) -> None:
+    """Write the file of engines, whole at once."""
+    engines = [{"name": f"e{number}", "address": address} for number, address in enumerate(addresses)]
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({"engines": engines}))
+    fresh.replace(path)
+
+
+@pytest.fixture(scope="module")
+def engines_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines") / "engines.yaml"
+
+
+@pytest.fixture(scope="module")
+def gateway(checkpoint: Path, engines_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    name_engines(engines_file)
+    options = (f"--engines={engines_file}", "--wake-timeout-secs=90", "--wake-max-requests=2")
+    with running_server(checkpoint, tmp_path_factory.mktemp("gateway") / "log", *options) as running:
+        running.wait_ready()
+        yield running
+
+
+def connect(server: ServerProcess) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=server.base_url, timeout=4 * PATIENCE_S)
+
+
+async def pressure(client: httpx.AsyncClient, server: ServerProcess) -> float:
+    page = (await client.get(server.metrics_url)).text
+    [value] = re.findall(r"^sluice_scale_pressure{.*} (.*)$", page, re.MULTILINE)
+    return float(value)
+
+
+async def health(client: httpx.AsyncClient) -> str:
+    response = await client.get("/health")
+    assert response.status_code == 200, response.text
+    return "; ".join(response.json().get("degraded", ()))
+
+
+async def until_health(client: httpx.AsyncClient, words: str) -> None:
+    async with asyncio.timeout(2 * PATIENCE_S):
+        while words not in await health(client):
+            await asyncio.sleep(0.05)
+
+
+async def refused(client: httpx.AsyncClient, status: int, headers: dict[str, str] | None = None) -> httpx.Response:
+    response = await client.post(CHAT_PATH, json=CHAT, headers=headers)
+    assert response.status_code == status, response.text
+    return response
+
+
+async def test_a_fleet_sleeps_wakes_for_requests_and_sleeps_again(
+    gateway: ServerProcess, engines_file: Path, checkpoint: Path
+) -> None:
+    async with connect(gateway) as client:
+        assert await health(client) == f"{MODEL} is asleep: it has no engine until requests come"
+        assert (await client.get("/v2/health/ready")).status_code == 200
+        assert await pressure(client, gateway) == 0.0
+        late = await refused(client, 504, {"x-sluice-timeout-ms": "50"})
+        assert "waited 0.05 s for an engine to start" in late.text
+        generate: dict[str, Any] = {"text_input": "Hi.", "max_tokens": 4}
+        held = [
+            asyncio.create_task(client.post(CHAT_PATH, json=CHAT)),
+            asyncio.create_task(client.post(f"/v2/models/{MODEL}/generate", json=generate)),
+        ]
+        await until_health(client, f"{MODEL} is waking: 2 requests wait for its first engine")
+        assert await pressure(client, gateway) == 2.0
+        full = await refused(client, 429)
+        assert 1 <= int(full.headers["retry-after"]) <= 60
+        with remote_engine(checkpoint) as address:
+            name_engines(engines_file, address)
+            for answer in await asyncio.gather(*held):
+                assert answer.status_code == 200, answer.text
+            assert (await client.post(CHAT_PATH, json=CHAT)).json()["usage"]["completion_tokens"] == 4
+            assert await health(client) == ""
+            assert await pressure(client, gateway) < 1.0
+            name_engines(engines_file)
+            await until_health(client, "asleep")
+            assert await pressure(client, gateway) == 0.0
+            again = asyncio.create_task(client.post(CHAT_PATH, json=CHAT))
+            await until_health(client, "1 requests wait")
+            name_engines(engines_file, address)
+            assert (await again).status_code == 200
