@@ -19,7 +19,7 @@ from engine.config import EngineConfig, Task
 from engine.fleet.changes import FleetAdapters, FleetSleep
 from engine.fleet.choosing import ReplicaChooser
 from engine.fleet.joining import MakeClient, MemberJoiner
-from engine.fleet.membership.members import Membership
+from engine.fleet.membership.members import Member, Membership
 from engine.fleet.moving import ReplicaKeeper, StreamMover
 from engine.fleet.offering import OfferMaker
 from engine.fleet.replica import PastReplicas, Replica, check_agreement
@@ -69,6 +69,8 @@ class FleetClient:
         self._merged: tuple[list[EngineInfo], EngineInfo | None] = ([], None)
         self._past = PastReplicas()
         self._failure: str | None = None
+        self.num_beginnings = 0
+        """How often a replica has joined where there was none to stay."""
         self._room = None if wake is None else WakingRoom(wake)
         self._presumed: EngineInfo | None = None
         self._joiner: MemberJoiner | None = None
@@ -81,6 +83,16 @@ class FleetClient:
 
     def _alive(self) -> list[Replica]:
         return [each for each in self.replicas if each.engine.failure is None]
+
+    def _staying(self) -> list[Replica]:
+        return [each for each in self._alive() if not each.is_leaving]
+
+    @property
+    def members(self) -> tuple[Member, ...] | None:
+        """The engines elsewhere that are named now, none while no replica stays; None for a fleet of engines here."""
+        if self._joiner is None:
+            return None
+        return self._joiner.members if self._staying() else ()
 
     @property
     def info(self) -> EngineInfo:
@@ -137,7 +149,7 @@ class FleetClient:
         """Whether there is no engine that stays, and requests are held until one joins."""
         if self._room is None or self._failure is not None:
             return False
-        return all(each.is_leaving or each.engine.failure is not None for each in self.replicas)
+        return not self._staying()
 
     @property
     def num_held(self) -> int:
@@ -237,6 +249,7 @@ class FleetClient:
         if alive:
             check_agreement(alive[0], replica)
         await self._adapters.share_with(replica)
+        self.num_beginnings += not self._staying()
         self._append(replica)
         assert self.info is not None  # known from now on, also while there is no replica
         self._follow(replica)

@@ -39,6 +39,8 @@ class MemberJoiner:
         self._join = join
         self._leave = leave
         self._drain_s = drain_s
+        self.members: tuple[Member, ...] = ()
+        """The members that are named now."""
         self._connecting: dict[Member, asyncio.Task[None]] = {}
         self._joined: dict[Member, Replica] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -76,6 +78,7 @@ class MemberJoiner:
         return replica is not None and replica.engine.is_serving
 
     def _apply(self, members: tuple[Member, ...]) -> None:
+        self.members = members
         for member in [each for each in self._connecting if each not in members]:
             self._connecting.pop(member).cancel()
         for member in [each for each in self._joined if each not in members]:

@@ -14,6 +14,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp
 
+from engine.fleet.membership.members import Member
 from gateway.live_requests import LiveRequest
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
@@ -32,6 +33,11 @@ _LOOK_S = 0.2
 _COUNTS_S = 0.5
 """How long a scrape waits for the workers' counts; of a late one it has those of a second ago."""
 SharedModels = dict[str, tuple[SharedModel, LlmModel]]
+
+
+def _described(models: SharedModels) -> dict[str, tuple[Member, ...]]:
+    """Return what workers are told of again where it changes: the models, and their engines elsewhere."""
+    return {id_: shared.members for id_, (shared, _) in models.items()}
 
 
 class WorkerPool(Collector):
@@ -104,7 +110,7 @@ class WorkerPool(Collector):
 
     def _publish_models(self) -> None:
         shared = self._find_shared()
-        if shared.keys() != self._shared.keys():
+        if _described(shared) != _described(self._shared):
             self._shared = shared
             for each in self._slots:
                 each.serve(shared)

@@ -4,11 +4,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from engine.fleet.membership.pushed import PushedMembership
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.workers.messages import Linked
 from pipelines.llm.model import LlmModel
-from pipelines.llm.sharing import SharedModel, attach_model
+from pipelines.llm.sharing import AttachSettings, SharedModel, attach_model
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ class LinkedModels:
         self._config = config
         self._send = send
         self._wanted: dict[str, SharedModel] = {}
+        self._memberships: dict[str, PushedMembership] = {}
+        """Those of the models in use whose engines are elsewhere, by id."""
         self._has_changed = asyncio.Event()
         self._used: dict[str, LlmModel | None] = {}
         """The models in use by id, also those that end; None for one whose engine is being attached."""
@@ -33,11 +36,18 @@ class LinkedModels:
         self._endings: set[asyncio.Task[None]] = set()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._names
+        id_ = self._names.get(str(name))
+        model = None if id_ is None else self._used[id_]
+        return model is not None and not model.engine.is_asleep  # only the host waits for a first engine
 
     def want(self, models: list[SharedModel]) -> None:
-        """Serve these models, and no others."""
+        """Serve these models, and no others. Engines elsewhere of one that is served no more have left."""
         self._wanted = {each.id: each for each in models}
+        for id_, membership in self._memberships.items():
+            membership.push(self._wanted[id_].members if id_ in self._wanted else ())
+        for each in models:
+            if each.members and each.id not in self._memberships:
+                self._memberships[each.id] = PushedMembership(each.members)
         self._used |= {each: None for each in self._wanted if each not in self._used}
         self._has_changed.set()
 
@@ -54,6 +64,7 @@ class LinkedModels:
                     await self._attach(shared)
             for id_ in [id_ for id_, model in self._used.items() if model is None and id_ not in self._wanted]:
                 del self._used[id_]
+                self._memberships.pop(id_, None)
             self._tell()
 
     def _tell(self) -> None:
@@ -61,9 +72,11 @@ class LinkedModels:
         self._send(Linked(attached, [id_ for id_ in self._used if id_ not in attached]))
 
     async def _attach(self, shared: SharedModel) -> None:
-        metrics, limits = self._service.metrics, self._config.request_limits()
+        metrics, limits, shutdown = self._service.metrics, self._config.request_limits(), self._config.shutdown
+        settings = AttachSettings(shutdown.heartbeat_timeout_s, shutdown.exit_timeout_s, self._config.fleet.wake())
+        membership = self._memberships.get(shared.id)
         try:
-            model = await attach_model(shared, metrics.open_request, self._config.shutdown.heartbeat_timeout_s, limits)
+            model = await attach_model(shared, membership, metrics.open_request, settings, limits)
         except SluiceError as error:
             log.warning("model '%s' is left to the host for now: %s", shared.name, error.message)
             asyncio.get_running_loop().call_later(_RETRY_S, self._has_changed.set)
@@ -85,6 +98,7 @@ class LinkedModels:
     async def _end(self, id_: str, model: LlmModel) -> None:
         await model.unload()
         del self._used[id_]
+        self._memberships.pop(id_, None)
         self._tell()
 
     async def close(self) -> None:

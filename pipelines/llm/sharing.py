@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -11,16 +12,24 @@ from engine.client.interface import Engine
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
 from engine.fleet.client import FleetClient
+from engine.fleet.membership.members import Member, Membership
+from engine.fleet.remote import make_fleet
 from engine.fleet.replica import Replica
 from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from engine.fleet.waking import WakeSettings
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import ChatSettings, RequestLimits
 from pipelines.llm.text import LlmText
 from pipelines.text.stream import OpenRecord
+from sluice.errors import ErrorCode, SluiceError
+
+_JOIN_S = 30.0
+"""How long engines elsewhere may take to answer; they answer the process that shares them already."""
 
 
 class SharedModel(msgspec.Struct, frozen=True):
-    """An LLM that another process serves, with the sockets of its engines. Equal ids mean the same loaded model."""
+    """An LLM that another process serves, with the places of its engines. Equal ids mean the same loaded model, whose
+    members may change."""
 
     id: str
     name: str
@@ -31,18 +40,21 @@ class SharedModel(msgspec.Struct, frozen=True):
     config: bytes
     """The model's ModelConfig."""
     engine: EngineConfig
-    sockets: tuple[str, ...]
+    sockets: tuple[str, ...] = ()
+    members: tuple[Member, ...] = ()
+    """Its engines elsewhere, in place of sockets."""
     routing: RouterSettings = DEFAULT_ROUTING
 
 
 def describe_shared(model: LlmModel) -> SharedModel | None:
     """Return what others need to serve the model; None where its engine takes no other clients, or is given up."""
     engine, origin = model.engine, model.text.origin
-    sockets = _sockets(engine)
-    if not sockets or origin is None or engine.failure is not None:
+    members = engine.members if isinstance(engine, FleetClient) else None
+    sockets = _sockets(engine) if members is None else ()
+    if not (sockets or members) or origin is None or engine.failure is not None:
         return None
     return SharedModel(
-        id=sockets[0],
+        id=_share_id(model.name, engine, sockets),
         name=model.name,
         version=model.text.version,
         checkpoint=str(origin.checkpoint),
@@ -51,8 +63,25 @@ def describe_shared(model: LlmModel) -> SharedModel | None:
         config=model.config.SerializeToString(),
         engine=engine.config,
         sockets=sockets,
+        members=members or (),
         routing=engine.routing if isinstance(engine, FleetClient) else DEFAULT_ROUTING,
     )
+
+
+async def _within(starting: "asyncio.Task[None]", limit_s: float) -> None:
+    """Wait for the engines. Raises their error, UNAVAILABLE where none can be reached in time."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await asyncio.shield(starting)
+    except TimeoutError:
+        raise SluiceError(ErrorCode.UNAVAILABLE, f"no engine could be reached within {limit_s:g} s") from None
+
+
+def _share_id(name: str, engine: Engine, sockets: tuple[str, ...]) -> str:
+    """Return the first socket; of engines elsewhere an id that is another one after each time without any."""
+    if sockets or not isinstance(engine, FleetClient):
+        return sockets[0]
+    return f"{name} {id(engine):x} {engine.num_beginnings}"
 
 
 def _sockets(engine: Engine) -> tuple[str, ...]:
@@ -63,18 +92,47 @@ def _sockets(engine: Engine) -> tuple[str, ...]:
     return tuple(str(each) for each in found if each is not None) if None not in found else ()
 
 
-async def attach_model(
-    shared: SharedModel, open_record: OpenRecord, heartbeat_timeout_s: float, limits: RequestLimits
-) -> LlmModel:
-    """Make a model over the engine of another process. Raises SluiceError."""
+class AttachSettings(NamedTuple):
+    """What a process sets for itself: when an engine counts as hung, how long the streams of one that leaves may go on,
+    and how requests are held while there is none."""
+
+    heartbeat_timeout_s: float
+    drain_s: float
+    wake: WakeSettings | None = None
+
+
+def _make_client(shared: SharedModel, membership: Membership | None, settings: AttachSettings) -> Engine:
+    """Make the client of a model's engines, whose members, where it has any, are those of `membership`."""
+    heartbeat_timeout_s = settings.heartbeat_timeout_s
+    if membership is not None:
+        return make_fleet(
+            shared.engine,
+            membership,
+            routing=shared.routing,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            drain_s=settings.drain_s,
+            wake=settings.wake,
+        )
     clients = [
         AttachedEngineClient(shared.engine, Path(socket), heartbeat_timeout_s=heartbeat_timeout_s)
         for socket in shared.sockets
     ]
-    engine: Engine = clients[0]
-    if len(clients) > 1:
-        replicas = [Replica(str(number), client) for number, client in enumerate(clients)]
-        engine = FleetClient(shared.engine, replicas, shared.routing)
+    if len(clients) == 1:
+        return clients[0]
+    replicas = [Replica(str(number), client) for number, client in enumerate(clients)]
+    return FleetClient(shared.engine, replicas, shared.routing)
+
+
+async def attach_model(
+    shared: SharedModel,
+    membership: Membership | None,
+    open_record: OpenRecord,
+    settings: AttachSettings,
+    limits: RequestLimits,
+) -> LlmModel:
+    """Make a model over the engines of another process, or those elsewhere that `membership` names, as another process
+    does. Raises SluiceError."""
+    engine = _make_client(shared, membership, settings)
     starting = asyncio.create_task(engine.start(), name=f"engine-link {shared.name}")
     try:
         text = await asyncio.to_thread(
@@ -87,9 +145,9 @@ async def attach_model(
             open_record=open_record,
             chat=shared.chat,
         )
-        await starting
+        await _within(starting, _JOIN_S)
         config = ModelConfig.FromString(shared.config)
-        return LlmModel(config, text, engine, heartbeat_timeout_s=heartbeat_timeout_s, limits=limits)
+        return LlmModel(config, text, engine, heartbeat_timeout_s=settings.heartbeat_timeout_s, limits=limits)
     except BaseException:
         starting.cancel()
         await asyncio.wait((starting,))

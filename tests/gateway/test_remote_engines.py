@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from tests.paths import ROOT
@@ -44,16 +45,24 @@ def name_engines(path: Path, *addresses: str) -> None:
     fresh.replace(path)
 
 
+@pytest.fixture(scope="module", params=[(), ("--http-workers=2",)], ids=["one process", "workers"])
+def options(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    found: tuple[str, ...] = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
 def engines_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("engines") / "engines.yaml"
 
 
 @pytest.fixture(scope="module")
-def gateway(checkpoint: Path, engines_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def gateway(
+    checkpoint: Path, engines_file: Path, options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     name_engines(engines_file)
-    options = (f"--engines={engines_file}", "--wake-timeout-secs=90", "--wake-max-requests=2")
-    with running_server(checkpoint, tmp_path_factory.mktemp("gateway") / "log", *options) as running:
+    own = (f"--engines={engines_file}", "--wake-timeout-secs=90", "--wake-max-requests=2")
+    with running_server(checkpoint, tmp_path_factory.mktemp("gateway") / "log", *own, *options) as running:
         running.wait_ready()
         yield running
 
@@ -77,6 +86,12 @@ async def health(client: httpx.AsyncClient) -> str:
 async def until_health(client: httpx.AsyncClient, words: str) -> None:
     async with asyncio.timeout(2 * PATIENCE_S):
         while words not in await health(client):
+            await asyncio.sleep(0.05)
+
+
+async def until_ready(client: httpx.AsyncClient) -> None:
+    async with asyncio.timeout(2 * PATIENCE_S):
+        while (await client.get("/health")).status_code != 200:
             await asyncio.sleep(0.05)
 
 
@@ -114,7 +129,38 @@ async def test_a_fleet_sleeps_wakes_for_requests_and_sleeps_again(
             name_engines(engines_file)
             await until_health(client, "asleep")
             assert await pressure(client, gateway) == 0.0
-            again = asyncio.create_task(client.post(CHAT_PATH, json=CHAT))
-            await until_health(client, "1 requests wait")
+            again = await until_held(client)
             name_engines(engines_file, address)
             assert (await again).status_code == 200
+            if gateway.workers():
+                await until_workers_answer(client, gateway)
+
+
+async def until_held(client: httpx.AsyncClient) -> "asyncio.Task[httpx.Response]":
+    """Return a request that is held. A worker hears a moment later than the host that an engine is named no more."""
+    async with asyncio.timeout(2 * PATIENCE_S):
+        while True:
+            asked = asyncio.create_task(client.post(CHAT_PATH, json=CHAT))
+            while not asked.done():
+                if "1 requests wait" in await health(client):
+                    return asked
+                await asyncio.sleep(0.05)
+            assert asked.result().status_code == 200
+
+
+async def until_workers_answer(client: httpx.AsyncClient, gateway: ServerProcess) -> None:
+    """Wait until requests are answered while the host does not run: by workers that are linked to the engines."""
+    host = psutil.Process(gateway.pid)
+    async with asyncio.timeout(2 * PATIENCE_S):
+        while True:
+            host.suspend()
+            try:
+                for _ in range(6):  # each on a connection of its own, so that both workers have some
+                    async with httpx.AsyncClient(base_url=gateway.base_url, timeout=2.0) as other:
+                        assert (await other.post(CHAT_PATH, json=CHAT)).status_code == 200
+                return
+            except httpx.TimeoutException:
+                pass
+            finally:
+                host.resume()
+            await until_ready(client)  # a host that did not run finds its engine anew
