@@ -9,10 +9,11 @@ import msgspec
 import orjson
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.http.errors import as_sluice_error
 from gateway.http.request import DETACHED, Detached, run_while_connected
+from pipelines.llm.waking import held_listener
 from pipelines.text.relay import RelayedEvents, Sink
 from sluice.errors import SluiceError
 
@@ -53,10 +54,10 @@ class EventStreamResponse(Response):
     """Streams `frames`, which are complete SSE events (`data: ...` with its blank line), as bytes.
 
     The first frame is awaited before the status goes out, so that a failure up to there is raised and becomes an
-    ordinary HTTP error. A later one is written as `encode_error(error)`, and nothing after it: whatever the protocol
-    ends a clean stream with is the last of `frames`. When the client disconnects, also while the first frame is
-    awaited, `frames` is closed at once. Once the status is out, `keep_alive_frame` keeps the silence between frames
-    under `keep_alive_s`.
+    ordinary HTTP error; not for as long as an engine may take to start (`EarlyStart`). A later one is written as
+    `encode_error(error)`, and nothing after it: whatever the protocol ends a clean stream with is the last of `frames`.
+    When the client disconnects, also while the first frame is awaited, `frames` is closed at once. Once the status is
+    out, `keep_alive_frame` keeps the silence between frames under `keep_alive_s`.
     """
 
     media_type = "text/event-stream"
@@ -85,11 +86,22 @@ class EventStreamResponse(Response):
                 await run_while_connected(receive, self._stream(scope, send))
 
     async def _stream(self, scope: Scope, send: Send) -> None:
-        first = await anext(self._frames, b"")
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         detached: Detached | None = scope.get(DETACHED)
         # Readers of an answer that is kept have silences of their own.
-        silence = SilenceBreaker(send, self.keep_alive_frame, self._keep_alive_s if detached is None else 0.0)
+        keep_alive_s = self._keep_alive_s if detached is None else 0.0
+        begin: Message = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        early = EarlyStart(send, begin, self.keep_alive_frame, keep_alive_s)
+        try:
+            first = await early.wait(anext(self._frames, b""))
+        except Exception as error:
+            if not early.has_begun:
+                raise
+            last = self._encode_error(as_sluice_error(error, scope["state"]["request_id"]))
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+            return
+        if not early.has_begun:
+            await send(begin)
+        silence = SilenceBreaker(send, self.keep_alive_frame, keep_alive_s)
         try:
             await send({"type": "http.response.body", "body": first, "more_body": True})
             write = find_piece_writer(scope, send)
@@ -168,6 +180,46 @@ class SilenceBreaker:
 
     async def _send_frame(self) -> None:
         await self._send({"type": "http.response.body", "body": self._frame, "more_body": True})
+
+
+class EarlyStart:
+    """Begins the answer to a request that waits for an engine to start, so that no proxy takes it for dead. The answer
+    to any other begins with its first event, whose error has a status of its own."""
+
+    def __init__(self, send: Send, begin: Message, frame: bytes, longest_s: float) -> None:
+        """After half of `longest_s` the message `begin` is sent, then `frame` time and again. 0: never."""
+        self.has_begun = False
+        self._send = send
+        self._begin = begin
+        self._frame = frame
+        self._longest_s = longest_s
+        self._timer: asyncio.TimerHandle | None = None
+        self._sending: asyncio.Task[SilenceBreaker] | None = None
+
+    async def wait(self, first: Awaitable[bytes]) -> bytes:
+        """Return the first event. Raises its error."""
+        token = held_listener.set(self._note_held if self._longest_s else None)
+        try:
+            return await first
+        finally:
+            held_listener.reset(token)
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._sending is not None:
+                (await self._sending).end()
+
+    def _note_held(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._longest_s / 2, self._start)
+
+    def _start(self) -> None:
+        self.has_begun = True
+        self._sending = asyncio.ensure_future(self._send_beginning())
+
+    async def _send_beginning(self) -> "SilenceBreaker":
+        await self._send(self._begin)
+        await self._send({"type": "http.response.body", "body": self._frame, "more_body": True})
+        return SilenceBreaker(self._send, self._frame, self._longest_s)
 
 
 def event_frame(payload: Mapping[str, Any], name: str = "") -> bytes:

@@ -1,6 +1,8 @@
 """Requests to a model whose fleet has no engine at the moment."""
 
 import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
 from time import perf_counter
 
 import msgspec
@@ -10,6 +12,8 @@ from pipelines.text.types import TextRequest
 from sluice.errors import ErrorCode, SluiceError
 
 _LEAST_S = 0.001
+held_listener: ContextVar[Callable[[], None] | None] = ContextVar("held_listener", default=None)
+"""Hears that the current request waits for an engine, which may take minutes."""
 
 
 async def wait_for_engine(engine: Engine, request: TextRequest) -> TextRequest:
@@ -17,6 +21,8 @@ async def wait_for_engine(engine: Engine, request: TextRequest) -> TextRequest:
     `Engine.wait_awake`, and DEADLINE where the request's time is over before."""
     limits = [each for each in (request.timeout_s, request.queue_timeout_s) if each is not None]
     began = perf_counter()
+    if (note_held := held_listener.get()) is not None:
+        note_held()
     try:
         async with asyncio.timeout(min(limits, default=None)):
             await engine.wait_awake()

@@ -18,6 +18,7 @@ from tests.paths import ROOT
 from tests.server_process import MODEL, PATIENCE_S, ServerProcess, running_server
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4}
+KEEP_ALIVE = "--sse-keep-alive-secs=0.2"
 CHAT_PATH = "/v1/chat/completions"
 
 
@@ -61,7 +62,7 @@ def gateway(
     checkpoint: Path, engines_file: Path, options: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
     name_engines(engines_file)
-    own = (f"--engines={engines_file}", "--wake-timeout-secs=90", "--wake-max-requests=2")
+    own = (f"--engines={engines_file}", "--wake-timeout-secs=90", "--wake-max-requests=2", KEEP_ALIVE)
     with running_server(checkpoint, tmp_path_factory.mktemp("gateway") / "log", *own, *options) as running:
         running.wait_ready()
         yield running
@@ -112,7 +113,7 @@ async def test_a_fleet_sleeps_wakes_for_requests_and_sleeps_again(
         assert "waited 0.05 s for an engine to start" in late.text
         generate: dict[str, Any] = {"text_input": "Hi.", "max_tokens": 4}
         held = [
-            asyncio.create_task(client.post(CHAT_PATH, json=CHAT)),
+            asyncio.create_task(client.post(CHAT_PATH, json=CHAT | {"stream": True})),
             asyncio.create_task(client.post(f"/v2/models/{MODEL}/generate", json=generate)),
         ]
         await until_health(client, f"{MODEL} is waking: 2 requests wait for its first engine")
@@ -121,8 +122,9 @@ async def test_a_fleet_sleeps_wakes_for_requests_and_sleeps_again(
         assert 1 <= int(full.headers["retry-after"]) <= 60
         with remote_engine(checkpoint) as address:
             name_engines(engines_file, address)
-            for answer in await asyncio.gather(*held):
-                assert answer.status_code == 200, answer.text
+            streamed, whole = await asyncio.gather(*held)
+            assert (streamed.status_code, whole.status_code) == (200, 200)
+            assert streamed.text.startswith(": keep-alive\n\n: keep-alive\n\n") and "[DONE]" in streamed.text
             assert (await client.post(CHAT_PATH, json=CHAT)).json()["usage"]["completion_tokens"] == 4
             assert await health(client) == ""
             assert await pressure(client, gateway) < 1.0

@@ -1,6 +1,7 @@
 """Event streams through a real server: what a client sees of errors, and what a generator sees of clients."""
 
 import asyncio
+import re
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -21,6 +22,7 @@ from gateway.http.access import CallMiddleware
 from gateway.http.errors import install_error_handlers, openai_error_body
 from gateway.http.request import RequestIdMiddleware
 from gateway.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_frame
+from pipelines.llm.waking import held_listener
 from pipelines.text.relay import RelayedEvents, Sink
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.plain_server import PATIENCE_S, serving
@@ -68,6 +70,42 @@ async def fails_later() -> AsyncGenerator[bytes, None]:
 async def breaks_later() -> AsyncGenerator[bytes, None]:
     yield b"data: 1\n\n"
     raise ZeroDivisionError("a bug at /srv/secret.py")
+
+
+def note_held() -> None:
+    """Say as a model does that its engine is yet to start."""
+    listener = held_listener.get()
+    if listener is not None:
+        listener()
+
+
+async def starts_late() -> AsyncGenerator[bytes, None]:
+    note_held()
+    await asyncio.sleep(0.2)
+    yield b"data: 1\n\n"
+
+
+async def never_starts() -> AsyncGenerator[bytes, None]:
+    note_held()
+    await asyncio.sleep(0.2)
+    raise SluiceError(ErrorCode.UNAVAILABLE, "no engine has started")
+    yield b""
+
+
+def test_the_answer_to_a_request_that_waits_for_an_engine_begins_with_comments() -> None:
+    with serving(app(starts_late, keep_alive_s=0.02)) as url:
+        response = httpx.get(url)
+    assert re.fullmatch(r"(: keep-alive\n\n)+data: 1\n\n", response.text)
+    with serving(app(never_starts, keep_alive_s=0.02)) as url:
+        response = httpx.get(url)
+    assert response.status_code == 200
+    assert re.fullmatch(r"(: keep-alive\n\n)+data: {.*no engine has started.*}\n\n", response.text)
+
+
+def test_without_comments_its_failure_has_a_status_of_its_own() -> None:
+    for keep_alive_s in (0.0, 600.0):
+        with serving(app(never_starts, keep_alive_s)) as url:
+            assert httpx.get(url).status_code == 503
 
 
 def test_a_clean_stream() -> None:
