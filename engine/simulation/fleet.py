@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.config import SchedulerPolicy
-from engine.fleet.prefix_index import PrefixIndex
-from engine.fleet.router import ReplicaView, RoutedRequest, RouterSettings, RoutingPolicy, choose
+from engine.fleet.router import ReplicaView, RouterSettings
 from engine.scheduling.policies import find_policy
 from engine.simulation.gaps import GapCounts
 from engine.simulation.profile import ReplicaProfile
 from engine.simulation.replica import SimulatedReplica
+from engine.simulation.routing import FleetRouter, SimulatedRouter
 from engine.simulation.sequence import SimulatedSequence
 from engine.simulation.traces import InfiniteCache, TracedRequest, block_hashes
 
@@ -47,6 +47,7 @@ class FleetRun(NamedTuple):
     requests that were rejected."""
 
     config: FleetConfig
+    router: str
     requests: Sequence[TracedRequest]
     replica: NDArray[np.int32]
     """The replica that had it; -1 for a request that no replica can ever hold."""
@@ -70,31 +71,35 @@ def simulate(
     requests: Sequence[TracedRequest],
     config: FleetConfig,
     report: Callable[[int], None] | None = None,
+    router: SimulatedRouter | None = None,
 ) -> FleetRun:
     """Let the fleet serve the requests, which are in the order of their times. `report` is told now and then how many
-    have ended. The same arguments give the same run."""
-    return _Simulation(requests, config, report).run()
+    have ended. `router` chooses instead of the one that `config` describes. The same arguments give the same run, if
+    such a router always chooses the same."""
+    if router is None:
+        router = FleetRouter(config.router, config.num_replicas, config.profile.num_blocks)
+    return _Simulation(requests, config, router, report).run()
 
 
 class _Simulation:
     """The state of one run."""
 
     def __init__(
-        self, requests: Sequence[TracedRequest], config: FleetConfig, report: Callable[[int], None] | None
+        self,
+        requests: Sequence[TracedRequest],
+        config: FleetConfig,
+        router: SimulatedRouter,
+        report: Callable[[int], None] | None,
     ) -> None:
-        self._requests, self._config, self._report = requests, config, report
+        self._requests, self._config, self._router, self._report = requests, config, router, report
         policy, profile = find_policy(config.policy), config.profile
-        self._replicas = [SimulatedReplica(number, profile, policy, self._end) for number in range(config.num_replicas)]
-        self._has_index = config.router.policy is RoutingPolicy.PREFIX
-        self._index = PrefixIndex(max_blocks=2 * config.num_replicas * profile.num_blocks + 1024)
-        self._numbers = [0] * config.num_replicas
-        if self._has_index:
-            for number in range(config.num_replicas):
-                self._index.apply(number, 0, b"", b"", True)
+        self._replicas = [
+            SimulatedReplica(number, profile, policy, router.note_first_token, self._end)
+            for number in range(config.num_replicas)
+        ]
         self._views: list[ReplicaView | None] = [None] * config.num_replicas
         self._due: list[tuple[float, int]] = []
         """When the steps of replicas end, and steps that have ended earlier than was planned."""
-        self._sessions: dict[str, str] = {}
         self._num_ended = 0
         self._end_s = 0.0
         size = len(requests)
@@ -124,6 +129,7 @@ class _Simulation:
         )
         return FleetRun(
             self._config,
+            self._router.name,
             self._requests,
             self._replica,
             wait_s,
@@ -160,27 +166,13 @@ class _Simulation:
         if replica.ends_at != math.inf:
             heapq.heappush(self._due, (replica.ends_at, replica.number))
         stored, removed = replica.take_changes()
-        if self._has_index and (stored or removed):
-            self._numbers[replica.number] += 1
-            self._index.apply(replica.number, self._numbers[replica.number], stored, removed, False)
+        if stored or removed:
+            self._router.note_changes(replica.number, stored, removed)
 
     def _route(self, number: int, request: TracedRequest, now: float) -> None:
         hashes = block_hashes(request, number, self._config.profile.block_size)
         views = [view or self._view(place) for place, view in enumerate(self._views)]
-        routed = RoutedRequest(
-            ticket=number,
-            num_prompt_tokens=request.num_prompt,
-            max_tokens=request.max_tokens or request.num_output,
-            block_hashes=hashes,
-            session=request.session,
-            session_replica=self._sessions.get(request.session, "") if request.session else "",
-        )
-        choice = choose(routed, views, self._index, self._config.router)
-        replica = self._replicas[choice.replica.number]
-        if request.session:
-            self._sessions[request.session] = choice.replica.name
-        if self._has_index:
-            self._index.expect(replica.number, hashes, now)
+        replica = self._replicas[self._router.choose(number, request, hashes, views, now)]
         self._replica[number] = replica.number
         self._num_served[replica.number] += 1
         sequence = SimulatedSequence(
@@ -214,6 +206,7 @@ class _Simulation:
         )
         self._num_cached[number] = sequence.num_cached_tokens
         self._end_s = max(self._end_s, sequence.last_token_at)
+        self._router.note_end(number)
         self._count_ended()
 
     def _count_ended(self) -> None:

@@ -28,9 +28,11 @@ class SimulatedReplica:
         number: int,
         profile: ReplicaProfile,
         policy: Policy,
+        on_first_token: Callable[[int], None],
         on_end: Callable[["SimulatedReplica", SimulatedSequence], None],
     ) -> None:
-        """`on_end` is told of each sequence that has all its tokens."""
+        """`on_first_token` is told the stream id of each sequence that has its first token, `on_end` of each that has
+        all its tokens."""
         self.number = number
         self.profile = profile
         self.ends_at = math.inf
@@ -43,6 +45,7 @@ class SimulatedReplica:
         """Tokens of prompts to compute before all its sequences have a first token."""
         self._costs = profile.costs
         self._policy = policy
+        self._on_first_token = on_first_token
         self._on_end = on_end
         info = profile.engine_info()
         self._kv = KvCacheManager(info, is_prefix_caching=True)
@@ -223,6 +226,8 @@ class SimulatedReplica:
             if sequence.num_computed == sequence.num_tokens:
                 got_tokens.append(sequence)
         for sequence in got_tokens:
+            if sequence.num_output == 0:
+                self._on_first_token(sequence.stream_id)
             sequence.take_tokens(count, now, step_s)
         self._kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
         for sequence in got_tokens:

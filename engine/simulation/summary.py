@@ -85,7 +85,7 @@ def summarize(run: FleetRun, targets: LatencyTargets = NO_TARGETS) -> FleetSumma
     num_met = count_in_target(run, targets)
     return FleetSummary(
         num_replicas=run.config.num_replicas,
-        router=run.config.router.policy,
+        router=run.router,
         policy=run.config.policy,
         num_requests=len(run.requests),
         num_rejected=len(run.requests) - len(requests),

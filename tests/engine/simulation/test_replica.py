@@ -2,12 +2,14 @@
 
 import random
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from engine.blocks import BlockHash
 from engine.config import EngineConfig, SchedulerPolicy
-from engine.fleet.router import RouterSettings, RoutingPolicy
+from engine.fleet.router import ReplicaView, RouterSettings, RoutingPolicy
 from engine.frames import Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
 from engine.runners.base import FloatArray, RunnerInfo, StepBatch
@@ -155,6 +157,47 @@ def test_the_same_arguments_give_the_same_run() -> None:
     runs = [simulate(requests, FleetConfig(PROFILE, 4)) for _ in range(2)]
     assert (runs[0].replica == runs[1].replica).all()
     assert (runs[0].e2e_s == runs[1].e2e_s).all()
+
+
+class Listening:
+    """A router in turn that notes what it is told."""
+
+    name = "listening"
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+        self.stored: dict[int, set[bytes]] = {0: set(), 1: set()}
+
+    def choose(
+        self,
+        number: int,
+        request: TracedRequest,
+        hashes: Sequence[BlockHash],
+        replicas: Sequence[ReplicaView],
+        now: float,
+    ) -> int:
+        self.heard.append(("choose", number))
+        return number % len(replicas)
+
+    def note_changes(self, replica: int, stored: bytes, removed: bytes) -> None:
+        self.stored[replica] |= {stored[begin : begin + 16] for begin in range(0, len(stored), 16)}
+
+    def note_first_token(self, number: int) -> None:
+        self.heard.append(("first", number))
+
+    def note_end(self, number: int) -> None:
+        self.heard.append(("end", number))
+
+
+def test_another_router_chooses_and_hears_what_becomes_of_each_request() -> None:
+    requests = [TracedRequest(0.01 * number, 100, 20) for number in range(6)]
+    router = Listening()
+    run = simulate(requests, FleetConfig(PROFILE, 2), router=router)
+    assert run.router == "listening"
+    assert run.replica.tolist() == [0, 1, 0, 1, 0, 1]
+    for number in range(len(requests)):
+        assert [kind for kind, of in router.heard if of == number] == ["choose", "first", "end"]
+    assert all(len(stored) == 3 * 3 for stored in router.stored.values()), "three full blocks of each of three prompts"
 
 
 def test_a_request_that_can_never_fit_is_rejected() -> None:
