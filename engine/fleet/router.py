@@ -1,8 +1,9 @@
 """Chooses the replica for a request, from values alone: no I/O, clock, logging or mutation.
 
 What a replica costs is counted in seconds. The policy `prefix` takes the replica that brings the request to its end
-soonest: a prompt that is computed already is worth what computing it would take, and no more, so a popular prefix
-spreads as soon as waiting for its holder takes longer than computing it elsewhere.
+soonest, where what others lose counts too: a prompt that is computed already is worth what computing it would take this
+request and those that the replica has. So a popular prefix spreads once waiting for its holder takes longer, soon
+between idle replicas and late between busy ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -101,6 +102,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     counted_output_tokens: int = 32
     """Tokens of an answer that count, or its `max_tokens` where that is less. With more of them prefixes would be
     computed on many replicas for the sake of slightly faster steps: see `make bench ARGS=routing`."""
+    others_weight: float = 0.25
+    """What a second of prefill counts more for each request that a replica has already, because they all are slower
+    meanwhile. With 0 prefixes are computed once more wherever that saves the one request a little time, and at a high
+    load replicas do little else: see `make bench ARGS=routing`."""
     usual_prefill_tokens_per_s: float = 2000.0
     """Prefill rate of a replica of which none is known."""
 
@@ -199,7 +204,11 @@ def _of_one_version(able: list[ReplicaView], request: RoutedRequest, seed: int) 
 
 def _load(replica: ReplicaView) -> tuple[int, float]:
     """Return how loaded a replica is: its sequences first, then its wait."""
-    return replica.num_running + replica.num_waiting + replica.num_sent, replica.predicted_wait_s
+    return _num_requests(replica), replica.predicted_wait_s
+
+
+def _num_requests(replica: ReplicaView) -> int:
+    return replica.num_running + replica.num_waiting + replica.num_sent
 
 
 def _cheapest(
@@ -214,6 +223,7 @@ def _cheapest(
     num_prompt, num_known = request.num_prompt_tokens, len(leading)
     num_output = _output_tokens(request, settings)
     usual_s = 1.0 / settings.usual_prefill_tokens_per_s
+    weight = settings.others_weight
     has_extras = bool(request.adapter or request.session_replica)
     best, least = turn, inf
     for position in range(turn - len(able), turn):  # a negative index counts from the end: once round from the turn on
@@ -226,7 +236,8 @@ def _cheapest(
             num_left -= _cached_tokens(request, replica, leading[number])
         wait_s = replica.predicted_wait_s + replica.sent_tokens * token_s
         busy_s = replica.prefilling_tokens * token_s
-        cost = num_left * token_s + (wait_s if wait_s > busy_s else busy_s)
+        others = replica.num_running + replica.num_waiting + replica.num_sent
+        cost = num_left * token_s * (1.0 + weight * others) + (wait_s if wait_s > busy_s else busy_s)
         cost += replica.decode_seconds_per_step * num_output
         if has_extras:
             cost += sum(_extras(request, replica, settings).values())
@@ -251,7 +262,9 @@ def _parts(request: RoutedRequest, replica: ReplicaView, num_cached: int, settin
     token_s = 1.0 / (rate if rate > 0.0 else settings.usual_prefill_tokens_per_s)
     wait_s = replica.predicted_wait_s + replica.sent_tokens * token_s
     return {
-        "prefill": (request.num_prompt_tokens - num_cached) * token_s,
+        "prefill": (request.num_prompt_tokens - num_cached)
+        * token_s
+        * (1.0 + settings.others_weight * _num_requests(replica)),
         "wait": max(wait_s, replica.prefilling_tokens * token_s),
         "decode": replica.decode_seconds_per_step * _output_tokens(request, settings),
         **_extras(request, replica, settings),

@@ -63,6 +63,22 @@ GOLDENS: list[tuple[str, list[ReplicaView], tuple[int, ...], dict[str, Any], str
         {"prefill": 1.0, "wait": 0.0, "decode": 0.32},
     ),
     (
+        "computing a prompt counts more where it delays others",
+        [view(0, num_running=8), view(1, num_running=8, predicted_wait_s=2.0)],
+        (0, 25),
+        {},
+        "b",
+        {"prefill": 0.6, "wait": 2.0, "decode": 0.32},
+    ),
+    (
+        "even there a hot prefix spreads, once its holder waits so much longer",
+        [view(0, num_running=8), view(1, num_running=8, predicted_wait_s=2.41)],
+        (0, 25),
+        {},
+        "a",
+        {"prefill": 3.0, "wait": 0.0, "decode": 0.32},
+    ),
+    (
         "what was sent since the statistics counts as wait",
         [view(0), view(1, predicted_wait_s=0.5, sent_tokens=400)],
         (0, 25),
