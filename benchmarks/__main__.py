@@ -79,8 +79,9 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   predicted-wait  the predicted wait beside the actual one and what is refused by it, 14 kinds of load, in simulated
                 time and with the bundled model (10 minutes a repeat)
-  routing       microseconds of a router's choice, a simulated fleet of 8 under each router, and the simulation beside a
-                measured server; --only decisions, fleets or measured (2 minutes, and 3 a repeat)
+  routing       microseconds of a router's choice, a simulated fleet of 8 under each router, the same under Dynamo's and
+                smg's, which it installs under --out (0.5 GB), and the simulation beside a measured server; --only
+                decisions, fleets, peers or measured (20 minutes, and 3 a repeat)
   speculation   prompt lookup on text that is copied and on text that cannot be predicted
   kv-tiers      conversations that exceed the KV cache, without tiers, with memory, with disk; model M (5 minutes)
   triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (20 minutes)

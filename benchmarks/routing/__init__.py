@@ -3,17 +3,19 @@
 from pathlib import Path
 
 from benchmarks.figures import Figure, ReportProgress
-from benchmarks.routing import decisions, fleets, measured
+from benchmarks.routing import beside_peers, decisions, fleets, measured
 
 
 def measure(num_repeats: int, folder: Path, model: Path | None, only: str, report: ReportProgress) -> list[Figure]:
-    """Measure the parts whose names have `only` in them: decisions, fleets, measured (with the bundled model or the
-    checkpoint `model`)."""
+    """Measure the parts whose names have `only` in them: decisions, fleets, peers, measured (with the bundled model
+    or the checkpoint `model`)."""
     figures: list[Figure] = []
     if only in "decisions":
         figures += decisions.measure(num_repeats)
     if only in "fleets":
         figures += fleets.measure(report)
+    if only in "peers":
+        figures += beside_peers.measure(folder, report)
     if only in "measured":
         figures += measured.measure(num_repeats, folder, model, report)
     return figures
