@@ -27,8 +27,8 @@ _MEDIUM = "GPU"
 class BlockStored(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     """Blocks that follow one another entered the index. Routers compute their own hashes of `token_ids`."""
 
-    block_hashes: list[bytes]
-    parent_block_hash: bytes | None
+    block_hashes: list[int]
+    parent_block_hash: int | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None
@@ -41,7 +41,7 @@ class BlockStored(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 class BlockRemoved(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
     """Blocks left the index."""
 
-    block_hashes: list[bytes]
+    block_hashes: list[int]
     medium: str | None
 
 
@@ -55,6 +55,11 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True, omit_defaults=Tru
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
+
+
+def short_hash(block_hash: BlockHash) -> int:
+    """Return a hash as events have it, its last 64 bits: Dynamo does not read the bytes that vLLM may send instead."""
+    return int.from_bytes(block_hash[-8:], "big")
 
 
 class KvEventPublisher:
@@ -94,8 +99,8 @@ class KvEventPublisher:
             keys.append((*key, request.cache_salt) if request.cache_salt and number == 0 else key or None)
         self._events.append(
             BlockStored(
-                block_hashes=list[bytes](hashes[begin:]),
-                parent_block_hash=hashes[begin - 1] if begin else None,
+                block_hashes=[short_hash(each) for each in hashes[begin:]],
+                parent_block_hash=short_hash(hashes[begin - 1]) if begin else None,
                 token_ids=sequence.token_ids[begin * size : end * size],
                 block_size=size,
                 lora_id=sequence.adapter or None,
@@ -109,9 +114,9 @@ class KvEventPublisher:
         """Note that a block left the index."""
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved):
-            last.block_hashes.append(block_hash)
+            last.block_hashes.append(short_hash(block_hash))
         else:
-            self._events.append(BlockRemoved([block_hash], _MEDIUM))
+            self._events.append(BlockRemoved([short_hash(block_hash)], _MEDIUM))
 
     def publish(self) -> None:
         """Publish what was noted since the last call, and answer who has missed something."""

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 
-from engine.blocks import HashChain
+from engine.blocks import BlockHash, HashChain
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
 from engine.process.kv_events import KvEventPublisher
@@ -25,8 +25,8 @@ class KVCacheEvent(msgspec.Struct, omit_defaults=True, tag=True):
 
 
 class BlockStored(KVCacheEvent):
-    block_hashes: list[bytes | int]
-    parent_block_hash: bytes | int | None
+    block_hashes: list[int]
+    parent_block_hash: int | None
     token_ids: list[int]
     block_size: int
     lora_id: int | None
@@ -37,7 +37,7 @@ class BlockStored(KVCacheEvent):
 
 
 class BlockRemoved(KVCacheEvent):
-    block_hashes: list[bytes | int]
+    block_hashes: list[int]
     medium: str | None
     group_idx: int | None = None
 
@@ -47,11 +47,16 @@ class AllBlocksCleared(KVCacheEvent):
 
 
 class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
-    """As in vLLM 0.32's `vllm/distributed/kv_events.py`."""
+    """As in vLLM 0.32's `vllm/distributed/kv_events.py`, with the numbers that it writes there by default."""
 
     ts: float
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
     data_parallel_rank: int | None = None
+
+
+def numbers(hashes: list[BlockHash]) -> list[int]:
+    """The hashes as vLLM writes them by default (`maybe_convert_block_hash`): their last 64 bits."""
+    return [int.from_bytes(each, "big") & (1 << 64) - 1 for each in hashes]
 
 
 class Subscriber:
@@ -135,11 +140,11 @@ def test_blocks_come_with_their_tokens_and_go_with_their_hashes(tmp_path: Path, 
     finally:
         publisher.close()
     assert [number for number, _ in batches] == [1, 2], "the third prompt was in the cache, which stayed as it was"
-    before, after = HashChain("", 4).hashes(first, 2), HashChain("s", 4).hashes(second, 5)
+    before, after = numbers(HashChain("", 4).hashes(first, 2)), numbers(HashChain("s", 4).hashes(second, 5))
     events = [event for _, batch in batches for event in batch.events]
-    assert events[0] == BlockStored(list(before), None, first[:8], 4, None, "GPU", None)
+    assert events[0] == BlockStored(before, None, first[:8], 4, None, "GPU", None)
     stored = [event for event in events[1:] if isinstance(event, BlockStored)]
-    assert [block for event in stored for block in event.block_hashes] == list(after)
+    assert [block for event in stored for block in event.block_hashes] == after
     assert [token for event in stored for token in event.token_ids] == second[:20]
     assert [event.parent_block_hash for event in stored] == [None, *(event.block_hashes[-1] for event in stored[:-1])]
     assert stored[0].extra_keys == [("s",), *[None] * (len(stored[0].block_hashes) - 1)]
@@ -169,7 +174,7 @@ async def test_an_engine_publishes_what_a_router_of_vllm_reads(tmp_path: Path, s
     assert isinstance(begin.events[0], AllBlocksCleared)
     assert [number for number, _ in batches] == [1, 2]
     tokens = prompts[0] + echo(prompts[0], 70)
-    one, two = HashChain("", 32).hashes(tokens, 2)
+    one, two = numbers(HashChain("", 32).hashes(tokens, 2))
     assert [batch.events for _, batch in batches] == [
         [BlockStored([one], None, tokens[:32], 32, None, "GPU", None)],
         [BlockStored([two], one, tokens[32:64], 32, None, "GPU", None)],
