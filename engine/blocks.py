@@ -1,13 +1,16 @@
 """Arithmetic of KV blocks, and the chained hashes that identify full blocks in the prefix cache."""
 
 from array import array
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import NewType
+
+from engine.types import BlockSource
 
 BlockHash = NewType("BlockHash", bytes)
 """Hash of a block's tokens, all tokens before them, the request's cache salt and its LoRA adapter."""
 
-_DIGEST_BYTES = 16
+DIGEST_BYTES = 16
 """128 bits of a cryptographic hash, so that no tenant can construct a prefix that collides with another's."""
 
 
@@ -45,5 +48,15 @@ class HashChain:
         return hashes[:num_blocks]
 
 
+class PromptOrigin:
+    """Where another engine has blocks of one sequence's prompt. It has fewer with each that turns out to be gone."""
+
+    __slots__ = ("hashes", "source")
+
+    def __init__(self, source: BlockSource, hashes: Iterable[BlockHash]) -> None:
+        self.source = source
+        self.hashes = set(hashes)
+
+
 def _digest(parent: bytes, content: bytes) -> BlockHash:
-    return BlockHash(blake2b(content, key=parent, digest_size=_DIGEST_BYTES).digest())
+    return BlockHash(blake2b(content, key=parent, digest_size=DIGEST_BYTES).digest())

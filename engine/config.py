@@ -44,6 +44,14 @@ class Task(StrEnum):
     SCORE = "score"
 
 
+class EngineRole(StrEnum):
+    """What an engine does in a fleet."""
+
+    GENERATE = "generate"
+    PREFILL = "prefill"
+    """It computes prompts that other engines generate from, and generates itself only where no other can."""
+
+
 DTYPE_WORDS = {"bfloat16": "bf16", "float32": "f32", "float": "f32", "half": "float16", "f16": "float16"}
 """torch's and vLLM's words for values of `EngineConfig.dtype`."""
 
@@ -146,6 +154,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Threads of the runtime, and of choosing tokens. Default: one for each core."""
     runtime: Runtime = Runtime.AUTO
     task: Task = Task.AUTO
+    role: EngineRole = EngineRole.GENERATE
+    """What the engine does in a fleet. Our own executor alone has PREFILL."""
     tensor_parallel_size: int = 1
     """Number of GPUs that share each layer."""
     pipeline_parallel_size: int = 1
@@ -186,6 +196,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), so that every running "
                 f"sequence gets its token in each step, got {self.max_num_batched_tokens}",
             )
+        if self.role is EngineRole.PREFILL and not self.enable_prefix_caching:
+            message = "role prefill hands over blocks of the prefix cache, which enable_prefix_caching turns off"
+            raise invalid("role", message)
         if self.kv_events_replay_endpoint is not None and self.kv_events_endpoint is None:
             message = "kv_events_replay_endpoint needs kv_events_endpoint; without it there are no events"
             raise invalid("kv_events_replay_endpoint", message)

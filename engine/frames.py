@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from engine.types import EngineInfo, EngineStats, GenerateRequest, RequestFailed, TokenEvent
+from engine.types import BlockSource, EngineInfo, EngineStats, GenerateRequest, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -18,6 +18,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="submit", gc=Fals
     """Whether an engine that is lost had accepted the request. This one then takes it even if its queue is full."""
     most_wait_s: float | None = None
     """Refuse the request at once with the predicted wait, if that is longer: the client can send it elsewhere."""
+    source: BlockSource | None = None
+    """The engine that has computed blocks of the prompt. What does not come from there is computed here."""
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -75,9 +77,32 @@ class WakeUp(msgspec.Struct, frozen=True, array_like=True, tag="wake_up"):
     tags: list[str] | None = None
 
 
+class FetchBlocks(msgspec.Struct, frozen=True, array_like=True, tag="fetch_blocks"):
+    """Ask for the content of blocks, as another engine does. It need not attach. `BlockPiece`s answer, in the order of
+    `hashes`, which are those of a chain, 16 bytes each, one after the other."""
+
+    number: int
+    """The asker's own, which the answers have."""
+    identity: str
+    """The asker's `EngineInfo.block_identity`."""
+    hashes: bytes
+
+
+class BlockPiece(msgspec.Struct, frozen=True, array_like=True):
+    """Some of the blocks that were asked for. A second part of the message has their content, one block after the
+    other."""
+
+    number: int
+    num_blocks: int
+    is_last: bool
+    """Whether no more come: all were sent, or the next one is not there any more."""
+    refusal: str = ""
+    """Why none are sent; "" where they are."""
+
+
 CLIENT_SILENT_S = 5.0
 ChangeCommand = LoadAdapter | UnloadAdapter | Sleep | WakeUp
-Command = Submit | Cancel | AskProbe | Drain | Shutdown | ChangeCommand
+Command = Submit | Cancel | AskProbe | Drain | Shutdown | FetchBlocks | ChangeCommand
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):

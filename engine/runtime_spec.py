@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.config import EngineConfig, Runtime, Task
+from engine.config import EngineConfig, EngineRole, Runtime, Task
 from engine.model_folder import ModelFormat
 from engine.runtime_settings import SettingsTable
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -169,6 +169,11 @@ class RuntimeSpec:
                 raise invalid(
                     name, f"{name} is for another runtime: {self.title} keeps its own blocks; {self.kv_tier_advice}"
                 )
+
+    def check_role(self, config: EngineConfig) -> None:
+        """Raise INVALID if `config` asks for an engine that hands over prompts, which our own executor alone does."""
+        if self.kv_tier_advice and config.role is EngineRole.PREFILL:
+            raise invalid("role", f"role prefill is for another runtime: {self.title} keeps its own blocks")
 
     def own_python(self) -> str | None:
         """Return the Python of the environment that `sluice runtime install` has made; None where there is none."""

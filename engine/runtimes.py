@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from engine.config import EngineConfig, Runtime, Task
+from engine.config import EngineConfig, EngineRole, Runtime, Task
 from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from engine.delegated.vllm.runtime import VLLM
 from engine.model_folder import ModelFormat, model_format, served_task
@@ -63,6 +63,8 @@ def choose_runtime(
     else:
         choice = RuntimeChoice(config.runtime, "it was asked for")
     spec, task = choice.spec, served_task(config)
+    if task is not Task.GENERATE and config.role is EngineRole.PREFILL:
+        raise invalid("role", f"role prefill is for models that generate; this one serves to {task}")
     if task not in spec.tasks:
         able = " or ".join(f"--runtime {each.runtime}" for each in RUNTIMES.values() if task in each.tasks)
         raise invalid("task", f"{spec.title} does not serve models for {task}; use {able}")
@@ -81,6 +83,7 @@ def choose_runtime(
             f"that it was made of, or use {others}",
         )
     spec.check_kv_tiers(config)
+    spec.check_role(config)
     return choice
 
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from engine.blocks import BlockHash, HashChain, blocks_for, worst_case_blocks
+from engine.blocks import BlockHash, HashChain, PromptOrigin, blocks_for, worst_case_blocks
 from engine.runners.base import IntArray
 from engine.sampling.state import Constraint, SamplingState
 from engine.types import EngineInfo, FinishReason, GenerateRequest, TokenLogprob
@@ -45,6 +45,7 @@ class Sequence:
         "num_output",
         "num_prompt",
         "num_tokens",
+        "origin",
         "predicted_deviation_s",
         "predicted_wait_s",
         "priority",
@@ -115,6 +116,8 @@ class Sequence:
         """Prompt tokens found in the prefix cache when it first started."""
         self.is_returning = False
         """Whether it waits for blocks of its prefix that come back from a KV tier."""
+        self.origin: PromptOrigin | None = None
+        """The engine that has computed its prompt."""
         self.may_return = True
         """Whether its prefix may still be looked for in the tiers."""
         self.return_deadline = math.inf

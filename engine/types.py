@@ -248,6 +248,34 @@ class KvTierStats(msgspec.Struct, frozen=True, array_like=True):
     too long to come back."""
 
 
+class HandoverStats(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks that an engine has handed to others, and those that it got from others."""
+
+    sent_blocks_total: int = 0
+    sent_bytes_total: int = 0
+    send_seconds_total: float = 0.0
+    """Time that steps waited for the copies of what was sent."""
+    received_blocks_total: int = 0
+    received_bytes_total: int = 0
+    receive_seconds_total: float = 0.0
+    """Time from asking for blocks until the last of them was there, summed over the times that some were asked for."""
+    missing_blocks_total: int = 0
+    """Blocks that the other engine no longer had."""
+    failed_total: int = 0
+    """Times that an engine was asked for blocks and refused, or did not answer in time."""
+    late_total: int = 0
+    """Prompts that were computed after all, because their blocks had not come in time."""
+
+
+class BlockSource(msgspec.Struct, frozen=True, array_like=True):
+    """Where an engine takes blocks from that another one has computed: the first `num_blocks` of a prompt."""
+
+    endpoint: str
+    num_blocks: int = 0
+    server_key: str = ""
+    """The other engine's public key of CURVE; "" for one that takes connections without keys."""
+
+
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """The engine's state after a step. Counters (`*_total`) only grow; times are seconds."""
 
@@ -292,6 +320,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """Whether the engine takes no new requests, because it is about to end."""
     kv_tiers: KvTierStats | None = None
     """None for an engine without KV tiers."""
+    handover: HandoverStats | None = None
+    """None for an engine that has neither sent blocks to another one nor got any."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -336,6 +366,11 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it has a score for the logits of its token; `embedding_size` is 1."""
     can_sleep: bool = False
     """Whether it takes commands to sleep and to wake up."""
+    is_prefill: bool = False
+    """Whether the engine is there to compute prompts for others (`EngineRole.PREFILL`)."""
+    block_identity: str = ""
+    """The same in engines that compute the same bits for a block, which they can take from each other; "" for one that
+    takes and gives none."""
     total_blocks: int = 0
     """KV blocks of several replicas together; 0 for one engine."""
 

@@ -387,10 +387,13 @@ def make_model_engine(
             heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
             drain_s=config.shutdown.exit_timeout_s,
             wake=config.fleet.wake(),
+            min_split_tokens=config.fleet.prefill_min_tokens,
         )
     return make_engine(
         config.engine(str(checkpoint)),
         config.fleet.num_replicas,
+        num_prefill=config.fleet.num_prefill_replicas,
+        min_split_tokens=config.fleet.prefill_min_tokens,
         routing=config.fleet.routing(),
         heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
         choose_socket=choose_socket,

@@ -67,7 +67,7 @@ class EngineServer:
         self._registration: Registration | None = None
         self._version = "1"
         self._exit_timeout_s = config.shutdown.exit_timeout_s
-        engine = msgspec.structs.replace(config.engine(config.model.path), listening=listening)
+        engine = msgspec.structs.replace(config.engine(config.model.path), listening=listening, role=options.role)
         self._engine = ProcessEngineClient(engine, heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s)
         self._listener = listener
         self._http = None if listener is None else HttpServer(self._probes(), listener)

@@ -14,7 +14,7 @@ from engine.client.link import EngineLink, LinkedEngineClient
 from engine.config import EngineConfig
 from engine.frames import Attach, Command, LoadFailed, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
 from engine.process.curve import ClientCurve
-from engine.types import EngineInfo
+from engine.types import BlockSource, EngineInfo
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,11 @@ class AttachedEngineClient(LinkedEngineClient):
         if self._link is not None:
             self._link.close(linger_s=ALIVE_S)
         self._context.term()
+
+    @property
+    def block_source(self) -> BlockSource | None:
+        key = "" if self._curve is None else self._curve.server.decode()
+        return BlockSource(self.endpoint, server_key=key) if self.is_serving else None
 
     def _send(self, command: Command) -> None:
         assert self._link is not None

@@ -17,12 +17,19 @@ from engine.client.counters import NO_STATS, add_counters, without_gauges
 from engine.client.keeper import OnPrefixes, StreamKeeper
 from engine.client.sleep import SleepControl
 from engine.client.stream import EventRelay, GenerationStream, PrefillCount
-from engine.client.supervision import MAX_SHARED_CRASHES, RecoveryQueue, Standing, with_seed
+from engine.client.supervision import (
+    MAX_SHARED_CRASHES,
+    HeldStreams,
+    OnGone,
+    RecoveryQueue,
+    Standing,
+    with_seed,
+)
 from engine.client.timers import RequestTimers
 from engine.config import EngineConfig
 from engine.frames import AdapterOutcome, AskProbe, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
 from engine.scheduling.admission import check_reported_queue, check_waiting
-from engine.types import EngineInfo, GenerateRequest
+from engine.types import BlockSource, EngineInfo, GenerateRequest
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError
 from sluice.files import files_mark
@@ -71,6 +78,7 @@ class EngineClient(ABC):
         self._info: EngineInfo | None = None
         self._streams: dict[int, GenerationStream] = {}
         self._queue = RecoveryQueue()
+        self._held_for_prompts = HeldStreams()
         self._prefills = PrefillCount()
         self._relay = EventRelay()
         self._timers = RequestTimers(self._has_started, self._fail)
@@ -147,12 +155,20 @@ class EngineClient(ABC):
     def _send(self, command: Command) -> None: ...
 
     def submit(
-        self, request: GenerateRequest, most_wait_s: float | None = None, num_cached_tokens: int = 0
+        self,
+        request: GenerateRequest,
+        most_wait_s: float | None = None,
+        num_cached_tokens: int = 0,
+        *,
+        on_gone: OnGone | None = None,
     ) -> GenerationStream:
         """Queue `request`. Raises INVALID for a request that can never be served, UNAVAILABLE without an engine. If the
         engine's queue is full, or the wait over `most_wait_s`, the first event of the stream raises OVERLOADED, unless
         the keeper takes the stream elsewhere. While a lost engine is being replaced, requests are queued here, and a
-        full queue raises OVERLOADED at once. `num_cached_tokens` of the prompt are thought to be computed already."""
+        full queue raises OVERLOADED at once. `num_cached_tokens` of the prompt are thought to be computed already.
+
+        With `on_gone` the request is held here until `send_held`, while another engine computes its prompt. It is
+        called where the stream ends or moves before that."""
         if self.failure is not None:
             raise SluiceError(ErrorCode.UNAVAILABLE, self.failure)
         check_request(request, self.info)
@@ -164,14 +180,32 @@ class EngineClient(ABC):
         self._streams[stream.stream_id] = stream
         self._prefills.add(stream.stream_id, len(request.prompt_token_ids) - num_cached_tokens)
         self._timers.watch(stream.stream_id, request)
-        self._queue.add(stream.stream_id)
-        self._send_due()
+        if on_gone is None:
+            self._queue.add(stream.stream_id)
+            self._send_due()
+        else:
+            self._held_for_prompts.add(stream.stream_id, on_gone)
         return stream
+
+    def send_held(self, stream_id: int, source: BlockSource | None, standing: Standing) -> None:
+        """Send a request that was held, and say where blocks of its prompt are, if that was computed elsewhere.
+        `standing` has whether it may have crashed the engine there. Nothing happens where it is held no more."""
+        if self._held_for_prompts.take(stream_id):
+            stream = self._streams[stream_id]
+            stream.source, stream.was_delayed = source, True
+            self._queue.adopt(stream_id, standing)
+            self._send_due()
+
+    @property
+    def block_source(self) -> BlockSource | None:
+        """Where other engines take blocks of this one from; None where that is not known."""
+        return None
 
     def release(self, stream: GenerationStream) -> Standing:
         """Give up a stream that is open here, for the client of another engine to `adopt`."""
         was_sent = self._queue.is_sent(stream.stream_id)
-        standing = self._queue.release(stream.stream_id)
+        is_held = stream.stream_id in self._held_for_prompts
+        standing = Standing(is_new=True) if is_held else self._queue.release(stream.stream_id)
         self._forget(stream.stream_id)
         if was_sent and self.is_serving:
             self._send(Cancel(stream.stream_id))
@@ -282,7 +316,8 @@ class EngineClient(ABC):
                 self._held.append(stream_id)
                 continue
             try:
-                self._send(Submit(stream_id, stream.request_now(), stream.was_sent, stream.most_wait_s))
+                request = stream.request_now()
+                self._send(Submit(stream_id, request, stream.was_sent, stream.most_wait_s, stream.source))
             except SluiceError as error:
                 self._fail(stream_id, error)
                 continue
@@ -305,6 +340,7 @@ class EngineClient(ABC):
 
     def _forget(self, stream_id: int) -> GenerationStream | None:
         self._queue.remove(stream_id)
+        self._held_for_prompts.drop(stream_id)
         self._prefills.remove(stream_id)
         self._timers.remove(stream_id)
         return self._streams.pop(stream_id, None)

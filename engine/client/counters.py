@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from engine.types import EngineStats, KvTierStats
+from engine.types import EngineStats, HandoverStats, KvTierStats
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
 
-_PARTS = ("iteration", "kv_tiers")
+_PARTS = ("iteration", "kv_tiers", "handover")
 """Fields that are statistics of their own."""
 _COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name.endswith("_total"))
 _GAUGES = tuple(n for n in EngineStats.__struct_fields__ if not n.endswith("_total") and n not in _PARTS)
@@ -23,7 +23,7 @@ def add_counters(before: EngineStats, now: EngineStats) -> EngineStats:
     if tiers is not None and before.kv_tiers is not None:
         counted = {name: getattr(before.kv_tiers, name) + getattr(tiers, name) for name in _TIER_COUNTERS}
         tiers = msgspec.structs.replace(tiers, **counted)
-    return msgspec.structs.replace(now, **sums, kv_tiers=tiers)
+    return msgspec.structs.replace(now, **sums, kv_tiers=tiers, handover=_sum_handovers((before, now)))
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:
@@ -38,7 +38,15 @@ def sum_stats(each: Iterable[EngineStats], predicted_wait_s: float) -> EngineSta
     """Return the sums over engines that serve together, as those of one engine with that predicted wait."""
     found = list(each)
     sums = {name: sum(getattr(stats, name) for stats in found) for name in (*_SUMMED, *_COUNTERS)}
-    return EngineStats(**sums, predicted_wait_s=predicted_wait_s, kv_tiers=_sum_tiers(found))
+    tiers, handover = _sum_tiers(found), _sum_handovers(found)
+    return EngineStats(**sums, predicted_wait_s=predicted_wait_s, kv_tiers=tiers, handover=handover)
+
+
+def _sum_handovers(found: Iterable[EngineStats]) -> HandoverStats | None:
+    each = [stats.handover for stats in found if stats.handover is not None]
+    if not each:
+        return None
+    return HandoverStats(**{name: sum(getattr(e, name) for e in each) for name in HandoverStats.__struct_fields__})
 
 
 def _sum_tiers(found: Iterable[EngineStats]) -> KvTierStats | None:

@@ -29,7 +29,7 @@ from engine.frames import (
 )
 from engine.process.process_group import kill_session
 from engine.runtimes import RUNTIMES, choose_runtime
-from engine.types import EngineInfo
+from engine.types import BlockSource, EngineInfo
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_lines import JSON, is_logging_json
@@ -113,6 +113,10 @@ class ProcessEngineClient(LinkedEngineClient):
             await asyncio.wait((self._supervisor,))
         await self._engine.close()
         self._context.term()
+
+    @property
+    def block_source(self) -> BlockSource | None:
+        return BlockSource(f"ipc://{self._engine.socket_file}") if self.is_serving else None
 
     def drain(self) -> None:
         """Let the engine, and those that replace it, take no new requests. Those that it has go on."""

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Self
 
-from engine.client.supervision import build_resumed_request
+from engine.client.supervision import Standing, build_resumed_request
 from engine.types import (
+    BlockSource,
     EventDetail,
     FinishReason,
     GenerateRequest,
@@ -67,6 +68,10 @@ class GenerationStream:
         """The predicted wait over which an engine is to refuse it (`Submit.most_wait_s`)."""
         self.refusals: dict[str, RequestFailed] = {}
         """The latest refusal of each replica that could not admit it soon enough, or at all, by the replica's name."""
+        self.source: BlockSource | None = None
+        """The engine that has computed blocks of its prompt."""
+        self.on_move: Callable[[Standing], None] | None = None
+        """Called, and the stream is given up, where it would go on in another engine; None for one that may."""
         self._cancel = cancel
         self._num_fetched = 0
         self._has_cached_tokens = self._has_prompt_logprobs = False

@@ -2,7 +2,7 @@
 Nothing here does I/O or reads a clock; `engine/client/process.py` acts on it."""
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,6 +12,9 @@ from sluice.errors import ErrorCode, SluiceError
 
 MAX_SHARED_CRASHES = 5
 """A request fails after this many crashes during its run, even if none of them can be attributed to a request."""
+
+OnGone = Callable[[], None]
+"""Called where a stream that is held ends or moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,30 @@ class RecoveryQueue:
         _count(self._num_suspected, suspects)
         is_poisonous = len(suspects) == 1 and self._num_suspected[suspects[0]] > 1
         return AbandonedStreams(poisonous=suspects if is_poisonous else ())
+
+
+class HeldStreams:
+    """The streams of one client that are held. Used on its event loop."""
+
+    def __init__(self) -> None:
+        self._on_gone: dict[int, OnGone] = {}
+
+    def __contains__(self, stream_id: int) -> bool:
+        return stream_id in self._on_gone
+
+    def add(self, stream_id: int, on_gone: OnGone) -> None:
+        """Hold a stream."""
+        self._on_gone[stream_id] = on_gone
+
+    def take(self, stream_id: int) -> bool:
+        """Hold a stream no more, which goes to the engine. Returns whether it was held."""
+        return self._on_gone.pop(stream_id, None) is not None
+
+    def drop(self, stream_id: int) -> None:
+        """Forget a stream, and tell who waits for its prompt if it was held."""
+        on_gone = self._on_gone.pop(stream_id, None)
+        if on_gone is not None:
+            on_gone()
 
 
 def _count(counts: dict[int, int], stream_ids: Iterable[int]) -> None:

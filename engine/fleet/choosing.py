@@ -124,8 +124,12 @@ def hash_chain(request: GenerateRequest, info: EngineInfo) -> HashChain:
 
 def find_candidates(replicas: Iterable[Replica]) -> list[Replica]:
     """Return the replicas that may get a request now, all of the best kind that there is: those that take requests at
-    once, those that probe, those that restart, those that leave the fleet."""
+    once, those that probe, those that restart, those that leave the fleet. Replicas that are there for prompts count
+    where no other serves."""
     alive = [each for each in replicas if each.engine.failure is None]
     staying = [each for each in alive if not each.is_leaving and each.weight > 0.0]
+    generating = [each for each in staying if not each.is_prefill]
+    if any(each.engine.is_serving for each in generating):
+        staying = generating
     open_ = [each for each in staying if each.engine.is_open]
     return open_ or [each for each in staying if each.engine.is_serving] or staying or alive

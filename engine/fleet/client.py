@@ -18,12 +18,14 @@ from engine.client.stream import GenerationStream
 from engine.config import EngineConfig, Task
 from engine.fleet.changes import FleetAdapters, FleetSleep
 from engine.fleet.choosing import ReplicaChooser
+from engine.fleet.handover import PromptHandover
 from engine.fleet.joining import MakeClient, MemberJoiner
 from engine.fleet.membership.members import Member, Membership
 from engine.fleet.moving import ReplicaKeeper, StreamMover
 from engine.fleet.offering import OfferMaker
 from engine.fleet.replica import PastReplicas, Replica, check_agreement
 from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from engine.fleet.splitting import MIN_TOKENS
 from engine.fleet.waking import WakeSettings, WakingRoom, presume_info
 from engine.model_folder import served_task
 from engine.types import EngineInfo, EngineStats, GenerateRequest
@@ -51,11 +53,13 @@ class FleetClient:
         make_client: MakeClient | None = None,
         drain_s: float = 30.0,
         wake: WakeSettings | None = None,
+        min_split_tokens: int = MIN_TOKENS,
     ) -> None:
         """Take the clients of engines, which have not started, or a `membership` that names engines, for which
         `make_client` makes clients, and whose streams have `drain_s` to end where one leaves. `config` is what the
         server was told, before it was split between them. `routing` says how replicas are chosen. With
-        `wake` requests are held while the membership names no engine, also at the start."""
+        `wake` requests are held while the membership names no engine, also at the start. Prefill replicas compute
+        prompts of which another replica would have `min_split_tokens` to compute."""
         self.config = config
         self.routing = routing
         self.replicas: list[Replica] = []
@@ -64,6 +68,8 @@ class FleetClient:
         self._numbers = itertools.count()
         self._chooser = ReplicaChooser(routing)
         self._offers = OfferMaker(self.replicas, self._chooser)
+        self.min_split_tokens = min_split_tokens
+        self.handover = PromptHandover(self.replicas, self._chooser, min_split_tokens)
         self._mover = StreamMover(self.replicas, self._offers, self._chooser.index)
         self._summed: tuple[list[EngineStats], EngineStats] = ([], NO_STATS)
         self._merged: tuple[list[EngineInfo], EngineInfo | None] = ([], None)
@@ -293,7 +299,7 @@ class FleetClient:
         offer = self._offers.make_next(request, {})
         if offer is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, _NO_ENGINE, retry_after_s=_RETRY_S)
-        stream = offer.replica.engine.submit(request, offer.most_wait_s, offer.num_cached_tokens)
+        stream = self.handover.submit(request, offer)
         offer.replica.num_routed += 1
         return stream
 
@@ -344,6 +350,7 @@ def _merge_infos(parts: Sequence[EngineInfo]) -> EngineInfo:
         adapter_digests=dict(ChainMap(*(part.adapter_digests for part in parts))),
         sampling_fields=tuple(f for f in first.sampling_fields if all(f in part.sampling_fields for part in parts)),
         grammar_kinds=tuple(k for k in first.grammar_kinds if all(k in part.grammar_kinds for part in parts)),
+        is_prefill=all(part.is_prefill for part in parts),
         gives_logits=all(part.gives_logits for part in parts),
         can_sleep=all(part.can_sleep for part in parts),
     )

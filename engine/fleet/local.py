@@ -6,10 +6,11 @@ from pathlib import Path
 import msgspec
 
 from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Runtime
+from engine.config import EngineConfig, EngineRole, Runtime
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
 from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from engine.fleet.splitting import MIN_TOKENS
 from engine.runtimes import choose_runtime
 from sluice.errors import invalid
 from sluice.machine import num_cores, visible_gpus
@@ -19,20 +20,30 @@ def make_engine(
     config: EngineConfig,
     num_replicas: int,
     *,
+    num_prefill: int = 0,
+    min_split_tokens: int = MIN_TOKENS,
     routing: RouterSettings = DEFAULT_ROUTING,
     heartbeat_timeout_s: float = 10.0,
     choose_socket: Callable[[], Path | None] = lambda: None,
 ) -> ProcessEngineClient | FleetClient:
     """Make the client of one engine process, or of several as one, which have not started. `routing` says how
-    one of several is chosen. `choose_socket` returns where other processes attach to the next engine. Raises INVALID
-    where the GPUs do not suffice."""
+    one of several is chosen, of which the first `num_prefill` compute prompts for the others (`min_split_tokens` as in
+    `FleetClient`). `choose_socket` returns where other processes attach to the next engine. Raises INVALID where the
+    GPUs do not suffice, or no replica is left to generate."""
+    if num_prefill >= num_replicas:
+        message = f"prefill_replicas must be fewer than replicas, got {num_prefill} of {num_replicas}"
+        raise invalid("prefill_replicas", message)
+    configs = split_config(config, num_replicas)
+    for number in range(num_prefill):
+        configs[number] = msgspec.structs.replace(configs[number], role=EngineRole.PREFILL)
     engines = [
         ProcessEngineClient(each, heartbeat_timeout_s=heartbeat_timeout_s, shared_socket=choose_socket())
-        for each in split_config(config, num_replicas)
+        for each in configs
     ]
     if len(engines) == 1:
         return engines[0]
-    return FleetClient(config, [Replica(str(number), engine) for number, engine in enumerate(engines)], routing)
+    replicas = [Replica(str(number), engine) for number, engine in enumerate(engines)]
+    return FleetClient(config, replicas, routing, min_split_tokens=min_split_tokens)
 
 
 def split_config(config: EngineConfig, num_replicas: int) -> list[EngineConfig]:

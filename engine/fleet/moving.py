@@ -45,6 +45,9 @@ class StreamMover:
     def on_refused(self, refusing: Replica, stream: GenerationStream, failure: RequestFailed) -> None:
         """Offer the stream to the next replica. Where all are full it ends in the error of the one that will have room
         first."""
+        if stream.on_move is not None:
+            stream.fail(failure.to_error())
+            return
         stream.refusals[refusing.name] = failure
         offer = self._offers.make_next(stream.request, stream.refusals)
         if offer is None:
@@ -61,6 +64,9 @@ class StreamMover:
         moved: Counter[str] = Counter()
         prober: Replica | None = None
         for stream in source.engine.open_streams:
+            if stream.on_move is not None:
+                stream.on_move(source.engine.release(stream))
+                continue
             target = self._offers.find_home(stream.request, source)
             if target is None:
                 continue

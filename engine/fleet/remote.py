@@ -5,6 +5,7 @@ from engine.config import EngineConfig
 from engine.fleet.client import FleetClient
 from engine.fleet.membership.members import Member, Membership
 from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from engine.fleet.splitting import MIN_TOKENS
 from engine.fleet.waking import WakeSettings
 
 
@@ -16,10 +17,12 @@ def make_fleet(
     heartbeat_timeout_s: float = 10.0,
     drain_s: float = 30.0,
     wake: WakeSettings | None = None,
+    min_split_tokens: int = MIN_TOKENS,
 ) -> FleetClient:
     """Make the client of the engines that `membership` names, now and later. `config` is this server's own: limits of
     the queue while no engine can be reached, and the tokenizer. Streams of an engine that is named no more have
-    `drain_s` to end there. With `wake` requests are held while it names none."""
+    `drain_s` to end there. With `wake` requests are held while it names none; `min_split_tokens` is as in
+    `FleetClient`."""
 
     def make_client(member: Member) -> AttachedEngineClient:
         return AttachedEngineClient(
@@ -27,5 +30,11 @@ def make_fleet(
         )
 
     return FleetClient(
-        config, routing=routing, membership=membership, make_client=make_client, drain_s=drain_s, wake=wake
+        config,
+        routing=routing,
+        membership=membership,
+        make_client=make_client,
+        drain_s=drain_s,
+        wake=wake,
+        min_split_tokens=min_split_tokens,
     )

@@ -26,6 +26,8 @@ class Replica:
         """Whether it gets no further requests, because it leaves the fleet."""
         self.num_routed = 0
         """Requests that were sent here first."""
+        self.num_prefilled = 0
+        """Prompts that were sent here to be computed for another replica."""
         self.num_adopted = 0
         """Streams that go on here since another replica was lost or drained."""
         self._stats = engine.stats
@@ -37,6 +39,11 @@ class Replica:
     def is_leaving(self) -> bool:
         """Whether it gets no further requests: it leaves the fleet, or its engine is about to end."""
         return self.is_draining or self.engine.stats.is_draining
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it is there to compute prompts for others."""
+        return self.engine.info.is_prefill
 
     def has_adapter(self, name: str) -> bool:
         """Whether it serves requests with this LoRA adapter; "" is the model without any."""

@@ -7,7 +7,7 @@ from itertools import islice
 from engine.blocks import BlockHash
 from engine.forecast.learning import PrefillPace
 from engine.kv_cache import KvCacheManager
-from engine.kv_tiers.tiers import KvTiers
+from engine.kv_tiers.tiers import Extent, KvTiers
 from engine.scheduling.policies import Policy
 from engine.sequence import Sequence
 from engine.types import EngineInfo
@@ -24,7 +24,10 @@ has large blocks, and the first that is lost ends the prefix."""
 MIN_WAIT_S = 0.05
 """A request waits for its prefix at least this long, beyond that as long as computing it would take."""
 FIRST_WAIT_S = 1.0
-"""How long it waits while it is unknown what computing takes."""
+"""How long it waits while it is unknown what computing takes, and at least where another engine has its blocks."""
+PEER_WORTH = 4.0
+"""Blocks of another engine may take this many times as long as computing them here, which the streams that run here
+would feel."""
 
 
 class PrefixReturns:
@@ -55,7 +58,7 @@ class PrefixReturns:
         if self._policy.reserves_worst_case:
             spare -= sum(s.worst_case_blocks - s.num_allocated_blocks for s in running)
         num_places = self._max_num_seqs - len(running)
-        seconds_left = _copy_s(any(sequence.num_tokens_left == 1 for sequence in running))
+        seconds_left = copy_seconds(running)
         for sequence in islice(waiting, max(num_places, 1)):
             sequence.is_returning = False
             hashes = [] if sequence.needs_prompt_logits else self._kv.shareable_hashes(sequence)
@@ -63,7 +66,7 @@ class PrefixReturns:
             needed = self._needed(sequence, cached)
             if needed > spare or not num_places:
                 sequence.return_deadline = math.inf
-                self.tiers.read_ahead(hashes[len(cached) :])
+                self.tiers.read_ahead(hashes[len(cached) :], sequence.origin)
                 return
             if sequence.may_return and len(cached) < len(hashes):
                 seconds_left = self._bring(sequence, hashes, cached, seconds_left)
@@ -80,10 +83,11 @@ class PrefixReturns:
         """Bring back what there is of the chain `hashes` after its `cached` blocks, or begin to. Returns the seconds
         that are left for copies."""
         missing = hashes[len(cached) :]
-        num_found, num_on_disk = self.tiers.extent(missing)
-        if not num_found or not self._is_in_time(sequence, num_found, num_on_disk):
+        extent = self.tiers.extent(missing, sequence.origin)
+        num_found = extent.num_blocks
+        if not num_found or not self._is_in_time(sequence, extent):
             return seconds_left
-        self.tiers.read_ahead(missing[:num_found])
+        self.tiers.read_ahead(missing[:num_found], sequence.origin)
         num_ready = self.tiers.num_ready(missing[:num_found])
         if num_ready and seconds_left > 0:
             block_s = self.tiers.read_s + self.tiers.write_s  # another block may have to leave for it
@@ -95,15 +99,18 @@ class PrefixReturns:
         sequence.is_returning = num_restored < num_found
         return seconds_left
 
-    def _is_in_time(self, sequence: Sequence, num_found: int, num_on_disk: int) -> bool:
+    def _is_in_time(self, sequence: Sequence, extent: Extent) -> bool:
         """Return whether it is worth waiting for blocks; where it is not, the sequence does not ask again."""
         now, token_s = self._clock(), self._pace.prompt_token_s
-        compute_s = num_found * self._block_size * token_s
-        if token_s and self.tiers.seconds(num_found, num_on_disk) > compute_s:
+        compute_s = extent.num_blocks * self._block_size * token_s
+        is_from_peer = extent.num_at_peers > 0
+        worth_s = PEER_WORTH * compute_s if is_from_peer else compute_s
+        if token_s and self.tiers.seconds(extent) > worth_s:
             sequence.may_return = False
             self.tiers.num_slower += 1
         elif sequence.return_deadline == math.inf:
-            sequence.return_deadline = now + (max(compute_s, MIN_WAIT_S) if token_s else FIRST_WAIT_S)
+            least_s = FIRST_WAIT_S if is_from_peer or not token_s else MIN_WAIT_S
+            sequence.return_deadline = now + max(compute_s, least_s)
         elif now >= sequence.return_deadline:
             sequence.may_return = False
             self.tiers.num_late += 1
@@ -136,7 +143,7 @@ class PrefixReturns:
         if not reclaimed:
             return
         token_s = self._pace.prompt_token_s
-        if not token_s or self.tiers.seconds(1, 0) < self._block_size * token_s:
+        if not token_s or self.tiers.seconds(Extent(1)) < self._block_size * token_s:
             self.tiers.store(reclaimed, max(_copy_s(is_decoding), COPY_SHARE * num_prefill * token_s))
         else:
             self.tiers.lose(len(reclaimed))
@@ -144,6 +151,11 @@ class PrefixReturns:
     def close(self) -> None:
         """End the tiers; those on disk get what only memory has."""
         self.tiers.close(self._kv.pool.cached_blocks())
+
+
+def copy_seconds(running: Iterable[Sequence]) -> float:
+    """Return how long the copies of a step may take, beside what runs."""
+    return _copy_s(any(sequence.num_tokens_left == 1 for sequence in running))
 
 
 def _copy_s(is_decoding: bool) -> float:

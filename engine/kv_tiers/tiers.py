@@ -1,17 +1,19 @@
 """The tiers of one engine: what the KV cache gives up goes to host memory, what falls out there to the disk, and both
-come back by hash."""
+come back by hash. So do blocks that other engines have computed, by way of host memory."""
 
 import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import NamedTuple
 
-from engine.blocks import BlockHash
+from engine.blocks import BlockHash, PromptOrigin
 from engine.config import EngineConfig
 from engine.kv_tiers.disk import DiskTier
 from engine.kv_tiers.host import HostTier
 from engine.kv_tiers.identity import block_identity
+from engine.kv_tiers.peers import PeerBlocks
 from engine.runners.base import BlockRunner, Runner
 from engine.types import KvTierStats
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -33,16 +35,36 @@ CachedBlock = tuple[int, BlockHash]
 """A block of the KV cache, and the hash of its content."""
 
 
+class Extent(NamedTuple):
+    """How many blocks at the beginning of a chain can come back; how many of them the disk alone has, and how many
+    another engine."""
+
+    num_blocks: int
+    num_on_disk: int = 0
+    num_at_peers: int = 0
+
+
 class KvTiers:
     """Keeps blocks outside of the KV cache. Used by the engine thread alone, between two steps of its runner.
 
     A block that has come back stays in its tier: when the cache gives it up again, nothing needs to be copied.
     """
 
-    def __init__(self, runner: BlockRunner, host: HostTier, disk: DiskTier | None) -> None:
+    def __init__(
+        self,
+        runner: BlockRunner,
+        host: HostTier,
+        disk: DiskTier | None,
+        peers: PeerBlocks | None = None,
+        *,
+        is_transit: bool = False,
+    ) -> None:
+        """With `is_transit` the host tier has room for blocks of `peers` on their way, and keeps none."""
         self._runner = runner
         self._host = host
         self._disk = disk
+        self._peers = peers
+        self._is_transit = is_transit
         self._max_transfers = MIN_TRANSIT if disk is None else _num_in_transit(runner.block_bytes) // 2
         """Most blocks that are read, and most that are written, at a time."""
         self._num_stored = self._num_lost = self._num_disk_stored = self._num_disk_lost = 0
@@ -50,6 +72,8 @@ class KvTiers:
         self._restore_s = 0.0
         self._from_disk: set[BlockHash] = set()
         """Blocks that were read from the disk and not yet copied to the cache."""
+        self._from_peers: set[BlockHash] = set()
+        """The same of blocks that other engines have sent."""
         self.num_slower = self.num_late = 0
         """Requests whose prefix was not brought back, as computing it was faster; whose prefix took too long."""
         self.read_s, self.write_s = self._measure()
@@ -110,6 +134,7 @@ class KvTiers:
         while self._host.is_full:
             oldest, disk = self._host.oldest(), self._disk
             self._from_disk.discard(oldest)
+            self._from_peers.discard(oldest)
             if disk is None or disk.is_off or disk.holds(oldest):
                 self._host.drop(oldest)
             elif disk.num_writing < self._max_transfers and disk.has_room:
@@ -121,24 +146,31 @@ class KvTiers:
 
     # -- to the cache
 
-    def extent(self, hashes: Sequence[BlockHash]) -> tuple[int, int]:
-        """Return how many blocks at the beginning of the chain `hashes` are in memory or on the disk, and how many of
-        those are on the disk alone."""
-        num_found = num_on_disk = 0
+    def extent(self, hashes: Sequence[BlockHash], origin: PromptOrigin | None = None) -> Extent:
+        """Return how many blocks at the beginning of the chain `hashes` are in memory, on the disk or at `origin`."""
+        num_found = num_on_disk = num_at_peers = 0
         for block_hash in hashes:
             if block_hash not in self._host:
-                if self._disk is None or block_hash not in self._disk:
+                if self._disk is not None and block_hash in self._disk:
+                    num_on_disk += 1
+                elif self._peers is not None and self._peers.has(origin, block_hash):
+                    num_at_peers += 1
+                else:
                     break
-                num_on_disk += 1
             num_found += 1
-        return num_found, num_on_disk
+        return Extent(num_found, num_on_disk, num_at_peers)
 
     def num_ready(self, hashes: Sequence[BlockHash]) -> int:
         """Return how many blocks at the beginning of the chain are in memory."""
         return next((index for index, each in enumerate(hashes) if each not in self._host), len(hashes))
 
-    def read_ahead(self, hashes: Sequence[BlockHash]) -> None:
-        """Begin to read those of `hashes` that the disk alone has, as many as may be under way."""
+    def read_ahead(self, hashes: Sequence[BlockHash], origin: PromptOrigin | None = None) -> None:
+        """Begin to read those of `hashes` that the disk alone has, or `origin`, as many as may be under way."""
+        self._read_disk(hashes)
+        if self._peers is not None and origin is not None:
+            self._fetch(self._peers, hashes, origin)
+
+    def _read_disk(self, hashes: Sequence[BlockHash]) -> None:
         disk = self._disk
         if disk is None or disk.is_off:
             return
@@ -150,6 +182,21 @@ class KvTiers:
                 row = self._host.take()
                 disk.read(block_hash, row, self._host.content(row))
 
+    def _fetch(self, peers: PeerBlocks, hashes: Sequence[BlockHash], origin: PromptOrigin) -> None:
+        """Ask for blocks that only `origin` has. While others are on their way, a few more are not worth a question."""
+        most = min(peers.max_reading, self._host.num_blocks)
+        wanted = [each for each in hashes[:most] if self._is_fetched(peers, each, origin)]
+        room = most - peers.num_reading
+        if not wanted or room < min(len(wanted), most // 2):
+            return
+        rows = [self._host.take() for _ in wanted[:room]]
+        contents = [self._host.content(row) for row in rows]
+        peers.read(origin, list(zip(wanted, rows, contents, strict=False)))
+
+    def _is_fetched(self, peers: PeerBlocks, block_hash: BlockHash, origin: PromptOrigin) -> bool:
+        is_here = block_hash in self._host or (self._disk is not None and block_hash in self._disk)
+        return not is_here and not peers.is_reading(block_hash) and peers.has(origin, block_hash)
+
     def restore(self, blocks: Sequence[CachedBlock]) -> None:
         """Copy blocks that are in memory to blocks of the cache."""
         started = perf_counter()
@@ -158,20 +205,25 @@ class KvTiers:
         seconds = perf_counter() - started
         self._restore_s += seconds
         self.write_s += RATE * (seconds / len(blocks) - self.write_s)
-        num_from_disk = sum(block_hash in self._from_disk for _, block_hash in blocks)
-        self._from_disk.difference_update(block_hash for _, block_hash in blocks)
+        if self._is_transit:
+            for _, block_hash in blocks:
+                self._host.drop(block_hash)
+        num_from_disk = _take_out(self._from_disk, blocks)
         self._num_disk_hits += num_from_disk
-        self._num_hits += len(blocks) - num_from_disk
+        self._num_hits += len(blocks) - num_from_disk - _take_out(self._from_peers, blocks)
 
-    def seconds(self, num_blocks: int, num_on_disk: int) -> float:
-        """Return what it is expected to take to bring blocks back, so many of which are on the disk."""
+    def seconds(self, extent: Extent) -> float:
+        """Return what it is expected to take to bring blocks back."""
         disk_s = 0.0 if self._disk is None else self._disk.read_s
-        return num_blocks * self.write_s + num_on_disk * disk_s
+        peer_s = 0.0 if self._peers is None else self._peers.read_s
+        return extent.num_blocks * self.write_s + extent.num_on_disk * disk_s + extent.num_at_peers * peer_s
 
     # -- both
 
     def finish_transfers(self) -> None:
-        """Take up what the disk's thread has done since the last call."""
+        """Take up what the disk's thread has done and what other engines have sent since the last call."""
+        if self._peers is not None:
+            self._take_arrivals(self._peers)
         if self._disk is None:
             return
         for transfer in self._disk.finished():
@@ -187,7 +239,19 @@ class KvTiers:
             self._host.keep(transfer.block_hash, transfer.row)
             self._from_disk.add(transfer.block_hash)
 
-    def stats(self) -> KvTierStats:
+    def _take_arrivals(self, peers: PeerBlocks) -> None:
+        for arrival in peers.finished():
+            if arrival.is_missing or arrival.block_hash in self._host:
+                self._host.give_back(arrival.row)
+            else:
+                self._make_room()
+                self._host.keep(arrival.block_hash, arrival.row)
+                self._from_peers.add(arrival.block_hash)
+
+    def stats(self) -> KvTierStats | None:
+        """Return None where nothing is kept: blocks of other engines only pass through."""
+        if self._is_transit:
+            return None
         disk = self._disk
         return KvTierStats(
             host_blocks=len(self._host),
@@ -247,9 +311,17 @@ class KvTiers:
 
     def check(self) -> None:
         """Assert that rows and slots add up."""
-        self._host.check(0 if self._disk is None else self._disk.num_reading)
+        num_reading = 0 if self._disk is None else self._disk.num_reading
+        self._host.check(num_reading + (0 if self._peers is None else self._peers.num_reading))
         if self._disk is not None:
             self._disk.check()
+
+
+def _take_out(found: set[BlockHash], blocks: Sequence[CachedBlock]) -> int:
+    """Remove the blocks from `found`. Returns how many of them were there."""
+    before = len(found)
+    found.difference_update(block_hash for _, block_hash in blocks)
+    return before - len(found)
 
 
 def _num_in_transit(block_bytes: int) -> int:
@@ -257,9 +329,17 @@ def _num_in_transit(block_bytes: int) -> int:
     return min(max(TRANSIT_BYTES // block_bytes, MIN_TRANSIT), MAX_TRANSIT) // 2 * 2
 
 
-def make_tiers(runner: Runner, config: EngineConfig) -> KvTiers | None:
-    """Create the tiers that `config` asks for, None where it asks for none. Raises INVALID for a size below one block,
-    and without prefix reuse; UNIMPLEMENTED for a runner whose blocks cannot be copied."""
+def make_transit(runner: BlockRunner, peers: PeerBlocks) -> KvTiers:
+    """Create what an engine without tiers needs to take blocks of other engines."""
+    return KvTiers(
+        runner, HostTier(runner.block_bytes, peers.max_reading, peers.max_reading), None, peers, is_transit=True
+    )
+
+
+def make_tiers(runner: Runner, config: EngineConfig, peers: PeerBlocks | None = None) -> KvTiers | None:
+    """Create the tiers that `config` asks for, None where it asks for none, which take blocks of `peers` too. Raises
+    INVALID for a size below one block, and without prefix reuse; UNIMPLEMENTED for a runner whose blocks cannot be
+    copied."""
     is_on_disk = config.kv_disk_cache is not None
     if not config.kv_host_cache_bytes and not is_on_disk:
         return None
@@ -279,7 +359,7 @@ def make_tiers(runner: Runner, config: EngineConfig) -> KvTiers | None:
         identity = block_identity(config.model_path, runner)
         disk = DiskTier(Path(config.kv_disk_cache), identity, runner.block_bytes, num_disk)
     try:
-        host = HostTier(runner.block_bytes, num_host, num_in_transit)
+        host = HostTier(runner.block_bytes, num_host, num_in_transit + (0 if peers is None else peers.max_reading))
     except (MemoryError, ValueError) as error:
         message = f"the KV tier of {config.kv_host_cache_bytes} bytes cannot be allocated: {error}"
         raise invalid("kv_host_cache_bytes", message) from error
@@ -290,7 +370,7 @@ def make_tiers(runner: Runner, config: EngineConfig) -> KvTiers | None:
             free_bytes >> 20,
         )
     log.info("the KV tier in memory has %d blocks, %d MiB", num_host, num_host * runner.block_bytes >> 20)
-    return KvTiers(runner, host, disk)
+    return KvTiers(runner, host, disk, peers)
 
 
 def _num_blocks(param: str, size_bytes: int, runner: BlockRunner) -> int:

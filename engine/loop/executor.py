@@ -12,11 +12,23 @@ import msgspec
 
 from engine.blocks import blocks_for
 from engine.config import EngineConfig
-from engine.frames import Cancel, Command, LoadAdapter, Shutdown, StepFrame, Submit, UnloadAdapter, request_failed
+from engine.frames import (
+    Cancel,
+    Command,
+    FetchBlocks,
+    LoadAdapter,
+    Shutdown,
+    StepFrame,
+    Submit,
+    UnloadAdapter,
+    request_failed,
+)
 from engine.kv_cache import KvCacheManager
-from engine.kv_tiers.returns import PrefixReturns
-from engine.kv_tiers.tiers import make_tiers
+from engine.kv_tiers.peers import BlockExchange
+from engine.kv_tiers.returns import PrefixReturns, copy_seconds
+from engine.kv_tiers.tiers import KvTiers, make_tiers
 from engine.loop.adapters import AdapterTable
+from engine.loop.handover import make_handover
 from engine.loop.intake import Intake
 from engine.loop.load import engine_info, make_drafter
 from engine.loop.step import BuiltBatch, Counters, build_batch, commit_tokens, observe_drafts, record_prompt, take_event
@@ -64,8 +76,10 @@ class InflightExecutor:
         emit: Callable[[StepFrame], None],
         clock: Callable[[], float] = perf_counter,
         draft_runner: Runner | None = None,
+        exchange: BlockExchange | None = None,
     ) -> None:
-        """Raises SluiceError for an adapter or KV tiers of `config` that the runner does not take."""
+        """`exchange` carries blocks between this engine and others. Raises SluiceError for an adapter or KV tiers of
+        `config` that the runner does not take."""
         self._adapters = AdapterTable(runner)
         for name, path in config.lora_modules.items():
             self._adapters.load(name, path)
@@ -76,14 +90,15 @@ class InflightExecutor:
         self._emit = emit
         self._clock = clock
         self._policy = find_policy(config.scheduler_policy)
-        tiers = make_tiers(runner, config)
+        self._handover = make_handover(runner, config, exchange, clock)
+        tiers = make_tiers(runner, config, None if self._handover is None else self._handover.peers)
         is_caching, has_tiers = config.enable_prefix_caching, tiers is not None
         self.kv = KvCacheManager(self.info, is_prefix_caching=is_caching, has_tiers=has_tiers)
         self._intake = Intake(self.info, config, clock)
-        self._returns: PrefixReturns | None = None
-        if tiers is not None:
-            pace = self._intake.forecast.pace
-            self._returns = PrefixReturns(tiers, self.kv, self._policy, self.info, pace, clock)
+        self._returns = None if tiers is None else self._make_returns(tiers)
+        if self._handover is not None:
+            self._handover.offer(self.kv.pool)
+            self.info = msgspec.structs.replace(self.info, block_identity=self._handover.identity)
         self._drafter = make_drafter(config, self.kv, draft_runner)
         self._predicted_wait_s = self._last_prediction = 0.0
         self._cores = Cores(config.num_threads)
@@ -97,6 +112,9 @@ class InflightExecutor:
         """Whether the last step had nothing to run."""
         self._last_emit = 0.0
 
+    def _make_returns(self, tiers: KvTiers) -> PrefixReturns:
+        return PrefixReturns(tiers, self.kv, self._policy, self.info, self._intake.forecast.pace, self._clock)
+
     def run(self) -> None:
         """Run steps until a Shutdown command. An exception outside of a batch ends the engine."""
         try:
@@ -105,6 +123,8 @@ class InflightExecutor:
         finally:
             if self._returns is not None:
                 self._returns.close()
+            if self._handover is not None:
+                self._handover.close()
             self._intake.close()
             self._adapters.close()
             self._cores.close()
@@ -118,6 +138,8 @@ class InflightExecutor:
         self._enqueue_compiled()
         if self._adapters.is_changing:
             self._change_adapters()
+        if self._handover is not None and self._handover.is_sending:
+            self._handover.send(copy_seconds(self._running.values()))
         plan = self._plan()
         self._intake.note_admitted(candidate.sequence for candidate in plan.admitted)
         if not plan.is_empty:
@@ -144,6 +166,7 @@ class InflightExecutor:
             num_blocks_cached=pool.num_cached,
             predicted_wait_s=self._predicted_wait_s,
             kv_tiers=None if self._returns is None else self._returns.tiers.stats(),
+            handover=None if self._handover is None else self._handover.stats(),
             **self._intake.stats(len(self._running)),
             **self._counters.totals(),  # type: ignore[arg-type]
         )
@@ -167,7 +190,8 @@ class InflightExecutor:
 
     def _idle_wait_s(self) -> float:
         """Return how long to wait for commands."""
-        if self._running or (self._intake.queue and not self._is_stalled):
+        is_sending = self._handover is not None and self._handover.is_sending
+        if self._running or is_sending or (self._intake.queue and not self._is_stalled):
             return 0.0
         return POLL_S if self._intake or self._adapters.is_changing else HEARTBEAT_S
 
@@ -180,6 +204,8 @@ class InflightExecutor:
                     self._cancel(command.stream_id)
                 case LoadAdapter() | UnloadAdapter():
                     self._adapters.begin(command)
+                case FetchBlocks() if self._handover is not None:
+                    self._handover.answer(command)
                 case Shutdown():
                     self._is_shut_down = True
                     for sequence in [*self._running.values(), *self._intake]:
@@ -193,6 +219,11 @@ class InflightExecutor:
             self._intake.submit(command, self._running.values(), free_blocks, self._clock(), adapter)
         except SluiceError as error:
             self._failures.append(request_failed(command.stream_id, error))
+            return
+        sequence = self._intake.get(command.stream_id)
+        if command.source is not None and self._handover is not None and sequence is not None:
+            self._handover.trace(sequence, command.source)
+            self._returns = self._returns or self._make_returns(self._handover.make_transit())
 
     def _change_adapters(self) -> None:
         """Put adapters into use that were read meanwhile."""

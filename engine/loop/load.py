@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from engine.config import EngineConfig, Speculation
+from engine.config import EngineConfig, EngineRole, Speculation
 from engine.kv_cache import KvCacheManager
 from engine.runners.base import Runner, RunnerInfo
 from engine.speculation.draft_model import DraftModel
@@ -84,4 +84,5 @@ def engine_info(runner: Runner, config: EngineConfig) -> EngineInfo:
         scheduler_policy=config.scheduler_policy,
         load_seconds=0.0,
         gives_logits=True,
+        is_prefill=config.role is EngineRole.PREFILL,
     )

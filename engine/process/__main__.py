@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.frames import LoadFailed, Ready, StepFrame
 from engine.loop.executor import InflightExecutor
 from engine.loop.load import load_draft_runner, load_runner
+from engine.process.block_exchange import SocketExchange
 from engine.process.bootstrap import bootstrap, collect_rarely, freeze_heap
 from engine.process.kv_events import KvEventPublisher
 from engine.process.transport import Transport
@@ -34,7 +35,8 @@ def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConf
         draft_runner = load_draft_runner(config, runner.info)
         events = None if config.kv_events_endpoint is None else KvEventPublisher(config, runner.info.block_size)
         emit = transport.emit if events is None else _publishing(transport.emit, events)
-        executor = InflightExecutor(runner, config, transport, emit, draft_runner=draft_runner)
+        exchange = SocketExchange(transport, config.listening)
+        executor = InflightExecutor(runner, config, transport, emit, draft_runner=draft_runner, exchange=exchange)
         transport.offer_prefixes(executor.kv.pool)
         if events is not None:
             executor.kv.observe(events)

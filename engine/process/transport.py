@@ -16,9 +16,11 @@ from engine.frames import (
     CLIENT_SILENT_S,
     AskProbe,
     Attach,
+    BlockPiece,
     Cancel,
     Command,
     Drain,
+    FetchBlocks,
     ProbeTurn,
     Ready,
     Report,
@@ -30,6 +32,7 @@ from engine.frames import (
 from engine.process.client_keys import DOMAIN, ClientKeys, RareLog
 from engine.process.curve import read_pair, watch_connection
 from engine.process.prefix_feed import PrefixFeed, PrefixIndex
+from engine.runners.base import ByteArray
 from engine.types import EngineStats, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
@@ -73,6 +76,8 @@ class Transport:
         self._client_of: dict[int, bytes] = {}
         self._renamed: dict[int, int] = {}
         """The client's own number of a stream whose number was taken, by the engine's."""
+        self._questions: dict[int, tuple[bytes, int]] = {}
+        """Engines that have asked for blocks, and the numbers that they have given, by this engine's."""
         self._turns = ProbeTurns(self._give_turn)
         self._due: list[Command] = []
         """Commands that no client has sent."""
@@ -180,6 +185,8 @@ class Transport:
             self._attach(client)
             self._tell_prefixes(client, command.wants_prefixes)
             return None
+        if isinstance(command, FetchBlocks):
+            return self._take_question(client, command)
         if client not in self._clients and client not in self._heard:
             return None  # it was taken for dead, and hears so when it says that it lives
         match command:
@@ -216,6 +223,24 @@ class Transport:
         own = secrets.randbits(62)
         self._client_of[own], self._renamed[own] = client, stream_id
         return msgspec.structs.replace(command, stream_id=own)
+
+    def _take_question(self, client: bytes, question: FetchBlocks) -> FetchBlocks:
+        own = secrets.randbits(62)
+        self._questions[own] = client, question.number
+        return msgspec.structs.replace(question, number=own)
+
+    def send_blocks(self, piece: BlockPiece, content: ByteArray | None) -> None:
+        """Answer a question for blocks. Who asks does not wait for ever, so that an answer may be lost."""
+        client, number = self._questions[piece.number]
+        if piece.is_last:
+            del self._questions[piece.number]
+        header = self._encoder.encode(msgspec.structs.replace(piece, number=number))
+        parts = (client, header, b"" if content is None else content.data)
+        try:
+            self._socket.send_multipart(parts, zmq.NOBLOCK, copy=False)
+        except zmq.ZMQError as error:
+            if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
+                raise
 
     def _own_number(self, client: bytes, stream_id: int) -> int | None:
         """Return the engine's number of a client's stream; None where it has none."""

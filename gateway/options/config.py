@@ -136,6 +136,7 @@ class ServeConfig:
             "--tokenizer": self.model.tokenizer_path,
             "--lora-modules": self.tensorrt_llm.lora_modules,
             "--replicas": self.fleet.num_replicas > 1,
+            "--prefill-replicas": self.fleet.num_prefill_replicas,
             "--engines": self.fleet.engines,
         }
         flags_set = [flag for flag, value in model_flags.items() if value]
@@ -154,6 +155,11 @@ class ServeConfig:
         if tier is not None and not self.cache.enable_prefix_caching:
             raise OptionError(
                 f"{flags[tier]} keeps blocks of the prefix cache, which --no-enable-prefix-caching turns off"
+            )
+
+        if self.fleet.num_prefill_replicas and not self.cache.enable_prefix_caching:
+            raise OptionError(
+                "--prefill-replicas hand over blocks of the prefix cache, which --no-enable-prefix-caching turns off"
             )
 
     def _check_speculation(self) -> None:

@@ -4,9 +4,9 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from engine.config import Listening
+from engine.config import EngineRole, Listening
 from engine.fleet.membership.fleet_url import FleetUrl
-from gateway.options.option import OptionError, integer, option, printable_text, truth
+from gateway.options.option import OptionError, enum_member, integer, option, printable_text, truth
 from sluice.errors import SluiceError
 
 _EVERYWHERE = ("0.0.0.0", "::", "*")
@@ -63,6 +63,15 @@ class EngineServerOptions:
         None,
         "listen for other machines without keys: whoever reaches the port can use the engine and read along",
         variable="SLUICE_ENGINE_INSECURE",
+    )
+    role: EngineRole = option(
+        "--role",
+        EngineRole.GENERATE,
+        enum_member(EngineRole),
+        "ROLE",
+        "generate: serves requests. prefill: computes long prompts for the other engines of its gateways, which take "
+        "its KV blocks and generate; it serves requests only while no other does. On the openvino runtime",
+        variable="SLUICE_ENGINE_ROLE",
     )
     health_port: int = option(
         "--health-port",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from engine.fleet.membership import REDIS_SCHEMES, SCHEME
 from engine.fleet.membership.fleet_url import FleetUrl
 from engine.fleet.router import RouterSettings, RoutingPolicy
+from engine.fleet.splitting import MIN_TOKENS
 from engine.fleet.waking import WakeSettings
 from gateway.options.option import OptionError, enum_member, integer, option, printable_text, seconds
 from sluice.errors import SluiceError
@@ -28,6 +29,23 @@ class FleetOptions:
         "the others. On the CPU they share the cores and the memory of --kv-cache-memory or "
         "--kv-cache-memory-fraction, and each has a copy of the weights; on GPUs each has --tensor-parallel-size times "
         "--pipeline-parallel-size devices of its own. A model of a repository has as many as its instance_group says",
+    )
+    num_prefill_replicas: int = option(
+        "--prefill-replicas",
+        0,
+        integer(0, 63),
+        "N",
+        "of --replicas, how many compute long prompts for the others, which take their KV blocks and generate. Streams "
+        "then do not slow down while long prompts are computed. Engines of --engines say so themselves (sluice engine "
+        "--role prefill). On the openvino runtime",
+    )
+    prefill_min_tokens: int = option(
+        "--prefill-min-tokens",
+        MIN_TOKENS,
+        integer(1, 1 << 24),
+        "TOKENS",
+        "how many tokens of a prompt, without those that are cached, make it long enough for a prefill replica. Fewer "
+        "hand over more prompts, and a short one takes longer that way",
     )
     router: RoutingPolicy = option(
         "--router",
@@ -111,6 +129,15 @@ class FleetOptions:
             raise OptionError("--replicas starts engines here, and --engines uses those of elsewhere; give one of them")
         if self.engines is None and self.wake_timeout_s:
             raise OptionError("--wake-timeout-secs holds requests for engines of elsewhere; give --engines too")
+        if self.num_prefill_replicas and self.engines is not None:
+            raise OptionError(
+                "--prefill-replicas is for replicas here; an engine of --engines is started with --role prefill"
+            )
+        if self.num_prefill_replicas and self.num_prefill_replicas >= self.num_replicas:
+            raise OptionError(
+                f"--prefill-replicas must be fewer than --replicas, so that some generate, got "
+                f"{self.num_prefill_replicas} of {self.num_replicas}"
+            )
         keys = {"--engine-client-key": self.engine_client_key, "--engine-server-key": self.engine_server_key}
         given = [name for name, value in keys.items() if value is not None]
         if len(given) == 1:

@@ -8,6 +8,7 @@ from prometheus_client.registry import Collector
 
 from engine.client.interface import Engine
 from engine.types import EngineInfo, EngineStats
+from gateway.telemetry.handover import collect_handovers
 from gateway.telemetry.kv_tiers import collect_kv_tiers
 from pipelines.llm.text import LlmText
 from serving.repository.repository import ModelRepository
@@ -143,6 +144,7 @@ def engine_families(named: Sequence[NamedEngine]) -> Iterator[Metric]:
     yield from _families(CounterMetricFamily, _COUNTERS, stats)
     yield from _families(CounterMetricFamily, _SUPERVISION, engines)
     yield from collect_kv_tiers({model: state.kv_tiers for model, state in stats.items() if state.kv_tiers is not None})
+    yield from collect_handovers({m: state.handover for m, state in stats.items() if state.handover is not None})
     yield from _families(GaugeMetricFamily, _LIVENESS, engines)
     yield from _families(GaugeMetricFamily, _LIMITS, infos)
     yield _info(named)

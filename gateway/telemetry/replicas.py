@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from engine.client.interface import Engine
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
+from gateway.telemetry.handover import collect_splits
 from pipelines.llm.text import LlmText
 
 WINDOW_S = 60.0
@@ -48,6 +49,7 @@ _COUNTERS: tuple[tuple[str, str, Read], ...] = (
 )
 _ROUTING: tuple[tuple[str, str, Read], ...] = (
     ("requests_routed", "Requests that were sent to the replica.", lambda r: r.num_routed),
+    ("prompts", "Prompts that were sent to the replica for another one to go on with.", lambda r: r.num_prefilled),
     ("migrations", "Streams that go on in the replica after another was lost or left.", lambda r: r.num_adopted),
 )
 
@@ -61,7 +63,9 @@ class RoutingCollector(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        return _families(CounterMetricFamily, _ROUTING, _replicas(self._models()))
+        models = self._models()
+        yield from _families(CounterMetricFamily, _ROUTING, _replicas(models))
+        yield from collect_splits({m.name: m.engine.handover for m in models if isinstance(m.engine, FleetClient)})
 
 
 class ReplicaCollector(Collector):

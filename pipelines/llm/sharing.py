@@ -16,6 +16,7 @@ from engine.fleet.membership.members import Member, Membership
 from engine.fleet.remote import make_fleet
 from engine.fleet.replica import Replica
 from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
+from engine.fleet.splitting import MIN_TOKENS
 from engine.fleet.waking import WakeSettings
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import ChatSettings, RequestLimits
@@ -44,6 +45,7 @@ class SharedModel(msgspec.Struct, frozen=True):
     members: tuple[Member, ...] = ()
     """Its engines elsewhere, in place of sockets."""
     routing: RouterSettings = DEFAULT_ROUTING
+    min_split_tokens: int = MIN_TOKENS
 
 
 def describe_shared(model: LlmModel) -> SharedModel | None:
@@ -65,6 +67,7 @@ def describe_shared(model: LlmModel) -> SharedModel | None:
         sockets=sockets,
         members=members or (),
         routing=engine.routing if isinstance(engine, FleetClient) else DEFAULT_ROUTING,
+        min_split_tokens=engine.min_split_tokens if isinstance(engine, FleetClient) else MIN_TOKENS,
     )
 
 
@@ -112,6 +115,7 @@ def _make_client(shared: SharedModel, membership: Membership | None, settings: A
             heartbeat_timeout_s=heartbeat_timeout_s,
             drain_s=settings.drain_s,
             wake=settings.wake,
+            min_split_tokens=shared.min_split_tokens,
         )
     clients = [
         AttachedEngineClient(shared.engine, Path(socket), heartbeat_timeout_s=heartbeat_timeout_s)
@@ -120,7 +124,7 @@ def _make_client(shared: SharedModel, membership: Membership | None, settings: A
     if len(clients) == 1:
         return clients[0]
     replicas = [Replica(str(number), client) for number, client in enumerate(clients)]
-    return FleetClient(shared.engine, replicas, shared.routing)
+    return FleetClient(shared.engine, replicas, shared.routing, min_split_tokens=shared.min_split_tokens)
 
 
 async def attach_model(

@@ -3,6 +3,7 @@
 import msgspec
 
 from engine.client.stream import GenerationStream
+from engine.client.supervision import OnGone
 from engine.types import GenerateRequest, SamplingParams
 from tests.engine.in_process_client import InProcessEngineClient
 
@@ -25,7 +26,12 @@ class CapableEngine(InProcessEngineClient):
         )
 
     def submit(
-        self, request: GenerateRequest, most_wait_s: float | None = None, num_cached_tokens: int = 0
+        self,
+        request: GenerateRequest,
+        most_wait_s: float | None = None,
+        num_cached_tokens: int = 0,
+        *,
+        on_gone: OnGone | None = None,
     ) -> GenerationStream:
         self.requests.append(request)
         plain = {name: getattr(SamplingParams(), name) for name in SAMPLING_FIELDS}

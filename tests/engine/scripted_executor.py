@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.frames import AdapterOutcome, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
+from engine.kv_tiers.peers import BlockExchange
 from engine.loop.executor import InflightExecutor
-from engine.types import EventDetail, FinishReason, RequestFailed
+from engine.types import BlockSource, EventDetail, FinishReason, RequestFailed
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.parts import make_request
 
@@ -31,8 +32,14 @@ class CommandScript:
 class ScriptedExecutor:
     """An executor with its script and everything that it has emitted."""
 
+    exchange: BlockExchange | None = None
+    """Carries blocks between it and others."""
+
     def __init__(
-        self, runner: EchoRunner | None = None, draft_runner: EchoRunner | None = None, **limits: object
+        self,
+        runner: EchoRunner | None = None,
+        draft_runner: EchoRunner | None = None,
+        **limits: object,
     ) -> None:
         self.script = CommandScript()
         self.tokens: dict[int, list[int]] = defaultdict(list)
@@ -45,7 +52,9 @@ class ScriptedExecutor:
         config = msgspec.convert(
             {"model_path": "", "max_num_seqs": 6, "max_num_batched_tokens": 16, **limits}, EngineConfig
         )
-        self.executor = InflightExecutor(self.runner, config, self.script, self.record, lambda: self.now, draft_runner)
+        self.executor = InflightExecutor(
+            self.runner, config, self.script, self.record, lambda: self.now, draft_runner, self.exchange
+        )
 
     def record(self, frame: StepFrame) -> None:
         for event in frame.events:
@@ -61,6 +70,11 @@ class ScriptedExecutor:
     def submit(self, stream_id: int, prompt: list[int], **fields: object) -> None:
         """Submit a request at the next step; see `make_request` for the fields."""
         self.script.pending.append(Submit(stream_id, make_request(prompt, str(stream_id), **fields)))
+
+    def submit_from(self, source: BlockSource, stream_id: int, prompt: list[int], **fields: object) -> None:
+        """Submit a request whose prompt another executor has computed."""
+        request = make_request(prompt, str(stream_id), **fields)
+        self.script.pending.append(Submit(stream_id, request, source=source))
 
     def play(self, arrivals: Arrivals, num_steps: int, cancels: Sequence[tuple[int, int]] = ()) -> None:
         """Run `num_steps`, submit each request and cancel each stream of `cancels` at its step, then finish."""

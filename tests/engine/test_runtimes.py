@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig, Runtime, Task
+from engine.config import EngineConfig, EngineRole, Runtime, Task
 from engine.model_folder import ModelFormat, model_format, served_task
 from engine.runtimes import RUNTIMES, RuntimeChoice, choose_runtime
 from engine.sampling_fields import OPTIONAL_FIELDS
@@ -146,6 +146,17 @@ def test_kv_tiers_are_refused_with_the_runtimes_own(
         choose(path, gpus=1, installed=ALL, runtime=runtime, **fields)
     assert caught.value.param in fields
     assert choose(path, installed=ALL, runtime=Runtime.OPENVINO, **fields).runtime is Runtime.OPENVINO
+
+
+@pytest.mark.parametrize("runtime", [Runtime.TENSORRT_LLM, Runtime.VLLM])
+def test_our_own_executor_alone_hands_over_prompts(tmp_path: Path, runtime: Runtime) -> None:
+    path, role = folder_with(tmp_path / "model", HUGGINGFACE), EngineRole.PREFILL
+    with pytest.raises(SluiceError, match="role prefill is for another runtime") as caught:
+        choose(path, gpus=1, installed=ALL, runtime=runtime, role=role)
+    assert caught.value.param == "role"
+    with pytest.raises(SluiceError, match="role prefill is for models that generate; this one serves to embed"):
+        choose(path, installed=ALL, runtime=Runtime.OPENVINO, task=Task.EMBED, role=role)
+    assert choose(path, installed=ALL, runtime=Runtime.OPENVINO, role=role).runtime is Runtime.OPENVINO
 
 
 @pytest.mark.parametrize(

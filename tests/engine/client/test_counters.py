@@ -3,7 +3,7 @@
 import msgspec
 
 from engine.client.counters import NO_STATS, add_counters, sum_stats, without_gauges
-from engine.types import KvTierStats
+from engine.types import HandoverStats, KvTierStats
 
 TIERS = KvTierStats(host_blocks=3, host_capacity=8, host_hits_total=5, restored_tokens_total=160)
 WITH_TIERS = msgspec.structs.replace(NO_STATS, num_running=2, steps_total=7, kv_tiers=TIERS)
@@ -29,3 +29,14 @@ def test_engines_that_serve_together_are_summed() -> None:
     assert found.kv_tiers is not None
     assert (found.kv_tiers.host_blocks, found.kv_tiers.host_hits_total, found.kv_tiers.is_disk_off) == (6, 10, True)
     assert sum_stats([NO_STATS], 0.0).kv_tiers is None
+
+
+def test_what_engines_have_handed_over_is_summed_and_never_lost() -> None:
+    one = msgspec.structs.replace(NO_STATS, handover=HandoverStats(sent_blocks_total=3, late_total=1))
+    other = msgspec.structs.replace(
+        NO_STATS, handover=HandoverStats(received_blocks_total=3, receive_seconds_total=0.5)
+    )
+    together = HandoverStats(sent_blocks_total=3, received_blocks_total=3, receive_seconds_total=0.5, late_total=1)
+    assert sum_stats([one, NO_STATS, other], 0.0).handover == together
+    assert add_counters(without_gauges(one), NO_STATS).handover == one.handover
+    assert add_counters(without_gauges(one), other).handover == together

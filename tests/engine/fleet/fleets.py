@@ -10,9 +10,10 @@ from pathlib import Path
 import msgspec
 
 from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig
+from engine.config import EngineConfig, EngineRole
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
+from engine.fleet.splitting import MIN_TOKENS
 from tests.engine.client.test_recovery import MODULE
 
 PATIENCE_S = 90.0
@@ -20,13 +21,20 @@ PATIENCE_S = 90.0
 
 @asynccontextmanager
 async def fleet(
-    folder: Path, num_replicas: int = 2, heartbeat_timeout_s: float = 10.0, module: str = MODULE, **limits: object
+    folder: Path,
+    num_replicas: int = 2,
+    heartbeat_timeout_s: float = 10.0,
+    module: str = MODULE,
+    num_prefill: int = 0,
+    min_split_tokens: int = MIN_TOKENS,
+    **limits: object,
 ) -> AsyncIterator[FleetClient]:
     config = msgspec.structs.replace(EngineConfig(model_path=str(folder)), **limits)
-    engines = [
-        ProcessEngineClient(config, heartbeat_timeout_s=heartbeat_timeout_s, module=module) for _ in range(num_replicas)
-    ]
-    client = FleetClient(config, [Replica(str(number), engine) for number, engine in enumerate(engines)])
+    prefill = msgspec.structs.replace(config, role=EngineRole.PREFILL)
+    configs = [*[prefill] * num_prefill, *[config] * (num_replicas - num_prefill)]
+    engines = [ProcessEngineClient(c, heartbeat_timeout_s=heartbeat_timeout_s, module=module) for c in configs]
+    replicas = [Replica(str(number), engine) for number, engine in enumerate(engines)]
+    client = FleetClient(config, replicas, min_split_tokens=min_split_tokens)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await client.start()

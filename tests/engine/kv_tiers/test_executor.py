@@ -174,7 +174,7 @@ def test_a_prefix_that_takes_too_long_is_computed(tmp_path: Path, monkeypatch: p
     close(bench)
     bench = ScriptedExecutor(**limits)
     tiers = bench.executor._returns.tiers  # type: ignore[union-attr]
-    monkeypatch.setattr(tiers, "read_ahead", lambda hashes: None)
+    monkeypatch.setattr(tiers, "read_ahead", lambda *_: None)
     bench.submit(0, LONG, max_tokens=2)
     for _ in range(20):
         bench.step()

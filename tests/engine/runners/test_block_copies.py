@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.kv_tiers.identity import block_identity
+from engine.kv_tiers.identity import block_identity, portable_identity
 from engine.runners.base import BlockRunner
 from engine.runners.openvino.runner import load_runner
 from sluice.bundled import BUNDLED_MODEL, models_folder
@@ -82,11 +82,11 @@ def test_a_block_has_all_of_its_bytes_in_any_place(kv_cache_dtype: str) -> None:
 
 
 def test_the_identity_changes_with_what_blocks_depend_on(float_checkpoint: EditableCheckpoint) -> None:
-    def identity(**fields: Any) -> str:
+    def identity(**fields: Any) -> tuple[str, str]:
         config = EngineConfig(**{"model_path": str(float_checkpoint.path), "dtype": "f32", "num_blocks": 4, **fields})
         runner = load_runner(config)
         try:
-            return block_identity(config.model_path, runner)
+            return block_identity(config.model_path, runner), portable_identity(config.model_path, runner)
         finally:
             runner.close()
 
@@ -95,4 +95,11 @@ def test_the_identity_changes_with_what_blocks_depend_on(float_checkpoint: Edita
     others = [identity(kv_cache_dtype="u8"), identity(max_model_len=64), identity(quantization="int8")]
     weights = float_checkpoint.path / "model.safetensors"
     weights.touch()
-    assert len({first, *others, identity()}) == 5
+    copied = identity()
+    assert len({each[0] for each in (first, *others, copied)}) == 5
+    assert copied[1] == first[1], "a copy of the files computes the same"
+    assert len({each[1] for each in (first, *others)}) == 4
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    assert identity()[1] != first[1]

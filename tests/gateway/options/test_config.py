@@ -35,6 +35,21 @@ def test_switches() -> None:
     [
         ({"--http-port": "70000"}, {}, "--http-port must be a whole number from 0 to 65535, got '70000'"),
         ({}, {"SLUICE_HTTP_PORT": "tcp://10.0.0.1"}, "SLUICE_HTTP_PORT must be a whole number from 0 to 65535"),
+        (
+            {"--replicas": "2", "--prefill-replicas": "2"},
+            {},
+            "--prefill-replicas must be fewer than --replicas, so that some generate, got 2 of 2",
+        ),
+        (
+            {"--engines": "e.yaml", "--prefill-replicas": "1"},
+            {},
+            "an engine of --engines is started with --role prefill",
+        ),
+        (
+            {"--replicas": "2", "--prefill-replicas": "1", "--enable-prefix-caching": False},
+            {},
+            "--prefill-replicas hand over blocks of the prefix cache",
+        ),
         ({"--dtype": "fp8"}, {}, "--dtype must be one of auto, bf16, f32, float16, got 'fp8'"),
         (
             {"--kv-cache-dtype": "half"},

@@ -202,6 +202,7 @@ FIELDS = (
                 lambda policy: str(policy.value).upper()),
     EngineField("enable_prefix_caching", "kv_cache_config.enable_block_reuse"),
     EngineField("kv_host_cache_bytes", "", "refused: kv_cache_config.host_cache_size is TensorRT-LLM's own"),
+    EngineField("role", "", "refused: TensorRT-LLM keeps its own blocks"),
     EngineField("kv_disk_cache", "", "refused: TensorRT-LLM keeps no blocks on disk"),
     EngineField("kv_disk_cache_bytes", "", "likewise"),
     EngineField("tenant_weights", "", "fair shares are made in front of TensorRT-LLM"),

@@ -1,0 +1,207 @@
+"""Has prefill replicas compute the prompts of long requests, which then generate in other replicas.
+
+The prompt goes to a prefill replica as a request of its own, for one token. Meanwhile the client of the replica that
+generates holds the request. When the prompt is computed, that replica gets the request, and where the blocks are: its
+engine fetches them itself (`engine.kv_tiers.peers`). Where anything goes wrong, it gets the request without that, and
+computes the prompt."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+
+import msgspec
+
+from engine.client.stream import GenerationStream
+from engine.client.supervision import Standing
+from engine.fleet.choosing import Pick, ReplicaChooser
+from engine.fleet.offering import Offer
+from engine.fleet.replica import Replica
+from engine.fleet.splitting import MIN_TOKENS, SplitReason, choose_split, needs_whole_prompt
+from engine.types import BlockSource, GenerateRequest, SamplingParams
+from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
+
+SendHeld = Callable[[BlockSource | None, Standing], None]
+
+
+class HandoverOutcome(StrEnum):
+    """How prompts end that were given to a prefill replica."""
+
+    HANDED_OVER = "handed_over"
+    REFUSED = "refused"
+    """The prefill replica had no room, or an error."""
+    LOST = "lost"
+    """It was lost meanwhile."""
+    LATE = "late"
+    """It took too long."""
+    GONE = "gone"
+    """The request ended first, or moved to another replica."""
+
+
+class PromptHandover:
+    """Sends requests by way of prefill replicas. Belongs to the fleet's event loop."""
+
+    def __init__(self, replicas: Sequence[Replica], chooser: ReplicaChooser, min_tokens: int = MIN_TOKENS) -> None:
+        """`replicas` may change later."""
+        self._replicas = replicas
+        self._chooser = chooser
+        self._min_tokens = min_tokens
+        self._following: set[asyncio.Task[None]] = set()
+        self._warned: set[tuple[str, str]] = set()
+        self.decisions: Counter[SplitReason] = Counter()
+        self.outcomes: Counter[HandoverOutcome] = Counter()
+
+    @property
+    def has_prefill_replicas(self) -> bool:
+        return any(each.is_prefill for each in self._replicas)
+
+    def submit(self, request: GenerateRequest, offer: Offer) -> GenerationStream:
+        """Submit a request to the replica of the offer, at once or when its prompt was computed elsewhere."""
+        home = offer.replica
+        if not home.is_prefill and self.has_prefill_replicas:
+            pick, limit_s = self._choose(request, offer)
+            if pick is not None:
+                return self._begin(request, offer, pick, limit_s)
+        return home.engine.submit(request, offer.most_wait_s, offer.num_cached_tokens)
+
+    def _choose(self, request: GenerateRequest, offer: Offer) -> tuple[Pick | None, float]:
+        """Return the prefill replica for the prompt, and how long it may take; None for none."""
+        home, num_prompt = offer.replica, len(request.prompt_token_ids)
+        rate = home.engine.stats.prefill_tokens_per_s
+        decide = partial(
+            choose_split,
+            num_prompt,
+            offer.num_cached_tokens,
+            block_size=home.engine.info.block_size,
+            min_tokens=self._min_tokens,
+            is_whole=needs_whole_prompt(request),
+            compute_s=(num_prompt - offer.num_cached_tokens) / rate if rate else None,
+        )
+        choice, pick = decide(prefill_s=0.0), None
+        if choice.reason is SplitReason.SPLIT:
+            pick = self._chooser.choose(request, self._prefill_candidates(request, home))
+            choice = decide(prefill_s=None if pick is None else pick.cost_s)
+        self.decisions[choice.reason] += 1
+        return (pick if choice.reason is SplitReason.SPLIT else None), choice.limit_s
+
+    def _prefill_candidates(self, request: GenerateRequest, home: Replica) -> list[Replica]:
+        """Return the prefill replicas that can compute the prompt for `home` now."""
+        serving = [each for each in self._replicas if each.is_prefill and each.engine.is_open and not each.is_leaving]
+        fit = [each for each in serving if self._check_identity(each, home)]
+        return [each for each in fit if each.has_adapter(request.adapter)]
+
+    def _check_identity(self, prefill: Replica, home: Replica) -> bool:
+        """Return whether both compute the same blocks. Where they do not, the log says so once."""
+        theirs, ours = prefill.engine.info.block_identity, home.engine.info.block_identity
+        if theirs and theirs == ours:
+            return True
+        if (prefill.name, home.name) not in self._warned:
+            self._warned.add((prefill.name, home.name))
+            log.warning(
+                "replica %s hands no prompts to replica %s, whose KV blocks are not the same (identity %s and %s); "
+                "both need the openvino runtime, prefix caching, the same model files, types of cache and computation, "
+                "context length, versions and kind of CPU",
+                *(prefill.name, home.name, theirs or "none", ours or "none"),
+            )
+        return False
+
+    def _begin(self, request: GenerateRequest, offer: Offer, pick: Pick, limit_s: float) -> GenerationStream:
+        """Have the prompt computed, and hold the request until it is."""
+        home, prefill = offer.replica, pick.replica
+        num_blocks = (len(request.prompt_token_ids) - 1) // home.engine.info.block_size
+        num_tokens = num_blocks * home.engine.info.block_size
+        try:
+            part = prompt_request(request, num_tokens, limit_s)
+            prompt = _Prompt(prefill.engine.submit(part, num_cached_tokens=pick.num_cached_tokens))
+        except SluiceError as error:
+            self._note(request, prefill, HandoverOutcome.REFUSED, error.message)
+            return home.engine.submit(request, offer.most_wait_s, offer.num_cached_tokens)
+        self._chooser.note_sent(request, pick)
+        prefill.num_prefilled += 1
+        try:
+            stream = home.engine.submit(request, offer.most_wait_s, num_tokens, on_gone=prompt.give_up)
+        except SluiceError:
+            prompt.give_up()
+            raise
+        send = partial(home.engine.send_held, stream.stream_id)
+        task = asyncio.create_task(self._follow(request, prompt, prefill, num_blocks, send), name="prompt")
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+        return stream
+
+    async def _follow(
+        self, request: GenerateRequest, prompt: "_Prompt", prefill: Replica, num_blocks: int, send: SendHeld
+    ) -> None:
+        """Wait for the prompt, and send the request on, however that ends."""
+        outcome, source = await prompt.end(), None
+        if outcome is HandoverOutcome.HANDED_OVER:
+            source = prefill.engine.block_source
+            outcome = outcome if source is not None else HandoverOutcome.LOST
+        if source is not None:
+            source = msgspec.structs.replace(source, num_blocks=num_blocks)
+        self._note(request, prefill, outcome, prompt.problem)
+        send(source, prompt.standing)
+
+    def _note(self, request: GenerateRequest, prefill: Replica, outcome: HandoverOutcome, problem: str) -> None:
+        self.outcomes[outcome] += 1
+        log.debug(
+            "the prompt of request %s at replica %s: %s %s", request.request_id, prefill.name, outcome.value, problem
+        )
+
+
+class _Prompt:
+    """A prompt that a prefill replica computes."""
+
+    def __init__(self, stream: GenerationStream) -> None:
+        self._stream = stream
+        self._outcome: HandoverOutcome | None = None
+        self.standing = Standing(is_new=True)
+        """The request's standing: a suspect, where its prompt may have crashed the prefill replica."""
+        self.problem = ""
+        stream.on_move = self._lose
+
+    def give_up(self) -> None:
+        """End it: the request has ended, or goes on elsewhere."""
+        self._fail(HandoverOutcome.GONE, "nobody waits for this prompt any more")
+        self._stream.cancel()
+
+    def _lose(self, standing: Standing) -> None:
+        self.standing = standing if standing.is_suspect else self.standing
+        self._fail(HandoverOutcome.LOST, "the replica is lost, or leaves")
+
+    def _fail(self, outcome: HandoverOutcome, problem: str) -> None:
+        self._outcome = self._outcome or outcome
+        self._stream.fail(SluiceError(ErrorCode.UNAVAILABLE, problem))
+
+    async def end(self) -> HandoverOutcome:
+        """Return how it ended, once it has."""
+        try:
+            async for _ in self._stream:
+                pass
+        except SluiceError as error:
+            late = HandoverOutcome.LATE if error.code is ErrorCode.DEADLINE else HandoverOutcome.REFUSED
+            self._outcome, self.problem = self._outcome or late, error.message
+        finally:
+            self._stream.cancel()
+        return self._outcome or HandoverOutcome.HANDED_OVER
+
+
+def prompt_request(request: GenerateRequest, num_tokens: int, limit_s: float) -> GenerateRequest:
+    """Return the request for the first `num_tokens` of a prompt, which must be done in `limit_s`, and in half of the
+    time that the request has, so that it can still be computed elsewhere."""
+    limits_s = [each / 2 for each in (request.timeout_s, request.queue_timeout_s) if each is not None]
+    return GenerateRequest(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_token_ids[:num_tokens],
+        sampling=SamplingParams(max_tokens=1, temperature=0.0),
+        priority=request.priority,
+        tenant=request.tenant,
+        weight=request.weight,
+        cache_salt=request.cache_salt,
+        adapter=request.adapter,
+        timeout_s=min((limit_s, *limits_s)),
+    )

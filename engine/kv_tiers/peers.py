@@ -1,0 +1,189 @@
+"""Takes blocks from other engines that have computed them: the prefill replicas of a fleet."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from engine.blocks import BlockHash, PromptOrigin
+from engine.frames import BlockPiece, FetchBlocks
+from engine.kv_tiers.exports import Send
+from engine.runners.base import ByteArray
+from engine.types import BlockSource
+
+log = logging.getLogger(__name__)
+
+PEER_BYTES = 256 << 20
+"""Memory for blocks on their way from other engines, which is taken as they come."""
+MIN_READING, MAX_READING = 4, 1024
+"""Bounds of how many blocks that is."""
+SILENT_S = 10.0
+"""An engine that has been asked and sends nothing for this long has failed. It answers between its steps, which are
+long with a large model. Sequences do not wait for that (`PrefixReturns`)."""
+AVOID_S = 5.0
+"""How long an engine that has failed is asked for nothing."""
+AVOID_REFUSING_S = 60.0
+"""The same for one that has refused."""
+
+
+class BlockExchange(Protocol):
+    """Carries blocks between engines. Used by the engine thread alone."""
+
+    @property
+    def send(self) -> Send:
+        """Answers a question that came as a command."""
+        ...
+
+    def ask(self, source: BlockSource, question: FetchBlocks) -> None:
+        """Send a question to another engine. Raises SluiceError where this one cannot connect to it."""
+
+    def receive(self) -> list[tuple[BlockPiece, memoryview]]:
+        """Return the answers that have come, without waiting for any. The content is "" for no blocks."""
+        ...
+
+    def forget(self, endpoint: str) -> None:
+        """End the connection to an engine that has failed."""
+
+    def close(self) -> None: ...
+
+
+class ArrivedBlock(NamedTuple):
+    """A block that was asked for, whose row is filled, or not where it `is_missing`."""
+
+    block_hash: BlockHash
+    row: int
+    is_missing: bool
+
+
+@dataclass(slots=True)
+class _Question:
+    """Blocks that were asked for together and have not come yet, in order, and since when nothing has come."""
+
+    origin: PromptOrigin
+    blocks: list[tuple[BlockHash, int, ByteArray]]
+    """Each with the row that it goes to, and that row's memory."""
+    asked_at: float
+    heard_at: float
+
+
+class PeerBlocks:
+    """The blocks that other engines have for this one, and those on their way. Used by the engine thread alone.
+
+    Nothing that goes wrong here ends a request: the blocks are then missing, and what they hold is computed.
+    """
+
+    def __init__(self, exchange: BlockExchange, identity: str, block_bytes: int, clock: Callable[[], float]) -> None:
+        """`identity` is `EngineInfo.block_identity`; `clock` gives seconds."""
+        self._exchange = exchange
+        self._identity = identity
+        self._block_bytes = block_bytes
+        self._clock = clock
+        self.max_reading = min(max(PEER_BYTES // block_bytes, MIN_READING), MAX_READING)
+        """Most blocks on their way."""
+        self.num_received = self.num_missing = self.num_failed = 0
+        self.receive_s = 0.0
+        self._block_s = 0.0
+        self._number = 0
+        self._questions: dict[int, _Question] = {}
+        self._reading: set[BlockHash] = set()
+        self._avoided: dict[str, float] = {}
+        """Endpoints of engines that have failed, and until when they are avoided."""
+
+    @property
+    def num_reading(self) -> int:
+        return len(self._reading)
+
+    @property
+    def received_bytes(self) -> int:
+        return self.num_received * self._block_bytes
+
+    @property
+    def read_s(self) -> float:
+        """Seconds that a block takes to come; 0 before the first."""
+        return self._block_s
+
+    def is_reading(self, block_hash: BlockHash) -> bool:
+        return block_hash in self._reading
+
+    def has(self, origin: PromptOrigin | None, block_hash: BlockHash) -> bool:
+        """Return whether the block may be had from there, as far as is known."""
+        if origin is None or block_hash not in origin.hashes:
+            return False
+        return self._avoided.get(origin.source.endpoint, 0.0) <= self._clock()
+
+    def read(self, origin: PromptOrigin, blocks: list[tuple[BlockHash, int, ByteArray]]) -> None:
+        """Begin to fetch blocks in the order of their chain, each to its row, whose memory stays as it is until
+        `finished` returns it."""
+        self._number += 1
+        now = self._clock()
+        self._questions[self._number] = _Question(origin, blocks, now, now)
+        self._reading.update(block_hash for block_hash, _, _ in blocks)
+        hashes = b"".join(block_hash for block_hash, _, _ in blocks)
+        try:
+            self._exchange.ask(origin.source, FetchBlocks(self._number, self._identity, hashes))
+        except Exception as error:
+            self._avoid(origin.source, AVOID_REFUSING_S, str(error))
+            origin.hashes.clear()  # `finished` ends the question
+
+    def finished(self) -> list[ArrivedBlock]:
+        """Return the blocks that have come since the last call, and those that will not come."""
+        arrivals: list[ArrivedBlock] = []
+        if not self._questions:
+            return arrivals
+        for piece, content in self._exchange.receive():
+            if piece.number in self._questions:  # else it comes too late
+                arrivals += self._take(piece, content)
+        now = self._clock()
+        for number, question in [*self._questions.items()]:
+            if not question.origin.hashes:
+                arrivals += self._end(number)
+            elif now - question.heard_at > SILENT_S:
+                self._avoid(question.origin.source, AVOID_S, f"nothing has come for {SILENT_S:g} s")
+                question.origin.hashes.clear()
+                arrivals += self._end(number)
+        self._reading.difference_update(each.block_hash for each in arrivals)
+        return arrivals
+
+    def _take(self, piece: BlockPiece, content: memoryview) -> list[ArrivedBlock]:
+        question, num_blocks = self._questions[piece.number], piece.num_blocks
+        source = question.origin.source
+        problem = piece.refusal
+        if not 0 <= num_blocks <= len(question.blocks) or len(content) != num_blocks * self._block_bytes:
+            problem = f"{len(content)} bytes came for {num_blocks} blocks of {self._block_bytes}"
+        if problem:
+            self._avoid(source, AVOID_REFUSING_S, problem)
+            question.origin.hashes.clear()
+            return self._end(piece.number)
+        came, question.blocks = question.blocks[:num_blocks], question.blocks[num_blocks:]
+        if came:
+            rows = np.frombuffer(content, np.uint8).reshape(num_blocks, self._block_bytes)
+            for (_, _, memory), row in zip(came, rows, strict=True):
+                memory[:] = row
+        now = self._clock()
+        self._block_s += ((now - question.heard_at) / max(num_blocks, 1) - self._block_s) / 8
+        question.heard_at = now
+        self.num_received += num_blocks
+        arrivals = [ArrivedBlock(block_hash, row, False) for block_hash, row, _ in came]
+        if piece.is_last:
+            self.num_missing += len(question.blocks)
+            arrivals += self._end(piece.number)
+        return arrivals
+
+    def _end(self, number: int) -> list[ArrivedBlock]:
+        """End a question. What has not come is not to be had there."""
+        question = self._questions.pop(number)
+        self.receive_s += self._clock() - question.asked_at
+        missing = [ArrivedBlock(block_hash, row, True) for block_hash, row, _ in question.blocks]
+        question.origin.hashes.difference_update(each.block_hash for each in missing)
+        return missing
+
+    def _avoid(self, source: BlockSource, seconds: float, problem: str) -> None:
+        self.num_failed += 1
+        self._avoided[source.endpoint] = self._clock() + seconds
+        self._exchange.forget(source.endpoint)
+        log.warning(
+            "the engine at %s hands over no blocks for %g s, and prompts are computed here: %s",
+            *(source.endpoint, seconds, problem),
+        )

@@ -1,0 +1,107 @@
+"""Prompts handed over between engines of a real model, and over TCP with keys."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from engine.client.attached import AttachedEngineClient
+from engine.config import EngineConfig, EngineRole, Listening, Runtime
+from engine.fleet.client import FleetClient
+from engine.fleet.handover import HandoverOutcome
+from engine.fleet.local import make_engine
+from engine.fleet.replica import Replica
+from sluice.errors import SluiceError
+from tests.engine.client.test_over_tcp import ANY_PORT, PATIENCE_S, Keys, listening
+from tests.engine.client.test_recovery import collect, request, until
+from tests.engine.fake_runner import echo
+from tests.engine.fleet.test_handover import long_prompts, read
+from tests.engine.parts import make_request
+from tests.engine.runners.goldens import checkpoint_path
+
+PROMPTS = [[(first + 7 * position) % 250 + 3 for position in range(200)] for first in (1, 2, 3)]
+WAYS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 11},
+    {"temperature": 0.8, "seed": 5, "top_p": 0.9, "repetition_penalty": 1.2, "logprobs": 2},
+)
+"""Greedy, sampled, and sampled with what counts the prompt's tokens."""
+
+
+async def test_the_tokens_are_those_of_one_engine() -> None:
+    config = EngineConfig(
+        model_path=str(checkpoint_path("llama_tiny")), runtime=Runtime.OPENVINO, num_blocks=200, num_threads=1
+    )
+    client = make_engine(config, 2, num_prefill=1, min_split_tokens=64)
+    assert isinstance(client, FleetClient)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await client.start()
+            prefill, decode = (each.engine for each in client.replicas)
+            assert (prefill.info.is_prefill, decode.info.is_prefill) == (True, False)
+            for way in WAYS:
+                fields = {"max_tokens": 24, "ignore_eos": True, **way}
+                requests = [make_request(prompt, "r", cache_salt=f"{way} together", **fields) for prompt in PROMPTS]
+                alone = [make_request(prompt, "r", cache_salt=f"{way} alone", **fields) for prompt in PROMPTS]
+                answers = await asyncio.gather(*(read(client.submit(each)) for each in requests))
+                expected = await asyncio.gather(*(read(decode.submit(each)) for each in alone))
+                assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in expected]
+                assert [num_cached for _, num_cached in answers] == [192, 192, 192]
+                assert [num_cached for _, num_cached in expected] == [0, 0, 0]
+            assert client.handover.outcomes == {HandoverOutcome.HANDED_OVER: 9}
+            unlike = make_request(PROMPTS[0], "r", max_tokens=2, prompt_logprobs=0)
+            await read(client.submit(unlike))
+            assert client.handover.outcomes.total() == 9
+    finally:
+        await client.stop()
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+async def test_engines_elsewhere_hand_over_prompts_with_keys(tmp_path: Path, is_allowed: bool) -> None:
+    """The prefill engine takes another engine as it takes gateways: its key must be in the folder."""
+    keys, prompts = Keys(tmp_path), long_prompts(2, 20, 1000)
+    gateway = keys.client("gateway")
+    if is_allowed:
+        keys.allow(keys.folder / "engine.key")
+    async with AsyncExitStack() as stack:
+        roles = (EngineRole.PREFILL, EngineRole.GENERATE)
+        launchers = [await stack.enter_async_context(listening(tmp_path, keys.listening(), role=r)) for r in roles]
+        config = EngineConfig(model_path="")
+        clients = [AttachedEngineClient(config, each.endpoints[0], curve=gateway) for each in launchers]
+        client = FleetClient(config, [Replica(str(number), each) for number, each in enumerate(clients)])
+        stack.push_async_callback(client.stop)
+        async with asyncio.timeout(PATIENCE_S):
+            await client.start()
+            answers = await asyncio.gather(*(read(client.submit(request(prompt, 20))) for prompt in prompts))
+            assert [tokens for tokens, _ in answers] == [echo(prompt, 20) for prompt in prompts]
+            assert [num_cached for _, num_cached in answers] == ([992, 992] if is_allowed else [0, 0])
+            await until(lambda: client.stats.num_running == 0)
+            handover = client.stats.handover
+            assert (handover.received_blocks_total if handover else 0) == (62 if is_allowed else 0)
+
+
+async def test_an_engine_without_keys_computes_what_one_with_keys_has(tmp_path: Path) -> None:
+    keys, [prompt] = Keys(tmp_path), long_prompts(1, 20, 1000)
+    gateway = keys.client("gateway")
+    async with AsyncExitStack() as stack:
+        prefill = await stack.enter_async_context(listening(tmp_path, keys.listening(), role=EngineRole.PREFILL))
+        decode = await stack.enter_async_context(listening(tmp_path, Listening(endpoints=[ANY_PORT])))
+        config = EngineConfig(model_path="")
+        clients = [
+            AttachedEngineClient(config, prefill.endpoints[0], curve=gateway),
+            AttachedEngineClient(config, decode.endpoints[0]),
+        ]
+        client = FleetClient(config, [Replica(str(number), each) for number, each in enumerate(clients)])
+        stack.push_async_callback(client.stop)
+        async with asyncio.timeout(PATIENCE_S):
+            await client.start()
+            assert await collect(client.submit(request(prompt, 20))) == echo(prompt, 20)
+            await until(lambda: client.stats.handover is not None and client.stats.handover.failed_total == 1)
+
+
+@pytest.mark.parametrize(("num_replicas", "num_prefill"), [(1, 1), (2, 2)])
+def test_someone_must_generate(num_replicas: int, num_prefill: int) -> None:
+    with pytest.raises(SluiceError, match="prefill_replicas must be fewer than replicas") as caught:
+        make_engine(EngineConfig(model_path="m"), num_replicas, num_prefill=num_prefill)
+    assert caught.value.param == "prefill_replicas"
