@@ -100,9 +100,19 @@ class BlockPiece(msgspec.Struct, frozen=True, array_like=True):
     """Why none are sent; "" where they are."""
 
 
+class AskView(msgspec.Struct, frozen=True, array_like=True, tag="ask_view"):
+    """Ask for a view of the engine, answered at once by an `EngineView`. The engine records its work from the first
+    such question until `keep_s` seconds after the last one. The answer has what it recorded after the first `num_steps`
+    and `num_waits`, which the client knows."""
+
+    num_steps: int = 0
+    num_waits: int = 0
+    keep_s: float = 5.0
+
+
 CLIENT_SILENT_S = 5.0
 ChangeCommand = LoadAdapter | UnloadAdapter | Sleep | WakeUp
-Command = Submit | Cancel | AskProbe | Drain | Shutdown | FetchBlocks | ChangeCommand
+Command = Submit | Cancel | AskProbe | AskView | Drain | Shutdown | FetchBlocks | ChangeCommand
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
@@ -186,7 +196,51 @@ class PrefixChanges(msgspec.Struct, frozen=True, array_like=True, tag="prefixes"
     is_first: bool = False
 
 
-Report = Ready | LoadFailed | ProbeTurn | StepFrame | PrefixChanges
+class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step that the engine has run."""
+
+    at_s: float
+    """The end of the step by the engine's clock, in seconds since 1970."""
+    duration_ms: float
+    num_prefill: int
+    """Tokens of prompts that it computed."""
+    num_decode: int
+    """Sequences that it decoded."""
+    num_seqs: int
+
+
+class TenantTokens(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A tenant's tokens since the recording began: those of prompts that were computed, and those generated."""
+
+    prompt: int = 0
+    generated: int = 0
+
+
+class BlockMap(msgspec.Struct, frozen=True, array_like=True):
+    """The states of the KV blocks, a byte for each cell of `blocks_per_cell` blocks (`engine.kv_cache.BlockState`).
+    A cell of several blocks has the state that most of those have that are not free."""
+
+    cells: bytes
+    blocks_per_cell: int
+    num_shared: int
+    """Blocks that several sequences hold."""
+
+
+class EngineView(msgspec.Struct, frozen=True, array_like=True, tag="view"):
+    """The answer to `AskView`. `num_steps` and `num_waits` count all that were recorded; the lists have the last of
+    them, as far as they are kept."""
+
+    num_steps: int
+    steps: list[StepRecord]
+    num_waits: int
+    waits: list[float]
+    """Seconds that requests have waited until they were admitted."""
+    tenants: dict[str, TenantTokens]
+    block_map: BlockMap | None = None
+    """None for a runtime with blocks of its own."""
+
+
+Report = Ready | LoadFailed | ProbeTurn | StepFrame | PrefixChanges | EngineView
 
 
 def request_failed(stream_id: int, error: SluiceError) -> RequestFailed:

@@ -371,6 +371,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_identity: str = ""
     """The same in engines that compute the same bits for a block, which they can take from each other; "" for one that
     takes and gives none."""
+    gives_views: bool = False
+    """Whether it answers `AskView`."""
     total_blocks: int = 0
     """KV blocks of several replicas together; 0 for one engine."""
 

@@ -4,6 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
 from engine.client.interface import Engine
 from gateway.adapters import RuntimeAdapters
 from gateway.calls import CallLog, answer_scope, is_visible, keeps_answers, note_model
@@ -82,10 +85,14 @@ class InferenceService:
         self.log_settings = log_settings or LogSettings()
         self.library = library
         self.takes_model_files = takes_model_files
-        self.adapters = RuntimeAdapters(self._language_models, is_allowed=allows_lora_updates)
-        self.live = LiveRequests(self._language_models)
+        self.adapters = RuntimeAdapters(self.language_models, is_allowed=allows_lora_updates)
+        self.live = LiveRequests(self.language_models)
         self._is_strictly_ready = is_strictly_ready
         self._health = ServerHealth(self.engines, self._repository_problem, heartbeat_timeout_s)
+        self.counted_elsewhere: Callable[[], Iterable[Metric]] = tuple
+        """Returns what the server's other processes have counted until a moment ago."""
+        self.gather: Callable[[], Awaitable[CollectorRegistry]] = self._own_registry
+        """Returns the metrics of the whole server."""
         self.quotas: QuotaStore | None = None
         """Where use is counted; None where it is not."""
         self.notices: list[Callable[[], str]] = []
@@ -291,13 +298,14 @@ class InferenceService:
 
     def llms(self) -> list[LlmText]:
         """Return the highest version of every loaded language model of our own."""
-        return list({model.name: model.text for model in self._language_models()}.values())
+        return list({model.name: model.text for model in self.language_models()}.values())
 
     def engines(self) -> list[Engine]:
         """Return the engines of every version of all language models."""
-        return [model.engine for model in self._language_models()]
+        return [model.engine for model in self.language_models()]
 
-    def _language_models(self) -> list[LlmModel]:
+    def language_models(self) -> list[LlmModel]:
+        """Return every version of all language models of our own."""
         return [model for model in self.repository.models() if isinstance(model, LlmModel)]
 
     # --- health ---
@@ -326,6 +334,13 @@ class InferenceService:
             return self.find(self.adapters.base_of(name) or name, version).is_ready
         except SluiceError:
             return False
+
+    async def _own_registry(self) -> CollectorRegistry:
+        return self.metrics.registry
+
+    @property
+    def phase(self) -> Phase:
+        return self._health.phase
 
     def _repository_problem(self) -> str:
         return self.repository.problem if self._is_strictly_ready else ""

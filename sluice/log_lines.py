@@ -50,6 +50,14 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+def message_of(record: logging.LogRecord) -> str:
+    """Return a record's message, and the traceback where there is one."""
+    message = record.getMessage()
+    if record.exc_info:
+        return f"{message}\n{logging.Formatter().formatException(record.exc_info)}"
+    return message
+
+
 def is_logging_json() -> bool:
     """Whether this process logs lines of JSON."""
     return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers)

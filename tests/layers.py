@@ -70,6 +70,7 @@ TOWER = (
     "gateway.quotas",
     "gateway.streams",
     "gateway",
+    "gateway.live",
     "gateway.batches",
     "gateway.http",
     "gateway.grpc.http2",

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cli.doctor.facts import MachineFacts
-from cli.doctor.findings import DoctorFinding, Severity, findings_json, print_findings
+from cli.doctor.findings import DoctorFinding, findings_json, print_findings
 from cli.doctor.live import diagnose
 from cli.doctor.machine import read_machine
 from cli.doctor.machine_checks import check_machine
@@ -18,6 +18,7 @@ from cli.doctor.targets import ModelTarget, find_targets
 from cli.live.server import RunningServer, ServerError
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RuntimeChoice, choose_runtime
+from gateway.live.findings import Severity
 from gateway.options.config import read_client_options
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer, seconds
 from sluice.errors import SluiceError

@@ -1,8 +1,7 @@
 """Findings of `sluice doctor`, and the report of them: a table for people, JSON for programs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from typing import Any
 
 import orjson
@@ -10,27 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from gateway.live.findings import Finding, Severity
 
-class Severity(StrEnum):
-    """How much a finding matters, least first."""
-
-    OK = "ok"
-    NOTE = "note"
-    """It works, and the operator should know."""
-    WARN = "warn"
-    """It works, but worse than it could, or it fails under load."""
-    FAIL = "fail"
-    """It will not work."""
-
-
-@dataclass(frozen=True, slots=True)
-class DoctorFinding:
-    """The result of one check. `remedy` says what to do, "" where nothing is to be done."""
-
-    level: Severity
-    subject: str
-    text: str
-    remedy: str = ""
+DoctorFinding = Finding
 
 
 def ok(subject: str, text: str) -> DoctorFinding:

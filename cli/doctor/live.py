@@ -11,10 +11,11 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 
-from cli.doctor.bounds import BoundKind, LiveFinding, Observation, judge
-from cli.doctor.findings import Severity, print_table
-from cli.live.scrape import Change, Scrape
+from cli.doctor.findings import print_table
 from cli.live.server import RunningServer, ServerError
+from gateway.live.bounds import BoundKind, LiveFinding, Observation, judge
+from gateway.live.findings import Severity
+from gateway.live.scrape import Change, Scrape
 from gateway.options.option import FAILED
 
 _INSTANCE_MODELS = 20

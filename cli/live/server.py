@@ -1,7 +1,6 @@
 """Asks a running server over HTTP: what it is, how it is, its metrics and its open requests."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
@@ -9,7 +8,8 @@ from typing import Any, Self
 import httpx
 import orjson
 
-from cli.live.scrape import Scrape, parse_scrape
+from gateway.live.bounds import Health
+from gateway.live.scrape import Scrape, parse_scrape
 
 TIMEOUT_S = 10.0
 _UNAVAILABLE = 503
@@ -22,14 +22,6 @@ class ServerError(Exception):
     def __init__(self, text: str, *, is_refusal: bool = False) -> None:
         super().__init__(text)
         self.is_refusal = is_refusal
-
-
-@dataclass(frozen=True)
-class Health:
-    """The answer of /health. `reason` says why the server takes no requests; it is "" where it does."""
-
-    reason: str = ""
-    degraded: list[str] = field(default_factory=list)
 
 
 class RunningServer:

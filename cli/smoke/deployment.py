@@ -10,10 +10,10 @@ from urllib.parse import quote, urlsplit
 import httpx
 import orjson
 
-from cli.live.scrape import Scrape, parse_scrape
 from cli.live.server import find_metrics
 from cli.sse import DONE, SseEvent, parse_events
 from cli.terminal import shorten_line
+from gateway.live.scrape import Scrape, parse_scrape
 
 JsonObject = dict[str, Any]
 _CONNECT_S = 10.0

@@ -12,7 +12,7 @@ import zmq
 from engine.client.counters import NO_STATS
 from engine.client.link import EngineLink, LinkedEngineClient
 from engine.config import EngineConfig
-from engine.frames import Attach, Command, LoadFailed, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
+from engine.frames import Attach, Command, EngineView, LoadFailed, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
 from engine.process.curve import ClientCurve
 from engine.types import BlockSource, EngineInfo
 from sluice.errors import ErrorCode, SluiceError
@@ -214,5 +214,5 @@ async def _greeting(link: EngineLink) -> Ready:
                 return ready
             case LoadFailed(code, message):
                 raise SluiceError(code, message)
-            case StepFrame() | ProbeTurn() | PrefixChanges():
+            case StepFrame() | ProbeTurn() | PrefixChanges() | EngineView():
                 continue

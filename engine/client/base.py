@@ -26,6 +26,7 @@ from engine.client.supervision import (
     with_seed,
 )
 from engine.client.timers import RequestTimers
+from engine.client.viewing import EngineViewer
 from engine.config import EngineConfig
 from engine.frames import AdapterOutcome, AskProbe, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
 from engine.scheduling.admission import check_reported_queue, check_waiting
@@ -46,6 +47,8 @@ class EngineClient(ABC):
     can_restart = False
     """Whether a lost engine is replaced. If not, it stays dead."""
     is_asleep = False
+    viewer: EngineViewer | None = None
+    """Shows what the engine does; None for one that cannot be asked."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -93,6 +96,11 @@ class EngineClient(ABC):
         if self._info is None:
             raise SluiceError(ErrorCode.UNAVAILABLE, "the engine is still loading")
         return self._info
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `info` is known."""
+        return self._info is not None
 
     @property
     def is_serving(self) -> bool:

@@ -11,8 +11,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.client.base import EngineClient
+from engine.client.viewing import EngineViewer
 from engine.config import EngineConfig
-from engine.frames import Attach, Command, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
+from engine.frames import Attach, Command, EngineView, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
 from engine.process.curve import ClientCurve, watch_connection
 from sluice.errors import ErrorCode, SluiceError
 
@@ -130,6 +131,12 @@ class LinkedEngineClient(EngineClient):
     def __init__(self, config: EngineConfig, heartbeat_timeout_s: float) -> None:
         super().__init__(config)
         self._heartbeat_timeout_s = heartbeat_timeout_s
+        self.viewer = EngineViewer(self._send)
+
+    def _begin_recovery(self) -> None:
+        super()._begin_recovery()
+        if self.viewer is not None:
+            self.viewer.forget()
 
     def restart_prefixes(self) -> None:
         if self.on_prefixes is not None and self._info is not None and not self.is_restarting and self.failure is None:
@@ -166,6 +173,8 @@ class LinkedEngineClient(EngineClient):
                 case PrefixChanges():
                     if self.on_prefixes is not None:
                         self.on_prefixes(report)
+                case EngineView() if self.viewer is not None:
+                    self.viewer.take(report)
                 case Ready():  # it had taken this client for dead, and cancelled its requests
                     raise SluiceError(ErrorCode.UNAVAILABLE, "it has forgotten this client")
 

@@ -19,6 +19,7 @@ from engine.frames import (
     Attach,
     Command,
     Drain,
+    EngineView,
     LoadFailed,
     PrefixChanges,
     ProbeTurn,
@@ -294,7 +295,7 @@ class EngineProcess:
                 return ready
             case LoadFailed(code, message):
                 raise SluiceError(code, message)
-            case StepFrame() | ProbeTurn() | PrefixChanges():
+            case StepFrame() | ProbeTurn() | PrefixChanges() | EngineView():
                 raise AssertionError("a step before the engine was ready")
 
     async def _first_report(self) -> Report:

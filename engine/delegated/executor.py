@@ -18,8 +18,10 @@ from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, 
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
 from engine.frames import (
+    AskView,
     Cancel,
     Command,
+    EngineView,
     LoadAdapter,
     Shutdown,
     Sleep,
@@ -134,6 +136,10 @@ class DelegatedExecutor:
             iteration=self._recorder.iteration,
             **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )
+
+    def view(self, question: AskView) -> EngineView:
+        """Answer who watches."""
+        return self._recorder.work.view(question)
 
     # -- one turn: obey commands, check deadlines, admit, emit
 
@@ -306,6 +312,8 @@ class DelegatedExecutor:
             sequence.is_in_flight = True
             sequence.queue_s = now - sequence.submitted_at
             self._admission.forecast.record_wait(sequence, sequence.queue_s)
+            if self._recorder.work.is_on:
+                self._recorder.work.record_wait(sequence.queue_s)
             self._deadlines.add(sequence.stream_id, sequence.deadline)
             self._in_flight.submit(sequence)
 
@@ -377,6 +385,8 @@ class DelegatedExecutor:
         fresh = sequence.num_output - sequence.num_charged
         if fresh >= at_least:
             self._admission.queue.charge(sequence, fresh)
+            if self._recorder.work.is_on:
+                self._recorder.work.record_tokens(sequence.tenant, 0, fresh)
             sequence.num_charged = sequence.num_output
 
     def _dismiss(self, sequence: DelegatedSequence) -> None:

@@ -61,9 +61,10 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Transport, started: float) -> int:
     """Start the runtime and serve; return the exit code. Raises only before the engine is ready."""
     info, iteration = await runtime.start()
-    info = msgspec.structs.replace(info, load_seconds=time.perf_counter() - started)
+    info = msgspec.structs.replace(info, load_seconds=time.perf_counter() - started, gives_views=True)
     link = CommandLink(transport)
     executor = DelegatedExecutor(runtime, info, config, link.emit, iteration=iteration)
+    transport.offer_view(executor.view)
     freeze_heap()
     transport.send_all(Ready(info))
     link.start(executor)

@@ -8,6 +8,7 @@ from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import Iteration
 from engine.forecast.wait import WaitForecast
 from engine.loop.step import Counters
+from engine.loop.work_log import WorkLog
 from engine.types import EngineInfo, IterationStats
 
 SILENCE_S = 5.0
@@ -21,6 +22,7 @@ class StatisticsRecorder:
         """`iteration` is one that ran before."""
         self.counters = Counters()
         self.iteration = iteration
+        self.work = WorkLog()
         self.num_cached_blocks = 0
         """Blocks that hold a prefix which requests could reuse."""
         self._last_iteration_at = -math.inf if iteration is None else now
@@ -36,7 +38,8 @@ class StatisticsRecorder:
         self.counters.generation_tokens += num_tokens
         step = self._estimator.observe(sequence.stream_id, num_prefill, now)
         if step is not None and not self.has_iterations(now):
-            self._record_step(*step)
+            num_seqs, num_prefill, seconds = step
+            self._record_step(num_seqs, num_prefill, num_seqs, seconds)
 
     def record_prompt(self, sequence: DelegatedSequence, num_cached: int) -> None:
         """Count a prompt of which `num_cached` tokens needed no computing. Runtimes tell it early, late or never."""
@@ -44,6 +47,8 @@ class StatisticsRecorder:
         self.counters.cached_tokens += num_cached
         self._forecast.observe_prompt(sequence.num_prompt, num_cached)
         self.counters.prompt_tokens += sequence.num_prompt - num_cached
+        if self.work.is_on:
+            self.work.record_tokens(sequence.tenant, sequence.num_prompt - num_cached, 0)
 
     def on_busy(self, now: float) -> None:
         """The runtime has something to do again."""
@@ -69,12 +74,14 @@ class StatisticsRecorder:
         num_decoding = stats.num_generation or 0
         num_seqs = (stats.num_context or 0) + num_decoding
         if num_seqs:
-            self._record_step(num_seqs, stats.context_tokens or 0, iteration.seconds)
+            self._record_step(num_seqs, stats.context_tokens or 0, num_decoding, iteration.seconds)
 
-    def _record_step(self, num_seqs: int, num_prefill: int, seconds: float) -> None:
+    def _record_step(self, num_seqs: int, num_prefill: int, num_decode: int, seconds: float) -> None:
         self.counters.steps += 1
         self.counters.runner_seconds += seconds
         self._forecast.observe_step(num_seqs, num_prefill, seconds)
+        if self.work.is_on:
+            self.work.record_step(seconds, num_prefill, num_decode, num_seqs)
 
     def blocks_used(self, in_flight: Collection[DelegatedSequence]) -> int:
         """Return the blocks in use by the last iteration, else an estimate from the requests in flight."""

@@ -13,8 +13,10 @@ import msgspec
 from engine.blocks import blocks_for
 from engine.config import EngineConfig
 from engine.frames import (
+    AskView,
     Cancel,
     Command,
+    EngineView,
     FetchBlocks,
     LoadAdapter,
     Shutdown,
@@ -28,10 +30,12 @@ from engine.kv_tiers.peers import BlockExchange
 from engine.kv_tiers.returns import PrefixReturns, copy_seconds
 from engine.kv_tiers.tiers import KvTiers, make_tiers
 from engine.loop.adapters import AdapterTable
+from engine.loop.block_map import draw_block_map
 from engine.loop.handover import make_handover
 from engine.loop.intake import Intake
 from engine.loop.load import engine_info, make_drafter
 from engine.loop.step import BuiltBatch, Counters, build_batch, commit_tokens, observe_drafts, record_prompt, take_event
+from engine.loop.work_log import WorkLog
 from engine.runners.base import FloatArray, Runner
 from engine.sampling.cores import Cores
 from engine.scheduling.admission import deadline_error
@@ -107,6 +111,7 @@ class InflightExecutor:
         self._events: list[TokenEvent] = []
         self._failures: list[RequestFailed] = []
         self._counters = Counters()
+        self._work = WorkLog(clock)
         self._is_shut_down = False
         self._is_stalled = False
         """Whether the last step had nothing to run."""
@@ -154,6 +159,8 @@ class InflightExecutor:
             num_seqs, step_seconds = len(plan.decode) + len(plan.prefill), runner_seconds + overhead_seconds
             self._intake.forecast.observe_step(num_seqs, num_prefill, step_seconds)
             self._intake.forecast.pace.observe(num_prefill, runner_seconds)
+            if self._work.is_on:
+                self._work.record_step(step_seconds, num_prefill, len(plan.decode), num_seqs)
 
     def stats(self) -> EngineStats:
         pool = self.kv.pool
@@ -170,6 +177,10 @@ class InflightExecutor:
             **self._intake.stats(len(self._running)),
             **self._counters.totals(),  # type: ignore[arg-type]
         )
+
+    def view(self, question: AskView) -> EngineView:
+        """Answer who watches. To be called between steps, or while the engine handles commands."""
+        return msgspec.structs.replace(self._work.view(question), block_map=draw_block_map(self.kv))
 
     def check_invariants(self) -> None:
         """Assert that blocks, sequences and counters are consistent. For tests, and cheap enough for an idle engine."""
@@ -331,6 +342,9 @@ class InflightExecutor:
         self._intake.forecast.observe_prompt(sequence.num_prompt, sequence.num_cached_tokens)
         sequence.queue_s = self._clock() - sequence.submitted_at
         self._intake.forecast.record_wait(sequence, sequence.queue_s)
+        if self._work.is_on:
+            self._work.record_wait(sequence.queue_s)
+            self._work.record_tokens(sequence.tenant, sequence.num_prompt - sequence.num_cached_tokens, 0)
 
     def _preempt(self, sequence: Sequence) -> None:
         """Release the blocks of a running sequence. It resumes before new sequences of its priority start."""
@@ -385,7 +399,10 @@ class InflightExecutor:
 
     def _charge(self, sequence: Sequence) -> None:
         """Charge the output since the last charge to the tenant."""
-        self._intake.queue.charge(sequence, sequence.num_output - sequence.num_charged)
+        num_tokens = sequence.num_output - sequence.num_charged
+        self._intake.queue.charge(sequence, num_tokens)
+        if self._work.is_on:
+            self._work.record_tokens(sequence.tenant, 0, num_tokens)
         sequence.num_charged = sequence.num_output
 
     # -- endings

@@ -85,4 +85,5 @@ def engine_info(runner: Runner, config: EngineConfig) -> EngineInfo:
         load_seconds=0.0,
         gives_logits=True,
         is_prefill=config.role is EngineRole.PREFILL,
+        gives_views=True,
     )

@@ -38,6 +38,7 @@ def serve(config: EngineConfig, transport: Transport, load: Callable[[EngineConf
         exchange = SocketExchange(transport, config.listening)
         executor = InflightExecutor(runner, config, transport, emit, draft_runner=draft_runner, exchange=exchange)
         transport.offer_prefixes(executor.kv.pool)
+        transport.offer_view(executor.view)
         if events is not None:
             executor.kv.observe(events)
     except SluiceError as error:

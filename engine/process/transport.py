@@ -15,11 +15,13 @@ from engine.config import Listening
 from engine.frames import (
     CLIENT_SILENT_S,
     AskProbe,
+    AskView,
     Attach,
     BlockPiece,
     Cancel,
     Command,
     Drain,
+    EngineView,
     FetchBlocks,
     ProbeTurn,
     Ready,
@@ -89,6 +91,7 @@ class Transport:
         self._index: PrefixIndex | None = None
         self._prefixes: PrefixFeed | None = None
         """Holds the changes of the index for clients; None while none has asked."""
+        self._view: Callable[[AskView], EngineView] | None = None
         self._is_draining = False
         self._decoder = msgspec.msgpack.Decoder(Command | Attach)
         self._encoder = msgspec.msgpack.Encoder()
@@ -122,6 +125,10 @@ class Transport:
     def offer_prefixes(self, index: PrefixIndex) -> None:
         """Tell clients that want to know it what is in the prefix index. It changes on this thread alone."""
         self._index = index
+
+    def offer_view(self, view: Callable[[AskView], EngineView]) -> None:
+        """Answer clients that want to see the engine. `view` is called on this thread, while it receives."""
+        self._view = view
 
     def filenos(self) -> tuple[int, ...]:
         """Return file descriptors for an event loop, readable when something has changed. They signal each change once,
@@ -192,6 +199,10 @@ class Transport:
         match command:
             case AskProbe(stream_id):
                 self._turns.ask(client, stream_id)
+                return None
+            case AskView():
+                if self._view is not None:
+                    self.send(client, self._view(command))
                 return None
             case Shutdown() | Drain() if client in self._heard:
                 return None

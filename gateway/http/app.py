@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.batches.service import BatchService
 from gateway.calls import BATCH, CallLog
-from gateway.http import admin, live_requests, root, sleep, usage
+from gateway.http import admin, live, live_requests, root, sleep, usage
 from gateway.http.access import IN_PROCESS, CallMiddleware, RestrictedApiMiddleware
 from gateway.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
 from gateway.http.anthropic import routes as anthropic_routes
@@ -32,6 +32,9 @@ from gateway.http.streams import routes as stream_routes
 from gateway.http.streams.middleware import StreamMiddleware
 from gateway.http.streams.service import StreamService
 from gateway.http.v2.app import V2App
+from gateway.live.alerts import AlertJudge
+from gateway.live.feeds import LiveFeeds
+from gateway.live.sampler import WatchedServer
 from gateway.options.config import ServeConfig
 from gateway.restrictions import ApiCategory, Restrictions
 from gateway.service import InferenceService
@@ -72,6 +75,7 @@ def create_app(
     app.include_router(usage.router(service))
     app.include_router(admin.router(service.calls.access, config.http))
     app.include_router(live_requests.router(service.live))
+    app.include_router(live.router(make_feeds(service, config)))
     streams = open_streams(service, config)
     app.include_router(stream_routes.router(streams, config.http))
     install_error_handlers(app)
@@ -106,6 +110,12 @@ def open_streams(service: InferenceService, config: ServeConfig) -> StreamServic
         shared = streams.store.shared
         service.notices.append(lambda: shared.problem)
     return streams
+
+
+def make_feeds(service: InferenceService, config: ServeConfig) -> LiveFeeds:
+    """Build what samples the server for those who watch."""
+    num_workers = config.http.num_workers if config.http.num_workers > 1 else 0
+    return LiveFeeds(WatchedServer(service, AlertJudge(service), config.shutdown.heartbeat_timeout_s, num_workers))
 
 
 class _Protocols:

@@ -6,6 +6,7 @@ import sys
 from contextvars import ContextVar
 from typing import TextIO
 
+from gateway.telemetry.log_ring import LogRing
 from sluice.log_lines import JsonFormatter, TextFormatter
 
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
@@ -32,7 +33,9 @@ def configure_logging(level: str, file: str = "", *, is_json: bool = False) -> N
     handler = logging.StreamHandler(_redirect_stderr(file) if file else None)
     handler.addFilter(RequestIdFilter())
     handler.setFormatter(JsonFormatter("-") if is_json else TextFormatter(_FORMAT))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    ring = LogRing()
+    ring.addFilter(RequestIdFilter())
+    logging.basicConfig(level=level.upper(), handlers=[handler, ring])
     if level != "debug":
         for name in ("uvicorn", "aiobotocore", "botocore", "httpx", "httpx2"):
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))

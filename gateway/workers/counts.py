@@ -61,6 +61,10 @@ class WorkerCounts:
             _add(sums, families)
         return sums
 
+    def families(self) -> list[Metric]:
+        """Return the sums as families."""
+        return [_sum(Metric(name, each.help, each.kind), each) for name, each in self.sums().items()]
+
 
 def _add(sums: dict[str, _Sum], families: Iterable[Family]) -> None:
     for family in families:

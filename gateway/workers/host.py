@@ -74,6 +74,8 @@ class WorkerPool(Collector):
         service.metrics.registry.register(self)
         service.notices.append(self._problem)
         service.live.elsewhere = self
+        service.counted_elsewhere = self._counts.families
+        service.gather = self.gather
 
     async def start(self) -> None:
         """Take requests from now on, and start the workers."""

@@ -3,12 +3,13 @@ from typing import Any
 import pytest
 
 from cli.doctor.facts import MachineFacts, ModelFacts
-from cli.doctor.findings import DoctorFinding, Severity
+from cli.doctor.findings import DoctorFinding
 from cli.doctor.model_checks import ServingOptions, check_model
 from cli.gpus import ComputeCapability, NvidiaDriver
 from engine.config import Runtime
 from engine.model_folder import ModelFormat
 from engine.runtimes import RuntimeChoice
+from gateway.live.findings import Severity
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.doctor.builders import LLAMA_70B, driver, gpu, machine, model
 

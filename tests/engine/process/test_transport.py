@@ -5,7 +5,17 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from engine.frames import AdapterOutcome, Attach, Report, SleepOutcome, StepFrame
+from engine.frames import (
+    AdapterOutcome,
+    AskView,
+    Attach,
+    BlockMap,
+    EngineView,
+    Report,
+    SleepOutcome,
+    StepFrame,
+    StepRecord,
+)
 from engine.process.transport import MAX_READ, Transport
 from engine.types import EngineStats
 
@@ -50,3 +60,27 @@ def test_a_client_gets_everything_of_a_frame(tmp_path: Path) -> None:
         client.close(0)
         context.term()
         transport.close()
+
+
+def test_who_asks_for_a_view_gets_one(tmp_path: Path) -> None:
+    endpoint = f"ipc://{tmp_path}/engine"
+    transport = Transport(endpoint)
+    questions: list[AskView] = []
+
+    def view(question: AskView) -> EngineView:
+        questions.append(question)
+        return EngineView(3, [StepRecord(1.0, 2.0, 0, 1, 1)], 0, [], {}, BlockMap(b"\0\2", 1, 0))
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as launcher:
+        launcher.connect(endpoint)
+        launcher.send(b"")
+        transport.await_launcher()
+        launcher.send(msgspec.msgpack.encode(AskView(num_steps=2, keep_s=1.0)))
+        assert transport.receive(5.0) == [], "an engine that offers none leaves the question"
+        transport.offer_view(view)
+        launcher.send(msgspec.msgpack.encode(AskView(num_steps=2, keep_s=1.0)))
+        assert transport.receive(5.0) == [], "the executor has nothing to do with it"
+        assert questions == [AskView(2, 0, 1.0)]
+        [content] = launcher.recv_multipart()
+        assert msgspec.msgpack.decode(content, type=Report) == view(questions[0])
+    transport.close()

@@ -1,9 +1,8 @@
 """Judgements of what a live server under load does not do by itself: lost engines, stores that are away."""
 
-from cli.doctor.bounds import BoundKind, LiveFinding, Observation, judge
-from cli.doctor.findings import Severity
-from cli.live.scrape import Change, parse_scrape
-from cli.live.server import Health
+from gateway.live.bounds import BoundKind, Health, LiveFinding, Observation, judge
+from gateway.live.findings import Severity
+from gateway.live.scrape import Change, parse_scrape
 
 PAGE = """\
 # TYPE sluice_engine_restarts counter

@@ -1,10 +1,11 @@
 """Scrapes of a metrics page, and what changed from one to the next."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 Labels = frozenset[tuple[str, str]]
@@ -33,8 +34,13 @@ class Scrape:
 
 def parse_scrape(text: str, at: float) -> Scrape:
     """Parse a page in Prometheus' text format. Raises ValueError for what is none."""
+    return read_families(text_string_to_metric_families(text), at)
+
+
+def read_families(families: Iterable[Metric], at: float) -> Scrape:
+    """Read families of metrics."""
     samples: dict[str, dict[Labels, float]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in families:
         for sample in family.samples:
             samples.setdefault(sample.name, {})[frozenset(sample.labels.items())] = float(sample.value)
     return Scrape(at, samples)
@@ -82,14 +88,20 @@ class Change:
         """Return a quantile of what a histogram got in between, as Prometheus' histogram_quantile; None for nothing."""
         grown = self.increases("le", f"{name}_bucket", **labels)
         buckets = sorted((inf if bound == "+Inf" else float(bound), count) for bound, count in grown.items())
-        if not buckets or buckets[-1][1] <= 0:
-            return None
-        rank, last_bound, last_count = quantile * buckets[-1][1], 0.0, 0.0
-        for bound, count in buckets:
-            if count >= rank:
-                if bound == inf:
-                    return last_bound
-                share = (rank - last_count) / (count - last_count) if count > last_count else 1.0
-                return last_bound + (bound - last_bound) * share
-            last_bound, last_count = bound, count
-        return last_bound
+        return bucket_quantile(quantile, buckets)
+
+
+def bucket_quantile(quantile: float, buckets: Sequence[tuple[float, float]]) -> float | None:
+    """Return a quantile of a histogram's cumulative counts by their upper bounds, the last one infinite; None where it
+    has counted nothing."""
+    if not buckets or buckets[-1][1] <= 0:
+        return None
+    rank, last_bound, last_count = quantile * buckets[-1][1], 0.0, 0.0
+    for bound, count in buckets:
+        if count >= rank:
+            if bound == inf:
+                return last_bound
+            share = (rank - last_count) / (count - last_count) if count > last_count else 1.0
+            return last_bound + (bound - last_bound) * share
+        last_bound, last_count = bound, count
+    return last_bound

@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cli.doctor.findings import DoctorFinding, Severity
-from cli.live.scrape import Change
-from cli.live.server import Health
+from gateway.live.findings import Finding, Severity
+from gateway.live.scrape import Change
 
 BUSY_SHARE = 0.8
 """The share of a second in which a thread, a step or an instance is at work from which on it counts as always busy."""
@@ -38,10 +37,18 @@ class BoundKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class LiveFinding(DoctorFinding):
+class LiveFinding(Finding):
     """A finding about a running server, with what it says is the bound."""
 
     bound: BoundKind = BoundKind.NONE
+
+
+@dataclass(frozen=True)
+class Health:
+    """The answer of /health. `reason` says why the server takes no requests; it is "" where it does."""
+
+    reason: str = ""
+    degraded: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -59,11 +66,13 @@ class Observation:
 
 def judge(seen: Observation) -> list[LiveFinding]:
     """Return what bounds the server, the gravest first; a finding of the kind `none` where nothing does."""
-    found = [*_judge_health(seen), *_judge_gateway(seen), *_judge_quotas(seen.change), *_judge_instances(seen)]
+    change = seen.change
+    found = [*judge_health(seen.health), *_judge_losses(change), *_judge_gateway(seen)]
+    found += [*_judge_quotas(change), *_judge_instances(seen)]
     for model in seen.llms():
-        found += _judge_llm(seen.change, model)
+        found += _judge_llm(change, model)
     bounds = sorted(found, key=lambda each: list(BoundKind).index(each.bound))
-    return bounds if any(each.bound is not BoundKind.NONE for each in bounds) else [*bounds, _at_ease(seen.change)]
+    return bounds if any(each.bound is not BoundKind.NONE for each in bounds) else [*bounds, _at_ease(change)]
 
 
 def _bound(kind: BoundKind, subject: str, text: str, remedy: str, level: Severity = Severity.WARN) -> LiveFinding:
@@ -73,22 +82,26 @@ def _bound(kind: BoundKind, subject: str, text: str, remedy: str, level: Severit
 # -- the server as a whole
 
 
-def _judge_health(seen: Observation) -> Iterator[LiveFinding]:
-    if seen.health.reason:
+def judge_health(health: Health) -> Iterator[LiveFinding]:
+    """Judge what the server says of itself."""
+    if health.reason:
         remedy = "the log says why; requests get 503 until then"
-        yield _bound(BoundKind.UNREADY, _SERVER, f"it takes no requests: {seen.health.reason}", remedy, Severity.FAIL)
-    for text in seen.health.degraded:
+        yield _bound(BoundKind.UNREADY, _SERVER, f"it takes no requests: {health.reason}", remedy, Severity.FAIL)
+    for text in health.degraded:
         if "replica" in text:
             remedy = "the others have its requests; the log says why it was lost. More: --replicas, or the --engines"
             yield _bound(BoundKind.REPLICA_LOST, _SERVER, text, remedy, Severity.FAIL)
         else:
             yield _bound(BoundKind.DEGRADED, _SERVER, text, "the server goes on without it; the log says since when")
-    for model, count in seen.change.increases("model", "sluice_engine_restarts_total").items():
+
+
+def _judge_losses(change: Change) -> Iterator[LiveFinding]:
+    for model, count in change.increases("model", "sluice_engine_restarts_total").items():
         if count:
-            text = f"its engine was lost and replaced {count:.0f} times in {seen.change.seconds:.0f} s"
+            text = f"its engine was lost and replaced {count:.0f} times in {change.seconds:.0f} s"
             remedy = "the log says how it ended; a kill without a line in the log is memory: lower --kv-cache-memory"
             yield _bound(BoundKind.ENGINE_LOST, model, text, remedy, Severity.FAIL)
-    for model, count in seen.change.increases("model", "sluice_engine_poisoned_requests_total").items():
+    for model, count in change.increases("model", "sluice_engine_poisoned_requests_total").items():
         if count:
             text = f"{count:.0f} requests failed because engines crashed on them"
             yield _bound(BoundKind.ENGINE_LOST, model, text, "the log names them, at level error")

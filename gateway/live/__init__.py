@@ -1,0 +1,1 @@
+"""What the server does at this moment, sampled while somebody watches."""
