@@ -82,7 +82,8 @@ TOWER = (
     "gateway.lifecycle",
     "cli",
     "cli.live",
-    "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.rag cli.repository cli.simulate cli.smoke cli.usage",
+    "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.rag cli.repository cli.simulate cli.smoke "
+    "cli.top cli.usage",
     "load",
 )
 """Floors from the ground up. Rooms on one floor do not know each other."""

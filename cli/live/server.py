@@ -1,17 +1,20 @@
 """Asks a running server over HTTP: what it is, how it is, its metrics and its open requests."""
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import httpx
 import orjson
 
+from cli.sse import parse_events
 from gateway.live.bounds import Health
 from gateway.live.scrape import Scrape, parse_scrape
 
 TIMEOUT_S = 10.0
+_LIVE = "/v1/admin/live"
 _UNAVAILABLE = 503
 _REFUSED = (401, 403)
 
@@ -73,21 +76,57 @@ class RunningServer:
         """Return a model's configuration, completed by the server."""
         return _read_object(await self._ask("GET", f"{self.url}/v2/models/{name}/config"), self.url)
 
-    async def _ask(
-        self, method: str, url: str, allowed: tuple[int, ...] = (), headers: Mapping[str, str] | None = None
-    ) -> httpx.Response:
+    async def sample_once(self, interval_s: float) -> dict[str, Any]:
+        """Ask what the server does; it measures for `interval_s`."""
+        url = f"{self.url}{_LIVE}?once=true&interval_secs={interval_s:g}"
+        return _read_object(await self._ask("GET", url, timeout_s=interval_s + TIMEOUT_S), self.url)
+
+    async def samples(self, interval_s: float) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield what the server does, until it ends the stream."""
+        url = f"{self.url}{_LIVE}?interval_secs={interval_s:g}"
         try:
-            answer = await self._client.request(method, url, headers=headers)
+            async with self._client.stream("GET", url, timeout=interval_s + TIMEOUT_S) as answer:
+                if not answer.is_success:
+                    await answer.aread()
+                    _refuse(answer, url)
+                async with aclosing(parse_events(answer.aiter_bytes())) as events:
+                    async for event in events:
+                        if event.name == "sample":
+                            yield event.payload
         except httpx.HTTPError as error:
             raise ServerError(f"{url} cannot be reached: {error or type(error).__name__}") from None
         except httpx.InvalidURL as error:
             raise ServerError(f"{url} is no address: {error}") from None
-        if answer.is_success or answer.status_code in allowed:
-            return answer
-        if answer.status_code in _REFUSED:
-            text = f"{url}: {_message(answer)}; a key is given by --api-key or SLUICE_API_KEY"
-            raise ServerError(text, is_refusal=True)
-        raise ServerError(f"{url} answered with status {answer.status_code}: {_message(answer)}")
+
+    async def cancel_request(self, id_: str) -> None:
+        """End an open generation."""
+        await self._ask("POST", f"{self.url}/v1/admin/requests/{id_}/cancel")
+
+    async def _ask(
+        self,
+        method: str,
+        url: str,
+        allowed: tuple[int, ...] = (),
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> httpx.Response:
+        try:
+            answer = await self._client.request(method, url, headers=headers, timeout=timeout_s)
+        except httpx.HTTPError as error:
+            raise ServerError(f"{url} cannot be reached: {error or type(error).__name__}") from None
+        except httpx.InvalidURL as error:
+            raise ServerError(f"{url} is no address: {error}") from None
+        if not answer.is_success and answer.status_code not in allowed:
+            _refuse(answer, url)
+        return answer
+
+
+def _refuse(answer: httpx.Response, url: str) -> NoReturn:
+    """Raise ServerError for an answer that is none."""
+    if answer.status_code in _REFUSED:
+        text = f"{url}: {_message(answer)}; a key is given by --api-key or SLUICE_API_KEY"
+        raise ServerError(text, is_refusal=True)
+    raise ServerError(f"{url} answered with status {answer.status_code}: {_message(answer)}")
 
 
 def find_metrics(url: str, overview: Mapping[str, Any]) -> str:
