@@ -212,3 +212,21 @@ def test_what_cannot_be_asked_is_said(doctor: Doctor) -> None:
     assert code == 2 and "leave MODEL out" in said
     code, _, said = doctor.run("--live", "nowhere")
     assert code == 2
+
+
+def test_an_engine_is_being_replaced(doctor: Doctor, tmp_path: Path) -> None:
+    with live_gateway(tmp_path, PacedRunner()) as gateway:
+        gateway.engines[0].is_restarting = True
+        try:
+            found = doctor.findings(gateway, code=1)
+        finally:
+            gateway.engines[0].is_restarting = False
+    assert found["unready"]["text"] == "it takes no requests: the engine is restarting"
+    assert found["unready"]["level"] == "fail"
+
+
+def test_what_health_names_is_degraded(doctor: Doctor, tmp_path: Path) -> None:
+    with live_gateway(tmp_path, PacedRunner()) as gateway:
+        gateway.service.notices.append(lambda: "the store of quotas is away")
+        found = doctor.findings(gateway)
+    assert found["degraded"]["text"] == "the store of quotas is away" and found["degraded"]["level"] == "warn"
