@@ -6,6 +6,8 @@ import textwrap
 import time
 from types import TracebackType
 
+from sluice.redaction import redact
+
 JSON = "json"
 _ESCAPED = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160), 0x2028, 0x2029)}
 """Characters that end a line or steer a terminal."""
@@ -14,13 +16,13 @@ _Error = tuple[type[BaseException], BaseException, TracebackType | None] | tuple
 
 class TextFormatter(logging.Formatter):
     """Formats a record as text in which a message, parts of which clients may have sent, can imitate no other line:
-    control characters are escaped, and the lines of a traceback are indented."""
+    control characters are escaped, and the lines of a traceback are indented. Secrets are left out."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        return super().formatMessage(record).translate(_ESCAPED)
+        return redact(super().formatMessage(record)).translate(_ESCAPED)
 
     def formatException(self, ei: _Error) -> str:
-        lines = super().formatException(ei).splitlines()
+        lines = redact(super().formatException(ei)).splitlines()
         return textwrap.indent("\n".join(line.translate(_ESCAPED) for line in lines), "  ")
 
 
@@ -41,21 +43,21 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "request_id": getattr(record, "request_id", self._request_id),
-            "message": record.getMessage(),
+            "message": redact(record.getMessage()),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = redact(self.formatException(record.exc_info))
         if record.stack_info:
             line["stack"] = record.stack_info
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Return a record's message, and the traceback where there is one."""
+    """Return a record's message and traceback without secrets."""
     message = record.getMessage()
     if record.exc_info:
-        return f"{message}\n{logging.Formatter().formatException(record.exc_info)}"
-    return message
+        message = f"{message}\n{logging.Formatter().formatException(record.exc_info)}"
+    return redact(message)
 
 
 def is_logging_json() -> bool:

@@ -82,7 +82,7 @@ TOWER = (
     "gateway.lifecycle",
     "cli",
     "cli.live",
-    "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.rag cli.repository cli.simulate cli.smoke "
+    "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.logs cli.rag cli.repository cli.simulate cli.smoke "
     "cli.top cli.usage",
     "load",
 )

@@ -9,12 +9,12 @@ from typing import Any, NoReturn, Self
 import httpx
 import orjson
 
-from cli.sse import parse_events
+from cli.sse import SseEvent, parse_events
 from gateway.live.bounds import Health
 from gateway.live.scrape import Scrape, parse_scrape
 
 TIMEOUT_S = 10.0
-_LIVE = "/v1/admin/live"
+_LIVE, _LOGS = "/v1/admin/live", "/v1/admin/logs"
 _UNAVAILABLE = 503
 _REFUSED = (401, 403)
 
@@ -83,16 +83,35 @@ class RunningServer:
 
     async def samples(self, interval_s: float) -> AsyncGenerator[dict[str, Any], None]:
         """Yield what the server does, until it ends the stream."""
-        url = f"{self.url}{_LIVE}?interval_secs={interval_s:g}"
+        async with aclosing(self._events(f"{_LIVE}?interval_secs={interval_s:g}", interval_s + TIMEOUT_S)) as events:
+            async for event in events:
+                if event.name == "sample":
+                    yield event.payload
+
+    async def log_lines(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return lines of its log."""
+        url = str(httpx.URL(f"{self.url}{_LOGS}", params=dict(query)))
+        return list(_read_object(await self._ask("GET", url), self.url)["data"])
+
+    async def follow_log(self, query: Mapping[str, str]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield lines of its log, and those that come, until it ends the stream."""
+        path = str(httpx.URL(_LOGS, params={**query, "follow": "true"}))
+        async with aclosing(self._events(path, 60.0)) as events:
+            async for event in events:
+                if event.name == "line":
+                    yield event.payload
+
+    async def _events(self, path: str, silence_s: float) -> AsyncGenerator[SseEvent, None]:
+        """Yield the events of a stream, which is silent for at most so long."""
+        url = f"{self.url}{path}"
         try:
-            async with self._client.stream("GET", url, timeout=interval_s + TIMEOUT_S) as answer:
+            async with self._client.stream("GET", url, timeout=silence_s) as answer:
                 if not answer.is_success:
                     await answer.aread()
                     _refuse(answer, url)
                 async with aclosing(parse_events(answer.aiter_bytes())) as events:
                     async for event in events:
-                        if event.name == "sample":
-                            yield event.payload
+                        yield event
         except httpx.HTTPError as error:
             raise ServerError(f"{url} cannot be reached: {error or type(error).__name__}") from None
         except httpx.InvalidURL as error:

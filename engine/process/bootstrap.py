@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.process.process_group import end_with
 from engine.process.transport import Transport
 from sluice.log_lines import JSON, JsonFormatter, TextFormatter
+from sluice.log_repeats import LimitedHandler
 
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s [engine] %(message)s"
 
@@ -28,7 +29,7 @@ def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
     keep its memory and cores for no use."""
     endpoint, parent, log_level, config_file = argv
     level, _, log_format = log_level.partition("/")
-    logging.basicConfig(level=level)
+    logging.basicConfig(level=level, handlers=[LimitedHandler()])
     logging.root.handlers[0].setFormatter(JsonFormatter("engine") if log_format == JSON else TextFormatter(_LOG_FORMAT))
     # Only the gateway ends the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.recent import Recent
 from sluice.log_lines import message_of
+from sluice.log_repeats import RepeatLimiter
 
 MAX_LINES = 2000
 MAX_MESSAGE_CHARS = 4000
@@ -15,7 +16,7 @@ MAX_MESSAGE_CHARS = 4000
 
 
 class LogLine(msgspec.Struct, frozen=True):
-    """A line of the log. `process` is the one that wrote it: `gateway`, `engine` or `worker-1`."""
+    """A line of the log, with the traceback in its message. `process` is the one that wrote it."""
 
     time: float
     level: str
@@ -24,33 +25,32 @@ class LogLine(msgspec.Struct, frozen=True):
     message: str
     process: str = "gateway"
 
-    @property
-    def number(self) -> int:
-        """The level as the logging library numbers it."""
-        return logging.getLevelNamesMapping().get(self.level, logging.INFO)
-
 
 class LogRing(logging.Handler):
-    """Keeps the last lines that this process logs, and those that others send to it. Any thread may log."""
+    """Keeps the last lines that this process logs. Any thread may log."""
 
-    def __init__(self) -> None:
+    def __init__(self, find_request: Callable[[], str] | None = None) -> None:
+        """`find_request` returns the id of the request that a line is about."""
         super().__init__()
+        self._limiter = RepeatLimiter(find_request=find_request)
         self._guard = Lock()
         self._lines: Recent[LogLine] = Recent(MAX_LINES)
-        self.on_line: Callable[[], None] | None = None
-        """Called on the thread that logs, after each line."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        passes = False
+        for each in self._limiter.take(record):
+            passes = super().handle(each)
+        return passes
 
     def emit(self, record: logging.LogRecord) -> None:
         self.add(LogLine(record.created, record.levelname, record.name, _request_id(record), message_of(record)))
 
     def add(self, line: LogLine) -> None:
-        """Add a line, perhaps of another process."""
+        """Add a line."""
         if len(line.message) > MAX_MESSAGE_CHARS:
             line = msgspec.structs.replace(line, message=line.message[:MAX_MESSAGE_CHARS] + " ...")
         with self._guard:
             self._lines.append(line)
-        if self.on_line is not None:
-            self.on_line()
 
     def since(self, count: int) -> tuple[int, list[LogLine]]:
         """Return how many lines there were, and those after the first `count`, as far as they are kept."""
@@ -59,8 +59,13 @@ class LogRing(logging.Handler):
 
     def warnings(self, most: int) -> list[LogLine]:
         """Return the last lines of the level warning and above, the oldest first."""
-        found = [line for line in self.since(0)[1] if line.number >= logging.WARNING]
+        found = [line for line in self.since(0)[1] if level_number(line.level) >= logging.WARNING]
         return found[-most:]
+
+
+def level_number(level: str) -> int:
+    """Return a level's number by its name; that of info for an unknown one."""
+    return logging.getLevelNamesMapping().get(level, logging.INFO)
 
 
 def _request_id(record: logging.LogRecord) -> str:

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from gateway.telemetry.log_ring import LogRing
 from sluice.log_lines import JsonFormatter, TextFormatter
+from sluice.log_repeats import LimitedHandler
 
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
 """Id of the request that this task serves."""
@@ -20,7 +21,7 @@ class RequestIdFilter(logging.Filter):
     """Adds `request_id` to every record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        record.request_id = current_request_id.get()
+        record.request_id = getattr(record, "own_request_id", None) or current_request_id.get()
         return True
 
 
@@ -30,10 +31,10 @@ def configure_logging(level: str, file: str = "", *, is_json: bool = False) -> N
     With `file`, lines that engines and libraries write to standard error go there too; the command's own, to
     `sys.stderr`, still reach the terminal. Raises OSError for a file that cannot be written.
     """
-    handler = logging.StreamHandler(_redirect_stderr(file) if file else None)
+    handler = LimitedHandler(_redirect_stderr(file) if file else None, current_request_id.get)
     handler.addFilter(RequestIdFilter())
     handler.setFormatter(JsonFormatter("-") if is_json else TextFormatter(_FORMAT))
-    ring = LogRing()
+    ring = LogRing(current_request_id.get)
     ring.addFilter(RequestIdFilter())
     logging.basicConfig(level=level.upper(), handlers=[handler, ring])
     if level != "debug":

@@ -1,0 +1,1 @@
+"""`sluice logs`: shows the log of a running server, or of a file."""
