@@ -20,7 +20,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs vectors bench goldens clean
+.PHONY: help run test quick test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -70,6 +70,9 @@ docs: $(VENV)/.docs ## write the generated tables and vectors, build the documen
 	$(BIN)/python -m tests.tools.site_pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "build/site/index.html"
+
+console: console/node_modules/.done ## build the console's pages, checked in as gateway/http/console/static (needs npm)
+	cd console && npm run --silent check && npm run --silent build
 
 vectors: $(VENV)/.dev ## encode the documentation for gateway/documentation.npz, after a change of it
 	$(BIN)/python -m training.sentence_encoder.documentation
@@ -138,6 +141,10 @@ $(RAY)/.done: pyproject.toml
 	@$(RAY)/bin/python $(INSTALL) uv
 	@$(RAY)/bin/uv pip install --quiet --python $(RAY)/bin/python --editable '.[ray]' \
 	  'hypothesis<7' 'psutil<8' 'pytest<10' 'pytest-asyncio<2' 'pytest-timeout<3'
+	@touch $@
+
+console/node_modules/.done: console/package-lock.json
+	cd console && npm ci --silent --no-audit --no-fund
 	@touch $@
 
 $(GOLDENS)/.done: pyproject.toml

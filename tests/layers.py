@@ -74,7 +74,7 @@ TOWER = (
     "gateway.batches",
     "gateway.http",
     "gateway.grpc.http2",
-    "gateway.http.openai gateway.http.v2 gateway.http.rag gateway.grpc",
+    "gateway.http.openai gateway.http.v2 gateway.http.rag gateway.grpc gateway.http.console",
     "gateway.http.ollama",
     "gateway.http.app",
     "gateway.assembly",

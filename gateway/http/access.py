@@ -26,6 +26,8 @@ _MAX_CACHED_CHARS = 256
 """Longer paths are looked up anew, so that what strangers send fills no memory."""
 _OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 """Paths of probes, which need no API key."""
+CONSOLE = "/console"
+"""The console's files need none either: they are the same for everybody, and what they show is asked for with a key."""
 
 
 class RoutePlace(NamedTuple):
@@ -91,7 +93,7 @@ class CallMiddleware:
         self._find_protocol = find_protocol
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN_PATHS:
+        if scope["type"] != "http" or is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         path: str = scope["path"]
@@ -206,6 +208,11 @@ class RestrictedApiMiddleware:
         message = f"This API is restricted, expecting header '{restriction.key}'"
         refusal = SluiceError(ErrorCode.FORBIDDEN, message)
         await error_response(scope["path"], refusal)(scope, receive, send)
+
+
+def is_open(path: str) -> bool:
+    """Whether requests to `path` need no API key, and are nobody's use."""
+    return path in _OPEN_PATHS or path == CONSOLE or path.startswith(f"{CONSOLE}/")
 
 
 def find_api_category(path: str) -> ApiCategory | None:

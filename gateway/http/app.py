@@ -19,6 +19,7 @@ from gateway.http import admin, live, live_requests, logs, root, sleep, usage
 from gateway.http.access import IN_PROCESS, CallMiddleware, RestrictedApiMiddleware
 from gateway.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
 from gateway.http.anthropic import routes as anthropic_routes
+from gateway.http.console import routes as console_routes
 from gateway.http.direct import Direct, GuardedDirect
 from gateway.http.errors import install_error_handlers, is_ollama, is_v2
 from gateway.http.in_process import InProcessClient
@@ -62,7 +63,9 @@ def create_app(
         redirect_slashes=False,
     )
     restrictions = Restrictions(config.http.restrictions)
-    app.include_router(root.router(service, restrictions, metrics_port))
+    app.include_router(root.router(service, config.http, metrics_port))
+    if config.http.serves_console:
+        app.include_router(console_routes.router())
     app.include_router(openai_routes.router(service, config))
     app.include_router(sleep.router(service))
     app.include_router(anthropic_routes.router(service, config))

@@ -7,8 +7,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from gateway.calls import is_visible
-from gateway.http.access import find_api_category
+from gateway.http.access import CONSOLE, find_api_category
 from gateway.http.openapi import PAGE_HEADERS
+from gateway.options.http import HttpOptions
 from gateway.path_masking import hide_paths
 from gateway.restrictions import ApiCategory, Restrictions
 from gateway.service import InferenceService
@@ -16,6 +17,7 @@ from sluice import __version__
 
 _JSON = "application/json"
 _LINKS = {
+    CONSOLE: "the console: watch the server and try its models in the browser",
     "/docs": "every route with its schema, to try out (/openapi.json: as a document)",
     "/v1/models": "OpenAI API: the language models",
     "/v1/rag/collections": "RAG: the collections of documents",
@@ -67,10 +69,13 @@ _EXAMPLE = """\
 """
 
 
-def router(service: InferenceService, restrictions: Restrictions, metrics_port: int | None = None) -> APIRouter:
+def router(service: InferenceService, options: HttpOptions, metrics_port: int | None = None) -> APIRouter:
     """Return the routes. `metrics_port` None: there is no metrics page."""
     routes = APIRouter(tags=["server"])
+    restrictions = Restrictions(options.restrictions)
     links = _find_links(service, restrictions)
+    if not options.serves_console:
+        del links[CONSOLE]
 
     @routes.head("/", include_in_schema=False)
     @routes.get("/", response_class=Response)

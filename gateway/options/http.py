@@ -50,6 +50,13 @@ class HttpOptions:
         "gateway processes that share the HTTP port. With several, each answers chats, completions and messages by "
         "itself, and one host process has the engines and everything else. Each takes some 150 MB and, busy, one core",
     )
+    serves_console: bool = option(
+        "--allow-console",
+        True,
+        truth,
+        "BOOL",
+        "serve the console, a page for browsers, at /console. Where keys are asked for, it asks for one too",
+    )
     max_input_bytes: int = option(
         "--http-max-input-size",
         64 << 20,

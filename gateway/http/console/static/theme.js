@@ -1,0 +1,1 @@
+var e=localStorage.getItem("sluice.theme");(e==="light"||e==="dark")&&(document.documentElement.dataset.theme=e);
