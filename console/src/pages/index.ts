@@ -1,7 +1,17 @@
 // The pages in the order of the menu.
+import { page as engines } from "./engines";
+import { page as log } from "./log";
+import { page as models } from "./models";
 import { page as overview } from "./overview";
 import type { Page } from "./page";
+import { page as requests } from "./requests";
+import { page as tenants } from "./tenants";
 
 export const pages: Page[] = [
   overview,
+  engines,
+  requests,
+  models,
+  tenants,
+  log,
 ];

@@ -9,6 +9,7 @@ import { linkTo, route } from "../router";
 import { Button } from "../ui/button";
 import { Icon } from "../ui/icon";
 import { Empty } from "../ui/layout";
+import { Questions } from "../ui/dialog";
 import { ThemeButton } from "../ui/theme";
 import { Toasts } from "../ui/toast";
 import { isKeyAsked, KeyButton, KeyScreen } from "./key";
@@ -38,6 +39,7 @@ export function App() {
         </main>
       </div>
       <Toasts />
+      <Questions />
     </>
   );
 }

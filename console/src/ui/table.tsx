@@ -5,8 +5,6 @@ export interface Column<Row> {
   cell: (row: Row) => ComponentChildren;
   /** Numbers stand at the right, with digits of one width. */
   isNumber?: boolean;
-  /** Left out where the screen is narrow. */
-  isExtra?: boolean;
 }
 
 export interface TableProps<Row> {
@@ -19,29 +17,31 @@ export interface TableProps<Row> {
   empty?: ComponentChildren;
 }
 
-/** A table that scrolls sideways by itself where it is wider than the page. */
+/** A table. Where the screen is narrow each row is a card, with the column's title beside each value.
+ *
+ * Roles are written out: tables that are laid out as blocks lose theirs. */
 export function Table<Row>({ caption, columns, rows, keyOf, empty }: TableProps<Row>) {
   if (!rows.length && empty) return <>{empty}</>;
-  const classOf = (column: Column<Row>) => `${column.isNumber ? "number " : ""}${column.isExtra ? "extra" : ""}`;
+  const classOf = (column: Column<Row>) => (column.isNumber ? "number" : undefined);
   return (
     <div class="table-scroll" tabIndex={0} role="region" aria-label={caption}>
-      <table>
+      <table role="table">
         <caption class="hidden">{caption}</caption>
-        <thead>
-          <tr>
+        <thead role="rowgroup">
+          <tr role="row">
             {columns.map((each) => (
-              <th scope="col" class={classOf(each)} key={each.title}>
+              <th role="columnheader" scope="col" class={classOf(each)} key={each.title}>
                 {each.title}
               </th>
             ))}
           </tr>
         </thead>
-        <tbody>
+        <tbody role="rowgroup">
           {rows.map((row) => (
-            <tr key={keyOf(row)}>
+            <tr role="row" key={keyOf(row)}>
               {columns.map((each) => (
-                <td class={classOf(each)} key={each.title}>
-                  {each.cell(row)}
+                <td role="cell" class={classOf(each)} key={each.title} data-title={each.title}>
+                  <div>{each.cell(row)}</div>
                 </td>
               ))}
             </tr>

@@ -18,9 +18,14 @@ export function isDark(): boolean {
   return theme.value === "auto" ? isSystemDark.value : theme.value === "dark";
 }
 
-/** Returns a colour of the theme by the name of its CSS property, for a canvas. */
+const probe = document.createElement("i");
+probe.hidden = true;
+document.body.append(probe);
+
+/** Returns a colour of the theme by the name of its CSS property, as rgb(), for a canvas. */
 export function color(name: string): string {
-  return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  probe.style.color = `var(--${name})`;
+  return getComputedStyle(probe).color;
 }
 
 function choose(next: Theme): void {

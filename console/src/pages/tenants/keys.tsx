@@ -1,0 +1,91 @@
+import { send } from "../../api/client";
+import { useFetched } from "../../api/use";
+import type { Quota } from "../../live/sample";
+import { Button } from "../../ui/button";
+import { confirm } from "../../ui/dialog";
+import { Badge, Empty, Panel } from "../../ui/layout";
+import { Table } from "../../ui/table";
+import { toast } from "../../ui/toast";
+import { Quotas } from "./index";
+
+interface Key {
+  id: string;
+  name: string;
+  state: "active" | "expired" | "revoked";
+  tenant: string;
+  models: string[];
+  groups: string[];
+  limits: Record<string, number>;
+  expires_at: number | null;
+}
+
+const LIST = "/v1/admin/keys";
+
+/** The keys of the server's store, with what is used of their limits. */
+export function Keys({ used }: { used: { name: string; quotas: Quota[] }[] }) {
+  const { value, error, reload } = useFetched<{ data: Key[] }>(LIST);
+  const quotas = (key: Key) => used.find((each) => each.name === key.name)?.quotas ?? unusedQuotas(key);
+  const revoke = async (key: Key) => {
+    const text = "Requests with it are refused from now on. This cannot be taken back.";
+    if (!(await confirm(`Revoke the key ${key.name}?`, text, "Revoke"))) return;
+    try {
+      await send(`${LIST}/${encodeURIComponent(key.id)}`, { method: "DELETE" });
+      toast(`The key ${key.name} is revoked.`, "good");
+    } catch (problem) {
+      toast((problem as Error).message, "error");
+    }
+    reload();
+  };
+  return (
+    <Panel title="Keys">
+      {error ? (
+        <Empty icon="key" title="There is no list of keys">
+          <p>{error}</p>
+        </Empty>
+      ) : (
+        <Table
+          caption="Keys"
+          rows={value?.data ?? []}
+          keyOf={(each) => each.id}
+          empty={<Empty icon="key" title={value ? "There are no keys" : "Reading the keys"} />}
+          columns={[
+            { title: "Key", cell: (each) => <Name of={each} /> },
+            { title: "Tenant", cell: (each) => each.tenant || <span class="soft">none</span> },
+            { title: "Models", cell: (each) => each.models.join(", ") },
+            { title: "Rights", cell: (each) => <span class="small">{each.groups.join(", ")}</span> },
+            { title: "Ends", cell: (each) => <End of={each} /> },
+            { title: "Quotas", cell: (each) => <Quotas name={each.name} quotas={quotas(each)} /> },
+            {
+              title: "Actions",
+              cell: (each) => (
+                <Button kind="danger" isSmall aria-label={`Revoke ${each.name}`} onClick={() => void revoke(each)}>
+                  Revoke
+                </Button>
+              ),
+            },
+          ]}
+        />
+      )}
+    </Panel>
+  );
+}
+
+function unusedQuotas(key: Key): Quota[] {
+  return Object.entries(key.limits)
+    .filter(([limit]) => limit !== "cached_token_rate")
+    .map(([limit, most]) => ({ limit, used: 0, most, ratio: 0 }));
+}
+
+function Name({ of: key }: { of: Key }) {
+  return (
+    <span class="row">
+      {key.name}
+      {key.state !== "active" && <Badge tone="warning">{key.state}</Badge>}
+    </span>
+  );
+}
+
+function End({ of: key }: { of: Key }) {
+  if (key.expires_at === null) return <span class="soft">never</span>;
+  return <span class="nowrap">{new Date(key.expires_at * 1000).toISOString().slice(0, 10)}</span>;
+}
