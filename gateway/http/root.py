@@ -17,7 +17,7 @@ from sluice import __version__
 
 _JSON = "application/json"
 _LINKS = {
-    CONSOLE: "the console: watch the server and try its models in the browser",
+    f"{CONSOLE}/": "the console: watch the server and try its models in the browser",
     "/docs": "every route with its schema, to try out (/openapi.json: as a document)",
     "/v1/models": "OpenAI API: the language models",
     "/v1/rag/collections": "RAG: the collections of documents",
@@ -75,7 +75,7 @@ def router(service: InferenceService, options: HttpOptions, metrics_port: int | 
     restrictions = Restrictions(options.restrictions)
     links = _find_links(service, restrictions)
     if not options.serves_console:
-        del links[CONSOLE]
+        del links[f"{CONSOLE}/"]
 
     @routes.head("/", include_in_schema=False)
     @routes.get("/", response_class=Response)

@@ -165,6 +165,7 @@ export interface Warning {
   logger: string;
   request_id: string;
   message: string;
-  repeated: number;
+  /** How often it was repeated; left out where it was not. */
+  repeated?: number;
   process: string;
 }

@@ -23,7 +23,7 @@ export function Button({ kind = "plain", icon, label, isBusy, isSmall, children,
       class={[...classes, rest.class].filter(Boolean).join(" ")}
       disabled={Boolean(rest.disabled) || isBusy}
       aria-busy={isBusy}
-      aria-label={label}
+      aria-label={label ?? rest["aria-label"]}
       title={label}
     >
       {isBusy ? <span class="spinner" /> : icon && <Icon name={icon} size={isSmall ? 15 : 18} />}

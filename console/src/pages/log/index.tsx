@@ -78,7 +78,7 @@ function Line({ line }: { line: Warning }) {
       <Badge tone={LOG_TONES[line.level] ?? "plain"}>{line.level.toLowerCase()}</Badge>
       <div>
         <p>
-          {line.message} {line.repeated > 1 && <Badge tone="plain">{line.repeated} times</Badge>}
+          {line.message} {(line.repeated ?? 1) > 1 && <Badge tone="plain">{line.repeated} times</Badge>}
         </p>
         <p class="soft small mono">
           {line.process} · {line.logger}

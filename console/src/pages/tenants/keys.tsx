@@ -1,4 +1,5 @@
 import { send } from "../../api/client";
+import { apiKey } from "../../api/key";
 import { useFetched } from "../../api/use";
 import type { Quota } from "../../live/sample";
 import { Button } from "../../ui/button";
@@ -21,8 +22,28 @@ interface Key {
 
 const LIST = "/v1/admin/keys";
 
+interface KeysProps {
+  used: { name: string; quotas: Quota[] }[];
+}
+
 /** The keys of the server's store, with what is used of their limits. */
-export function Keys({ used }: { used: { name: string; quotas: Quota[] }[] }) {
+export function Keys({ used }: KeysProps) {
+  return <Panel title="Keys">{apiKey.value ? <KeyTable used={used} /> : <NoKeys />}</Panel>;
+}
+
+/** Whoever came first would own a server that asks nobody for a key, so it lists and makes none over the network. */
+function NoKeys() {
+  return (
+    <Empty icon="key" title="This server asks for no key">
+      <p>
+        Once there is a key, every request needs one. The first is made on the server's own machine:{" "}
+        <code>sluice keys create --name admin</code>
+      </p>
+    </Empty>
+  );
+}
+
+function KeyTable({ used }: KeysProps) {
   const { value, error, reload } = useFetched<{ data: Key[] }>(LIST);
   const quotas = (key: Key) => used.find((each) => each.name === key.name)?.quotas ?? unusedQuotas(key);
   const revoke = async (key: Key) => {
@@ -36,37 +57,36 @@ export function Keys({ used }: { used: { name: string; quotas: Quota[] }[] }) {
     }
     reload();
   };
+  if (error) {
+    return (
+      <Empty icon="key" title="There is no list of keys">
+        <p>{error}</p>
+      </Empty>
+    );
+  }
   return (
-    <Panel title="Keys">
-      {error ? (
-        <Empty icon="key" title="There is no list of keys">
-          <p>{error}</p>
-        </Empty>
-      ) : (
-        <Table
-          caption="Keys"
-          rows={value?.data ?? []}
-          keyOf={(each) => each.id}
-          empty={<Empty icon="key" title={value ? "There are no keys" : "Reading the keys"} />}
-          columns={[
-            { title: "Key", cell: (each) => <Name of={each} /> },
-            { title: "Tenant", cell: (each) => each.tenant || <span class="soft">none</span> },
-            { title: "Models", cell: (each) => each.models.join(", ") },
-            { title: "Rights", cell: (each) => <span class="small">{each.groups.join(", ")}</span> },
-            { title: "Ends", cell: (each) => <End of={each} /> },
-            { title: "Quotas", cell: (each) => <Quotas name={each.name} quotas={quotas(each)} /> },
-            {
-              title: "Actions",
-              cell: (each) => (
-                <Button kind="danger" isSmall aria-label={`Revoke ${each.name}`} onClick={() => void revoke(each)}>
-                  Revoke
-                </Button>
-              ),
-            },
-          ]}
-        />
-      )}
-    </Panel>
+    <Table
+      caption="Keys"
+      rows={value?.data ?? []}
+      keyOf={(each) => each.id}
+      empty={<Empty icon="key" title={value ? "There are no keys" : "Reading the keys"} />}
+      columns={[
+        { title: "Key", cell: (each) => <Name of={each} /> },
+        { title: "Tenant", cell: (each) => each.tenant || <span class="soft">none</span> },
+        { title: "Models", cell: (each) => each.models.join(", ") },
+        { title: "Rights", cell: (each) => <span class="small">{each.groups.join(", ")}</span> },
+        { title: "Ends", cell: (each) => <End of={each} /> },
+        { title: "Quotas", cell: (each) => <Quotas name={each.name} quotas={quotas(each)} /> },
+        {
+          title: "Actions",
+          cell: (each) => (
+            <Button kind="danger" isSmall aria-label={`Revoke ${each.name}`} onClick={() => void revoke(each)}>
+              Revoke
+            </Button>
+          ),
+        },
+      ]}
+    />
   );
 }
 
