@@ -15,7 +15,7 @@ TARGET = ROOT / "build" / "pages"
 def main() -> None:
     shutil.rmtree(TARGET, ignore_errors=True)
     cards = (*MODELS.glob("*/README.md"), *MODELS.glob("*/NOTICE"), *(ROOT / "training").glob("*/README.md"))
-    for source in (*pages(), *DOCS.rglob("*.svg"), *DOCS.glob("*.css"), *cards):
+    for source in (*pages(), *DOCS.rglob("*.svg"), *DOCS.rglob("*.png"), *DOCS.glob("*.css"), *cards):
         target = TARGET / source.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(source)

@@ -70,7 +70,9 @@ function isOf(sequence: Sequence, engine: Engine): boolean {
 }
 
 function Name({ engine, now }: { engine: Engine; now: Sample }) {
-  const facts = [engine.runtime, engine.policy.replaceAll("_", " "), nameProcesses(engine)].filter(Boolean);
+  const replica = now.replicas.find((each) => each.model === engine.model && each.name === engine.replica);
+  const routed = replica ? `${count(replica.num_routed)} requests routed here` : "";
+  const facts = [engine.runtime, engine.policy.replaceAll("_", " "), nameProcesses(engine), routed].filter(Boolean);
   return (
     <span class="row">
       {nameEngine(engine, now.engines)}

@@ -60,7 +60,7 @@ function Alerts({ now }: { now: Sample }) {
       {now.alerts.map((each) => (
         <Notice tone={ALERT_TONES[each.level]} key={`${each.kind} ${each.subject}`}>
           <strong>{each.subject}</strong>: {each.text}
-          {each.remedy && <div class="soft small">{each.remedy}</div>}
+          {each.remedy && <div class="soft small">What helps: {each.remedy}</div>}
         </Notice>
       ))}
     </div>
@@ -82,7 +82,7 @@ function Figures({ now }: { now: Sample }) {
         label="Prompts"
         value={short(flow.prompt_tokens_per_s)}
         unit="tokens/s"
-        note={`${short(flow.cached_tokens_per_s)}/s from the prefix cache`}
+        note={`${short(flow.cached_tokens_per_s)}/s cached`}
       />
       <Figure
         label="First token"
