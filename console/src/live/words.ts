@@ -31,6 +31,11 @@ export const ALERT_TONES: Record<Alert["level"], Tone> = { fail: "error", warn: 
 
 export const LOG_TONES: Record<string, Tone> = { WARNING: "warning", ERROR: "error", CRITICAL: "error" };
 
+/** Whether there is no engine that computes, or will in a moment. */
+export function isDown(engine: Engine): boolean {
+  return ["restarting", "failed", "loading"].includes(engine.state);
+}
+
 /** Returns what tells an engine from the others, such as "rill", or "rill v2 · b" where that is needed. */
 export function nameEngine(engine: { model: string; version: string; replica: string }, engines: Engine[]): string {
   const others = engines.filter((each) => each.model === engine.model);

@@ -85,7 +85,7 @@ function makePlot(
     height,
     legend: { show: false },
     cursor: { y: false, drag: { x: false, y: false }, points: { size: 7 } },
-    padding: [10, 6, 0, 0],
+    padding: [10, 26, 0, 0],
     scales: { x: { range: chooseWindow }, y: { range: (_, _low, high) => [0, Math.max(high * 1.12, 1)] } },
     axes: [
       { ...axis, space: 76, size: 26, values: (_, all) => all.map(clock) },

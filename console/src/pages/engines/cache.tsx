@@ -1,6 +1,7 @@
 // The KV cache of an engine: how its blocks are shared out, and a cell for each block.
 import { useCallback, useMemo } from "preact/hooks";
-import type { Blocks, BlockMap, Engine } from "../../live/sample";
+import type { BlockMap, Blocks as Counts, Engine } from "../../live/sample";
+import { isDown } from "../../live/words";
 import { Canvas } from "../../ui/canvas";
 import { count, percent } from "../../ui/format";
 import { color } from "../../ui/theme";
@@ -18,18 +19,27 @@ const GAP = 1;
 const HEIGHT = 190;
 
 export function Cache({ engine }: { engine: Engine }) {
-  const { blocks, block_map: map } = engine;
   return (
     <section>
       <h3>KV cache</h3>
-      {blocks?.total ? <Shares blocks={blocks} /> : <p class="soft small">This runtime does not tell its blocks.</p>}
-      {map && blocks && <Map map={map} blocks={blocks} />}
-      {!map && Boolean(blocks?.total) && <p class="soft small">There is no map of single blocks of this runtime.</p>}
+      <Blocks engine={engine} />
     </section>
   );
 }
 
-function Shares({ blocks }: { blocks: Blocks }) {
+function Blocks({ engine }: { engine: Engine }) {
+  const { blocks, block_map: map } = engine;
+  if (isDown(engine)) return <p class="soft small">It is empty until the engine serves.</p>;
+  if (!blocks?.total) return <p class="soft small">This runtime does not tell its blocks.</p>;
+  return (
+    <>
+      <Shares blocks={blocks} />
+      {map ? <Map map={map} blocks={blocks} /> : <p class="soft small">This runtime has no map of single blocks.</p>}
+    </>
+  );
+}
+
+function Shares({ blocks }: { blocks: Counts }) {
   const shared = blocks.shared ?? 0;
   const cached = blocks.cached ?? 0;
   const sizes = { shared, owned: blocks.used - shared, cached, free: blocks.free - cached };
@@ -67,7 +77,7 @@ function Shares({ blocks }: { blocks: Blocks }) {
   );
 }
 
-function Map({ map, blocks }: { map: BlockMap; blocks: Blocks }) {
+function Map({ map, blocks }: { map: BlockMap; blocks: Counts }) {
   const cells = useMemo(() => decode(map.cells), [map.cells]);
   const draw = useCallback(
     (context: CanvasRenderingContext2D, width: number) => drawCells(context, cells, width),

@@ -2,7 +2,7 @@
 import { sample } from "../../live/connection";
 import { engineKey } from "../../live/history";
 import type { Engine, Sample, Sequence } from "../../live/sample";
-import { ENGINE_TONES, nameEngine } from "../../live/words";
+import { ENGINE_TONES, isDown, nameEngine } from "../../live/words";
 import { linkTo } from "../../router";
 import { count, duration, percent, short } from "../../ui/format";
 import { Badge, Empty, Figure, Head, Notice, Panel } from "../../ui/layout";
@@ -45,9 +45,8 @@ function Lead({ now, model }: { now: Sample; model?: string }) {
 
 function EngineView({ engine, now }: { engine: Engine; now: Sample }) {
   const sequences = now.sequences.items.filter((each) => isOf(each, engine));
-  const isDown = engine.state !== "serving" && engine.state !== "sleeping";
   return (
-    <Panel class={`engine ${isDown ? "engine-down" : ""}`} title={<Name engine={engine} now={now} />}>
+    <Panel class={`engine ${isDown(engine) ? "engine-down" : ""}`} title={<Name engine={engine} now={now} />}>
       {engine.reason && (
         <Notice tone={engine.state === "failed" ? "error" : "warning"}>
           The engine is {engine.state}: {engine.reason}

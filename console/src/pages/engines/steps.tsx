@@ -2,6 +2,7 @@
 import { useCallback } from "preact/hooks";
 import { stepsOf } from "../../live/history";
 import type { Engine, Step } from "../../live/sample";
+import { isDown } from "../../live/words";
 import { Canvas } from "../../ui/canvas";
 import { clock, count, milliseconds } from "../../ui/format";
 import { color } from "../../ui/theme";
@@ -29,7 +30,7 @@ export function Steps({ engine }: { engine: Engine }) {
       <h3>Last steps</h3>
       {engine.steps === null && !last ? (
         <p class="soft small">
-          {engine.state === "serving" ? "This runtime does not tell its steps." : "There are none while it is down."}
+          {isDown(engine) ? "There are none until the engine serves." : "This runtime does not tell its steps."}
         </p>
       ) : (
         <>

@@ -26,6 +26,7 @@ interface IndexRow {
 function Models() {
   const index = useFetched<IndexRow[]>("/v2/repository/index", { method: "POST", body: {} });
   const models = mergeIndex((sample.value as Sample).models, index.value ?? []);
+  const ordered = [...models.filter((each) => each.is_llm), ...models.filter((each) => !each.is_llm)];
   return (
     <>
       <Head title="Models" lead="What the repository has, and what of it is served.">
@@ -34,7 +35,7 @@ function Models() {
         </Button>
       </Head>
       {index.error && <Notice tone="warning">The repository cannot be read: {index.error}</Notice>}
-      {models.map((each) => (
+      {ordered.map((each) => (
         <ModelView key={each.name} model={each} onChange={index.reload} />
       ))}
       {!models.length && (

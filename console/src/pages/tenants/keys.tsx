@@ -69,7 +69,13 @@ function KeyTable({ used }: KeysProps) {
       caption="Keys"
       rows={value?.data ?? []}
       keyOf={(each) => each.id}
-      empty={<Empty icon="key" title={value ? "There are no keys" : "Reading the keys"} />}
+      empty={
+        <Empty icon="key" title={value ? "The store has no keys" : "Reading the keys"}>
+          <p>
+            Keys of <code>sluice keys</code> stand here, not the one of <code>--api-key</code>.
+          </p>
+        </Empty>
+      }
       columns={[
         { title: "Key", cell: (each) => <Name of={each} /> },
         { title: "Tenant", cell: (each) => each.tenant || <span class="soft">none</span> },
