@@ -172,6 +172,19 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_console: OpenConsole) -> No
         page.goto("about:blank")  # the server would wait for the stream
 
 
+def test_a_key_without_the_right_is_told_so(console: Console) -> None:
+    error = {"error": {"message": "key 'ci' has no access to the routes of admin", "code": "forbidden"}}
+    console.page.route("**/v1/admin/live*", lambda route: route.fulfill(status=403, json=error))
+    page = console.page
+    page.goto(f"{console.base_url}/console/")
+    expect(page.get_by_text("This key may not see the operator's pages")).to_be_visible()
+    expect(page.get_by_text("key 'ci' has no access to the routes of admin")).to_be_visible()
+    page.unroute("**/v1/admin/live*")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_text("Live", exact=True)).to_be_visible()
+    console.errors.clear()  # the browser's own words for a refused request
+
+
 def test_a_server_that_goes_away_and_comes_back(console_server: ServerProcess, console: Console) -> None:
     with console_server.client() as client:
         sample = client.get("/v1/admin/live", params={"once": "true"}).text
