@@ -57,9 +57,9 @@ class Console:
 OpenConsole = Callable[..., Console]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser without a window."""
+    """A browser without a window. Its event loop is that of this thread, so it ends before another module's tests."""
     path = next((found for each in _NAMES if (found := shutil.which(each))), None)
     if path is None:
         pytest.skip(f"no browser is installed: {', '.join(_NAMES)} (Debian: apt-get install chromium)")
