@@ -32,13 +32,13 @@ export function Canvas({ label, height, draw, describe }: CanvasProps) {
     <div>
       <canvas
         ref={canvas}
-        class="picture"
+        class="drawing"
         role="img"
         aria-label={label}
         onPointerMove={describe && follow}
         onPointerLeave={() => setPoint(null)}
       />
-      {describe && <p class="picture-line">{(point && describe(...point, width)) || "\u00a0"}</p>}
+      {describe && <p class="drawing-line">{(point && describe(...point, width)) || "\u00a0"}</p>}
     </div>
   );
 }
