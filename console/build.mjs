@@ -8,6 +8,7 @@ import * as esbuild from "esbuild";
 const here = dirname(fileURLToPath(import.meta.url));
 const built = join(here, "..", "gateway", "http", "console", "static");
 const copied = ["index.html", "icon.svg"];
+const bundled = ["preact", "@preact/signals", "@preact/signals-core", "uplot"];
 const sources = ["build.mjs", "package-lock.json", "tsconfig.json", "src", ...copied];
 
 const settings = {
@@ -39,8 +40,14 @@ function sumSources() {
   return whole.digest("hex");
 }
 
+// The libraries whose code is in the bundle ask that their notices go with it.
+function readLicense(name) {
+  return `${name}\n\n${readFileSync(join(here, "node_modules", name, "LICENSE"), "utf8").trim()}\n`;
+}
+
 function copy() {
   for (const name of copied) cpSync(join(here, name), join(built, name));
+  writeFileSync(join(built, "licenses.txt"), bundled.map(readLicense).join("\n"));
   writeFileSync(join(built, "build.json"), `${JSON.stringify({ sources: sumSources() })}\n`);
 }
 

@@ -23,6 +23,7 @@ _MEDIA_TYPES = {
     ".js": "text/javascript",
     ".json": "application/json",
     ".svg": "image/svg+xml",
+    ".txt": "text/plain",
 }
 _POLICY = (
     "default-src 'none'; connect-src 'self'; img-src 'self' data: blob:; media-src 'self' data: blob:; "
