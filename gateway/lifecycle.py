@@ -20,7 +20,7 @@ from engine.fleet.local import make_engine
 from engine.fleet.remote import make_fleet
 from gateway.announcements import describe_served, print_line
 from gateway.checkpoint import served_name
-from gateway.listeners import Listeners, SocketFolder, is_loopback, listen, listen_together, listener_url
+from gateway.listeners import GrpcEndpoint, Listeners, SocketFolder, is_loopback, listen, listen_together, listener_url
 from gateway.options.config import ServeConfig
 from gateway.process_settings import favour_event_loop, raise_file_limit
 from gateway.start_checks import check_start
@@ -253,7 +253,7 @@ class GatewayServer:
         app = make_http_application(service, self._batches, self._config, self._listeners)
         await self._start_http(service, app)
         self._grpc = make_grpc_server(service, self._config)
-        await self._listen_for_grpc()
+        service.grpc = await self._listen_for_grpc()
         more = [f"metrics {self._metrics_url}"] if self._metrics_url else []
         more += [f"gRPC {self._grpc_address}"] if self._grpc_address else []
         print_line(f"Listening on {self._http_url}" + (f" ({', '.join(more)})" if more else ""))
@@ -289,11 +289,13 @@ class GatewayServer:
         listener = self._listeners.metrics
         return f"{listener_url(listener)}/metrics" if listener is not None else ""
 
-    async def _listen_for_grpc(self) -> None:
+    async def _listen_for_grpc(self) -> GrpcEndpoint | None:
+        """Start gRPC. Returns None where it is switched off."""
         if self._grpc is None:
-            return
+            return None
         port = await self._grpc.start()
         self._grpc_address = f"{self._config.grpc.host or self._config.http.host}:{port}"
+        return GrpcEndpoint(port, self._config.grpc.uses_ssl or self._config.grpc.uses_mutual_ssl)
 
     def _print_ready(self, service: "InferenceService") -> None:
         http = self._http_url

@@ -84,6 +84,13 @@ def _explain(error: OSError, host: str, port: int, flag: str) -> str:
             return f"cannot listen on {host} port {port}: {error.strerror}"
 
 
+class GrpcEndpoint(NamedTuple):
+    """Where gRPC is served, and whether it takes TLS connections only."""
+
+    port: int
+    uses_tls: bool
+
+
 class SocketFolder:
     """A folder of sockets between the processes of one server, which only this user can reach."""
 

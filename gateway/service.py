@@ -12,6 +12,7 @@ from gateway.adapters import RuntimeAdapters
 from gateway.calls import CallLog, answer_scope, is_visible, keeps_answers, note_model
 from gateway.health import Phase, ProbeResult, ServerHealth
 from gateway.ledger.ledger import CallLedger
+from gateway.listeners import GrpcEndpoint
 from gateway.live_requests import LiveRequests
 from gateway.quotas.store import QuotaStore
 from gateway.routing import RouteTable
@@ -99,6 +100,8 @@ class InferenceService:
         """Each says what is not as it should be, or ""."""
         self.watchers: list[Callable[[], None]] = []
         """Called about once a second while the server serves."""
+        self.grpc: GrpcEndpoint | None = None
+        """None where gRPC is not served, or not yet."""
         self.streams: StreamStore | None = None
         """The streams that are kept; None before the applications are made."""
         self._closes_last = list(closes_last)

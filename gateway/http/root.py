@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from gateway.calls import is_visible
 from gateway.http.access import CONSOLE, find_api_category
 from gateway.http.openapi import PAGE_HEADERS
+from gateway.listeners import GrpcEndpoint
 from gateway.options.http import HttpOptions
 from gateway.path_masking import hide_paths
 from gateway.restrictions import ApiCategory, Restrictions
@@ -86,7 +87,7 @@ def router(service: InferenceService, options: HttpOptions, metrics_port: int | 
         models = list(
             dict.fromkeys(llms + [model.name for model in service.repository.models() if is_visible(model.name)])
         )
-        found = Overview(hide_paths(service.readiness().reason), models, links, metrics_port)
+        found = Overview(hide_paths(service.readiness().reason), models, links, metrics_port, service.grpc)
         headers = {"vary": "accept", "cache-control": "no-cache"}
         if "text/html" not in request.headers.get("accept", ""):
             return Response(found.json(), headers=headers, media_type=_JSON)
@@ -142,6 +143,7 @@ class Overview:
     models: list[str]
     links: dict[str, str]
     metrics_port: int | None
+    grpc: GrpcEndpoint | None = None
 
     def json(self) -> bytes:
         fields: dict[str, object] = {"name": "Sluice", "version": __version__, "ready": not self.problem}
@@ -150,6 +152,8 @@ class Overview:
         fields |= {"models": self.models, "links": self.links, "documentation": _DOCUMENTATION}
         if self.metrics_port is not None:
             fields["metrics"] = {"port": self.metrics_port, "path": "/metrics"}
+        if self.grpc is not None:
+            fields["grpc"] = {"port": self.grpc.port, "tls": self.grpc.uses_tls}
         return orjson.dumps(fields)
 
     def html(self, request: Request, llm: str) -> str:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from gateway.http.access import find_api_category
 from gateway.http.openapi import PAGE_HEADERS
 from gateway.http.root import Overview
+from gateway.listeners import GrpcEndpoint
 from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig, read_config
 from gateway.restrictions import ApiCategory
@@ -137,5 +138,7 @@ def test_names_and_reasons_are_escaped() -> None:
     assert '<a href="http://host:8002/metrics">' in text
 
 
-def test_the_port_of_the_metrics() -> None:
-    assert b'"metrics":{"port":8002,"path":"/metrics"}' in Overview("", [], {}, 8002).json()
+def test_the_ports_of_metrics_and_grpc() -> None:
+    overview = Overview("", [], {}, 8002, GrpcEndpoint(8001, uses_tls=False)).json()
+    assert b'"metrics":{"port":8002,"path":"/metrics"}' in overview
+    assert b'"grpc":{"port":8001,"tls":false}' in overview
