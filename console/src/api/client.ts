@@ -15,6 +15,8 @@ export class ApiError extends Error {
     message: string,
     readonly requestId = "",
     readonly code = "",
+    /** The field of the request that it is about, where the server names one. */
+    readonly param = "",
   ) {
     super(message);
   }
@@ -65,12 +67,16 @@ function isPlain(body: unknown): boolean {
 
 async function readError(answer: Response): Promise<ApiError> {
   const text = await answer.text().catch(() => "");
-  const requestId = answer.headers.get("x-request-id") ?? "";
+  return readErrorText(answer.status, text, answer.headers.get("x-request-id") ?? "");
+}
+
+/** Returns the error in the body of an answer: OpenAI's object, Triton's text, or neither. */
+export function readErrorText(status: number, text: string, requestId: string): ApiError {
   try {
-    const { error } = JSON.parse(text) as { error: string | { message: string; code?: string } };
-    if (typeof error === "string") return new ApiError(answer.status, error, requestId);
-    return new ApiError(answer.status, error.message, requestId, error.code ?? "");
+    const { error } = JSON.parse(text) as { error: string | { message: string; code?: string; param?: string | null } };
+    if (typeof error === "string") return new ApiError(status, error, requestId);
+    return new ApiError(status, error.message, requestId, error.code ?? "", error.param ?? "");
   } catch {
-    return new ApiError(answer.status, text.slice(0, 300) || `The server answers ${answer.status}.`, requestId);
+    return new ApiError(status, text.slice(0, 300) || `The server answers ${status}.`, requestId);
   }
 }

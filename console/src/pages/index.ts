@@ -1,9 +1,12 @@
 // The pages in the order of the menu.
+import { page as chat } from "./chat";
 import { page as engines } from "./engines";
+import { page as infer } from "./infer";
 import { page as log } from "./log";
 import { page as models } from "./models";
 import { page as overview } from "./overview";
 import type { Page } from "./page";
+import { page as rag } from "./rag";
 import { page as requests } from "./requests";
 import { page as tenants } from "./tenants";
 
@@ -14,4 +17,7 @@ export const pages: Page[] = [
   models,
   tenants,
   log,
+  chat,
+  rag,
+  infer,
 ];
