@@ -322,6 +322,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     """None for an engine without KV tiers."""
     handover: HandoverStats | None = None
     """None for an engine that has neither sent blocks to another one nor got any."""
+    histograms: bytes = b""
+    """Distributions since the engine's start, packed by `engine.histograms`; empty before there are any."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,14 +1,16 @@
 """Arithmetic on the statistics of engines: over those that follow each other, and over those that serve together."""
 
 from collections.abc import Iterable
+from functools import reduce
 
 import msgspec
 
+from engine.histograms import add_packed
 from engine.types import EngineStats, HandoverStats, KvTierStats
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
 
-_PARTS = ("iteration", "kv_tiers", "handover")
+_PARTS = ("iteration", "kv_tiers", "handover", "histograms")
 """Fields that are statistics of their own."""
 _COUNTERS = tuple(name for name in EngineStats.__struct_fields__ if name.endswith("_total"))
 _GAUGES = tuple(n for n in EngineStats.__struct_fields__ if not n.endswith("_total") and n not in _PARTS)
@@ -23,7 +25,9 @@ def add_counters(before: EngineStats, now: EngineStats) -> EngineStats:
     if tiers is not None and before.kv_tiers is not None:
         counted = {name: getattr(before.kv_tiers, name) + getattr(tiers, name) for name in _TIER_COUNTERS}
         tiers = msgspec.structs.replace(tiers, **counted)
-    return msgspec.structs.replace(now, **sums, kv_tiers=tiers, handover=_sum_handovers((before, now)))
+    histograms = add_packed(before.histograms, now.histograms)
+    handover = _sum_handovers((before, now))
+    return msgspec.structs.replace(now, **sums, kv_tiers=tiers, handover=handover, histograms=histograms)
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:
@@ -38,8 +42,9 @@ def sum_stats(each: Iterable[EngineStats], predicted_wait_s: float) -> EngineSta
     """Return the sums over engines that serve together, as those of one engine with that predicted wait."""
     found = list(each)
     sums = {name: sum(getattr(stats, name) for stats in found) for name in (*_SUMMED, *_COUNTERS)}
-    tiers, handover = _sum_tiers(found), _sum_handovers(found)
-    return EngineStats(**sums, predicted_wait_s=predicted_wait_s, kv_tiers=tiers, handover=handover)
+    histograms = reduce(add_packed, (stats.histograms for stats in found), b"")
+    parts = {"kv_tiers": _sum_tiers(found), "handover": _sum_handovers(found), "histograms": histograms}
+    return EngineStats(**sums, predicted_wait_s=predicted_wait_s, **parts)
 
 
 def _sum_handovers(found: Iterable[EngineStats]) -> HandoverStats | None:

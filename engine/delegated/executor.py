@@ -134,6 +134,7 @@ class DelegatedExecutor:
             predicted_wait_s=self._predicted_wait_s,
             **self._admission.stats(started),
             iteration=self._recorder.iteration,
+            histograms=self._recorder.histograms.packed(),
             **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )
 
@@ -312,6 +313,7 @@ class DelegatedExecutor:
             sequence.is_in_flight = True
             sequence.queue_s = now - sequence.submitted_at
             self._admission.forecast.record_wait(sequence, sequence.queue_s)
+            self._recorder.histograms.add_wait(sequence.queue_s)
             if self._recorder.work.is_on:
                 self._recorder.work.record_wait(sequence.queue_s)
             self._deadlines.add(sequence.stream_id, sequence.deadline)

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import Iteration
 from engine.forecast.wait import WaitForecast
+from engine.histograms import EngineHistograms
 from engine.loop.step import Counters
 from engine.loop.work_log import WorkLog
 from engine.types import EngineInfo, IterationStats
@@ -21,6 +22,7 @@ class StatisticsRecorder:
     def __init__(self, info: EngineInfo, forecast: WaitForecast, iteration: IterationStats | None, now: float) -> None:
         """`iteration` is one that ran before."""
         self.counters = Counters()
+        self.histograms = EngineHistograms()
         self.iteration = iteration
         self.work = WorkLog()
         self.num_cached_blocks = 0
@@ -36,6 +38,8 @@ class StatisticsRecorder:
         """Count tokens that a response brought; `sequence` does not count them yet."""
         num_prefill = sequence.num_tokens if sequence.num_tokens_left > 1 else 0
         self.counters.generation_tokens += num_tokens
+        if sequence.num_output == 0:
+            self.histograms.add_prefill(now - sequence.submitted_at - sequence.queue_s)
         step = self._estimator.observe(sequence.stream_id, num_prefill, now)
         if step is not None and not self.has_iterations(now):
             num_seqs, num_prefill, seconds = step
@@ -79,6 +83,7 @@ class StatisticsRecorder:
     def _record_step(self, num_seqs: int, num_prefill: int, num_decode: int, seconds: float) -> None:
         self.counters.steps += 1
         self.counters.runner_seconds += seconds
+        self.histograms.add_step(seconds, num_seqs, num_prefill + num_decode)
         self._forecast.observe_step(num_seqs, num_prefill, seconds)
         if self.work.is_on:
             self.work.record_step(seconds, num_prefill, num_decode, num_seqs)

@@ -25,6 +25,7 @@ from engine.frames import (
     UnloadAdapter,
     request_failed,
 )
+from engine.histograms import EngineHistograms
 from engine.kv_cache import KvCacheManager
 from engine.kv_tiers.peers import BlockExchange
 from engine.kv_tiers.returns import PrefixReturns, copy_seconds
@@ -112,6 +113,7 @@ class InflightExecutor:
         self._failures: list[RequestFailed] = []
         self._counters = Counters()
         self._work = WorkLog(clock)
+        self._histograms = EngineHistograms()
         self._is_shut_down = False
         self._is_stalled = False
         """Whether the last step had nothing to run."""
@@ -158,6 +160,8 @@ class InflightExecutor:
             num_prefill = sum(chunk.num_tokens for chunk in plan.prefill)
             num_seqs, step_seconds = len(plan.decode) + len(plan.prefill), runner_seconds + overhead_seconds
             self._intake.forecast.observe_step(num_seqs, num_prefill, step_seconds)
+            num_tokens = num_prefill + len(plan.decode) + sum(plan.num_drafts)
+            self._histograms.add_step(step_seconds, num_seqs, num_tokens)
             self._intake.forecast.pace.observe(num_prefill, runner_seconds)
             if self._work.is_on:
                 self._work.record_step(step_seconds, num_prefill, len(plan.decode), num_seqs)
@@ -174,6 +178,7 @@ class InflightExecutor:
             predicted_wait_s=self._predicted_wait_s,
             kv_tiers=None if self._returns is None else self._returns.tiers.stats(),
             handover=None if self._handover is None else self._handover.stats(),
+            histograms=self._histograms.packed(),
             **self._intake.stats(len(self._running)),
             **self._counters.totals(),  # type: ignore[arg-type]
         )
@@ -342,6 +347,7 @@ class InflightExecutor:
         self._intake.forecast.observe_prompt(sequence.num_prompt, sequence.num_cached_tokens)
         sequence.queue_s = self._clock() - sequence.submitted_at
         self._intake.forecast.record_wait(sequence, sequence.queue_s)
+        self._histograms.add_wait(sequence.queue_s)
         if self._work.is_on:
             self._work.record_wait(sequence.queue_s)
             self._work.record_tokens(sequence.tenant, sequence.num_prompt - sequence.num_cached_tokens, 0)
@@ -366,14 +372,7 @@ class InflightExecutor:
         return logits
 
     def _commit(self, plan: StepPlan[Sequence], built: BuiltBatch, logits: FloatArray) -> None:
-        for sequence in plan.decode:
-            sequence.num_computed += 1
-            if sequence.num_output == 0:  # the last token of a prompt whose other tokens were in the cache
-                self._counters.prompt_tokens += 1
-        for chunk in plan.prefill:
-            chunk.sequence.num_computed += chunk.num_tokens
-            if not chunk.sequence.was_preempted:
-                self._counters.prompt_tokens += chunk.num_tokens
+        self._count_prompts(plan)
         if built.prompt_rows:
             record_prompt(built, logits, self._cores)
         outcomes, failures = commit_tokens(built, logits, plan.num_drafts, self._cores)
@@ -396,6 +395,25 @@ class InflightExecutor:
             else:
                 self._intake.forecast.observe_end(sequence)
                 self._finish(sequence, reason)
+
+    def _count_prompts(self, plan: StepPlan[Sequence]) -> None:
+        """Count the prompt tokens of a step that has run, and the prefills that are complete with it."""
+        complete = []
+        for sequence in plan.decode:
+            sequence.num_computed += 1
+            if sequence.num_output == 0:  # the last token of a prompt whose other tokens were in the cache
+                self._counters.prompt_tokens += 1
+                complete.append(sequence)
+        for chunk in plan.prefill:
+            sequence = chunk.sequence
+            sequence.num_computed += chunk.num_tokens
+            if not sequence.was_preempted:
+                self._counters.prompt_tokens += chunk.num_tokens
+            if sequence.num_output == 0 and sequence.num_tokens_left == 0:
+                complete.append(sequence)
+        now = self._clock() if complete else 0.0
+        for sequence in complete:
+            self._histograms.add_prefill(now - sequence.submitted_at - sequence.queue_s)
 
     def _charge(self, sequence: Sequence) -> None:
         """Charge the output since the last charge to the tenant."""

@@ -1,0 +1,96 @@
+"""Distributions that an engine counts: of its steps, and of the waits and prefills of its sequences.
+
+All counts and sums are one flat array of float64, which frames carry as bytes: a frame with 600 bytes more costs less
+than one with a list of numbers, and arrays of several engines are added element by element.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 10.0)
+_WAIT_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 600.0)
+_SEQUENCES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class EngineHistogram(NamedTuple):
+    """One distribution: its name, and its inclusive upper bounds without infinity."""
+
+    name: str
+    bounds: Sequence[float]
+
+
+STEP_SECONDS = EngineHistogram("step_seconds", _SECONDS)
+STEP_SEQUENCES = EngineHistogram("step_sequences", _SEQUENCES)
+STEP_TOKENS = EngineHistogram("step_tokens", _TOKENS)
+QUEUE_SECONDS = EngineHistogram("queue_seconds", _WAIT_SECONDS)
+PREFILL_SECONDS = EngineHistogram("prefill_seconds", _WAIT_SECONDS)
+HISTOGRAMS = (STEP_SECONDS, STEP_SEQUENCES, STEP_TOKENS, QUEUE_SECONDS, PREFILL_SECONDS)
+_WIDTHS = [len(each.bounds) + 2 for each in HISTOGRAMS]
+"""Each distribution's elements: a count for each bound, one for what is above them, and the sum of the values."""
+_STARTS = dict(zip(HISTOGRAMS, (sum(_WIDTHS[:n]) for n in range(len(_WIDTHS))), strict=True))
+_SIZE = sum(_WIDTHS)
+
+
+class EngineHistograms:
+    """The distributions of one engine. Only its loop writes to them."""
+
+    def __init__(self) -> None:
+        self._elements = array("d", [0.0] * _SIZE)
+
+    def add_step(self, seconds: float, num_seqs: int, num_tokens: int) -> None:
+        """Count a step that ran `num_tokens` tokens of `num_seqs` sequences."""
+        self._add(STEP_SECONDS, seconds)
+        self._add(STEP_SEQUENCES, num_seqs)
+        self._add(STEP_TOKENS, num_tokens)
+
+    def add_wait(self, seconds: float) -> None:
+        """Count the time from a sequence's submission to its admission."""
+        self._add(QUEUE_SECONDS, seconds)
+
+    def add_prefill(self, seconds: float) -> None:
+        """Count the time from a sequence's admission to its first token."""
+        self._add(PREFILL_SECONDS, seconds)
+
+    def _add(self, histogram: EngineHistogram, value: float) -> None:
+        start, bounds = _STARTS[histogram], histogram.bounds
+        self._elements[start + bisect_left(bounds, value)] += 1.0
+        self._elements[start + len(bounds) + 1] += value
+
+    def packed(self) -> bytes:
+        """Return the counts so far, as `EngineStats.histograms` has them."""
+        return self._elements.tobytes()
+
+
+class Distribution(NamedTuple):
+    """What was counted of one distribution: `counts` by bucket, not cumulative, the one above all bounds last."""
+
+    histogram: EngineHistogram
+    counts: list[int]
+    total: float
+
+
+def unpack(packed: bytes) -> list[Distribution]:
+    """Return the distributions of packed counts; all 0 where there are none, or where they are another version's."""
+    elements = _elements(packed).tolist()
+    found = []
+    for each, start in _STARTS.items():
+        *counts, total = elements[start : start + len(each.bounds) + 2]
+        found.append(Distribution(each, [int(count) for count in counts], total))
+    return found
+
+
+def add_packed(one: bytes, other: bytes) -> bytes:
+    """Return the sums of two packed counts."""
+    if not one or not other:
+        return one or other
+    return (_elements(one) + _elements(other)).tobytes()
+
+
+def _elements(packed: bytes) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
+    found = np.frombuffer(packed, np.float64)
+    return found if len(found) == _SIZE else np.zeros(_SIZE)
