@@ -33,7 +33,7 @@ from gateway.options.option import OptionError
 from gateway.options.quotas import MEMORY, QuotaOptions
 from gateway.options.rag import RagOptions
 from gateway.options.serving import OFF, InstanceOptions
-from gateway.options.telemetry import LoggingOptions, TraceOptions
+from gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
 from gateway.quotas.metrics import QuotaCollector
 from gateway.quotas.observer import QuotaObserver
 from gateway.quotas.store import MemoryQuotas, QuotaStore
@@ -83,7 +83,7 @@ def make_service(config: ServeConfig, choose_socket: Callable[[], Path | None] =
 
     `choose_socket` returns where the next engine lets workers attach to it.
     """
-    metrics, metrics_settings = GatewayMetrics(), config.metrics.parsed()
+    metrics, metrics_settings = GatewayMetrics(targets=config.metrics.targets), config.metrics.parsed()
     cache_settings = config.response_cache.parsed()
     cache = open_cache(cache_settings) if cache_settings is not None else None
     library = make_library(config.rag, lambda: repository)
@@ -139,6 +139,26 @@ def watch_event_loop(service: InferenceService, process: str) -> None:
     monitor.start()
     service.metrics.registry.register(monitor)
     service.close_last(monitor.close)
+
+
+def push_metrics(service: InferenceService, options: MetricsOptions, process: str) -> None:
+    """Push the metrics of this process to an OpenTelemetry collector, where one is given, until the service closes.
+
+    Raises OptionError where the library is missing.
+    """
+    if options.otlp_endpoint is None:
+        return
+    try:
+        from gateway.telemetry.otlp import OtlpPush, open_exporter  # few servers need OpenTelemetry's exporters
+
+        exporter = open_exporter(options.otlp_endpoint, options.otlp_protocol)
+    except ImportError as error:
+        raise OptionError(
+            f"--otlp-metrics-endpoint needs OpenTelemetry ({error}): pip install 'sluice[otel]'"
+        ) from None
+    push = OtlpPush(service.metrics, process, exporter, options.otlp_interval_s)
+    push.start()
+    service.close_last(push.close)
 
 
 def watch_replicas(service: InferenceService, scale_wait_target_s: float) -> None:

@@ -240,12 +240,19 @@ class GatewayServer:
 
     async def _open(self) -> "InferenceService":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
-        from gateway.assembly import make_grpc_server, make_http_application, make_service, watch_event_loop
+        from gateway.assembly import (
+            make_grpc_server,
+            make_http_application,
+            make_service,
+            push_metrics,
+            watch_event_loop,
+        )
         from gateway.batches.service import BatchService
 
         service = make_service(self._config, self._choose_socket)
         self._service = service
         watch_event_loop(service, "gateway")
+        push_metrics(service, self._config.metrics, "gateway")
         await service.calls.access.ring.start()
         if not service.calls.access.is_enforced and not is_loopback(self._listeners.http[0]):
             log.warning("listening on %s without an API key: whoever reaches it may use it", self._config.http.host)
@@ -274,7 +281,7 @@ class GatewayServer:
             await self._workers.start()
             gather = self._workers.gather
         if self._listeners.metrics is not None:
-            metrics_app = create_metrics_app(service.metrics, service.calls, gather)
+            metrics_app = create_metrics_app(service.metrics, service.calls, gather, self._config.metrics.aliases)
             self._servers.append(HttpServer(metrics_app, self._listeners.metrics))
         for server in self._servers:
             server.start()

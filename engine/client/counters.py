@@ -43,8 +43,10 @@ def sum_stats(each: Iterable[EngineStats], predicted_wait_s: float) -> EngineSta
     found = list(each)
     sums = {name: sum(getattr(stats, name) for stats in found) for name in (*_SUMMED, *_COUNTERS)}
     histograms = reduce(add_packed, (stats.histograms for stats in found), b"")
-    parts = {"kv_tiers": _sum_tiers(found), "handover": _sum_handovers(found), "histograms": histograms}
-    return EngineStats(**sums, predicted_wait_s=predicted_wait_s, **parts)
+    tiers, handover = _sum_tiers(found), _sum_handovers(found)
+    return EngineStats(
+        **sums, predicted_wait_s=predicted_wait_s, kv_tiers=tiers, handover=handover, histograms=histograms
+    )
 
 
 def _sum_handovers(found: Iterable[EngineStats]) -> HandoverStats | None:

@@ -24,6 +24,7 @@ from gateway.grpc.messages import WireMessage, join_message
 from gateway.grpc.methods import CallDetails, CallHost, DirectMethod
 from gateway.grpc.response import GrpcResponse
 from gateway.grpc.unary import as_sluice_error, status_of
+from gateway.telemetry.exemplars import current_span, sampled_span
 from serving.job import InferJob
 from sluice.errors import SluiceError
 
@@ -228,6 +229,9 @@ class GrpcCall(GrpcResponse):
 
     async def _run(self) -> None:
         head = self._head
+        for name, value in head.metadata:
+            if name == "traceparent" and isinstance(value, str):
+                current_span.set(sampled_span(value))
         try:
             handler = self._server.methods.find(CallDetails(head.path, head.metadata))
             if handler is None:

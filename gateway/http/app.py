@@ -1,6 +1,6 @@
 """The HTTP applications: the protocols on one port, the metrics on another."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 
 from fastapi import FastAPI
@@ -40,6 +40,7 @@ from gateway.options.config import ServeConfig
 from gateway.restrictions import ApiCategory, Restrictions
 from gateway.service import InferenceService
 from gateway.streams.metrics import StreamCollector
+from gateway.telemetry.aliases import AliasedRegistry
 from gateway.telemetry.metrics import GatewayMetrics
 from sluice import __version__
 
@@ -165,17 +166,21 @@ class _Guards:
 
 
 def create_metrics_app(
-    metrics: GatewayMetrics, calls: CallLog, gather: Callable[[], Awaitable[CollectorRegistry]] | None = None
+    metrics: GatewayMetrics,
+    calls: CallLog,
+    gather: Callable[[], Awaitable[CollectorRegistry]] | None = None,
+    aliases: Collection[str] = (),
 ) -> Starlette:
     """Return the application of GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks.
 
     `gather` returns the registry of a server with several processes; None: there is no other than that of `metrics`.
+    `aliases` are the servers under whose names the metrics are shown too.
     """
 
     async def scrape(request: Request) -> Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         registry = metrics.registry if gather is None else await gather()
-        return Response(encode(registry), headers={"content-type": content_type})
+        return Response(encode(AliasedRegistry(registry, aliases)), headers={"content-type": content_type})
 
     app = Starlette(routes=[Route("/metrics", scrape)])
     app.router.redirect_slashes = False

@@ -22,6 +22,7 @@ from gateway.http.errors import as_sluice_error, error_response
 from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
 from gateway.sessions import STICKY_HEADER, find_session
+from gateway.telemetry.exemplars import TraceSpan, current_span, sampled_span
 from gateway.telemetry.logs import current_request_id
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -55,6 +56,7 @@ class RequestIdMiddleware:
         request_id = choose_request_id(scope["headers"])
         scope.setdefault("state", {})["request_id"] = request_id
         current_request_id.set(request_id)
+        current_span.set(find_span(scope["headers"]))
         await self.serve(scope, receive, send, request_id)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
@@ -88,6 +90,14 @@ def choose_request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
                 return sent
             break
     return f"{_PROCESS_MARK}{next(_NUMBERS):010x}"
+
+
+def find_span(headers: Iterable[tuple[bytes, bytes]]) -> TraceSpan | None:
+    """Return the span that the client's `traceparent` names, of a sampled trace; None without one."""
+    for name, value in headers:
+        if name == b"traceparent":
+            return sampled_span(value.decode("latin-1"))
+    return None
 
 
 def get_request_id(request: HTTPConnection) -> str:

@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from gateway.options.option import OptionError, choice, integer, option, printable_text, truth
+from gateway.options.goodput import GoodputTargets, parse_targets
+from gateway.options.option import OptionError, choice, integer, option, printable_text, seconds, truth
 from sluice.errors import SluiceError, invalid
 from sluice.log_lines import JSON
 
@@ -14,6 +16,8 @@ METRICS_FLAG = "--metrics-config"
 TRACE_CONFIG = "--trace-config"
 _LEADING_NUMBER = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _MIN_INTERVAL_MS = 1
+ALIAS_FAMILIES = ("vllm", "trtllm", "dynamo")
+"""Servers under whose names metrics can be shown too."""
 
 
 class Quantile(NamedTuple):
@@ -106,6 +110,22 @@ class LoggingOptions:
         return settings
 
 
+def _alias_families(text: str) -> tuple[str, ...]:
+    """Parse names of other servers whose names of metrics are shown."""
+    names = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
+    if not set(names) <= set(ALIAS_FAMILIES):
+        raise ValueError(f"some of {', '.join(ALIAS_FAMILIES)}, with commas between")
+    return names
+
+
+def _http_url(text: str) -> str:
+    """Parse the URL of a collector."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ValueError("a URL such as http://localhost:4317")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class MetricsOptions:
     """Metrics: Prometheus"""
@@ -137,6 +157,40 @@ class MetricsOptions:
         "triton_infer_aliases=true adds the triton_infer_* names of older dashboards. May be given several times",
         is_many=True,
         separator=";",
+    )
+    aliases: tuple[str, ...] = option(
+        "--metrics-aliases",
+        (),
+        _alias_families,
+        "NAMES",
+        "show the metrics under the names of other servers too, for boards and autoscalers made for them: vllm, "
+        "trtllm, dynamo, with commas between",
+    )
+    targets: GoodputTargets | None = option(
+        "--slo",
+        None,
+        parse_targets,
+        "ttft=MS,itl=MS,...",
+        "targets of goodput in milliseconds: ttft, itl (99th percentile of a request's gaps), tpot, e2e. Requests that "
+        "meet all are counted, and those that do not",
+    )
+    otlp_endpoint: str | None = option(
+        "--otlp-metrics-endpoint",
+        None,
+        _http_url,
+        "URL",
+        "push metrics to an OpenTelemetry collector, such as http://localhost:4317: the GenAI conventions' and all "
+        "sluice_*. Needs sluice[otel]",
+    )
+    otlp_protocol: str = option(
+        "--otlp-metrics-protocol",
+        "grpc",
+        choice("grpc", "http"),
+        "PROTOCOL",
+        "how they are pushed: grpc, or http (protobuf, to URL/v1/metrics where the URL has no path)",
+    )
+    otlp_interval_s: float = option(
+        "--otlp-metrics-interval-secs", 60.0, seconds(0.1), "SECONDS", "how often they are pushed"
     )
 
     def __post_init__(self) -> None:

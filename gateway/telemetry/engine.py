@@ -7,7 +7,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engine.client.interface import Engine
+from engine.histograms import HISTOGRAMS, unpack
 from engine.types import EngineInfo, EngineStats
+from gateway.telemetry.buckets import BucketFamily
 from gateway.telemetry.handover import collect_handovers
 from gateway.telemetry.kv_tiers import collect_kv_tiers
 from pipelines.llm.text import LlmText
@@ -22,6 +24,13 @@ _INFO = (
 )
 """Fields of `EngineInfo` that are labels."""
 
+_HISTOGRAM_TEXTS = {
+    "step_seconds": "Time of a step: the model, and everything else.",
+    "step_sequences": "Sequences in a step: the size of its batch.",
+    "step_tokens": "Tokens that a step runs: prompt tokens, and one for each sequence that decodes, with its drafts.",
+    "queue_seconds": "From a request's submission to its admission.",
+    "prefill_seconds": "From a request's admission to its first token.",
+}
 Stat = Callable[[EngineStats], float]
 
 _GAUGES: tuple[tuple[str, str, Stat], ...] = (
@@ -85,6 +94,8 @@ _LIMITS: tuple[tuple[str, str, Callable[[EngineInfo], float]], ...] = (
     ("sluice_engine_max_num_batched_tokens", "Most tokens in one step.", lambda i: i.max_num_batched_tokens),
     ("sluice_engine_max_model_len", "Longest prompt and output of one request together.", lambda i: i.max_model_len),
     ("sluice_kv_blocks", "KV blocks that the engine has.", lambda i: i.capacity_blocks),
+    ("sluice_kv_block_tokens", "Tokens that a KV block holds.", lambda i: i.block_size),
+    ("sluice_engine_adapters", "LoRA adapters that requests may use.", lambda i: len(i.adapters)),
 )
 
 _LIVENESS: tuple[tuple[str, str, Supervised], ...] = (
@@ -149,6 +160,7 @@ def engine_families(named: Sequence[NamedEngine]) -> Iterator[Metric]:
     yield from _families(GaugeMetricFamily, _LIMITS, infos)
     yield _info(named)
     yield _seconds(stats)
+    yield from _histograms(stats)
 
 
 def _info(named: Iterable[NamedEngine]) -> Metric:
@@ -171,6 +183,17 @@ def _families(
         for model, source in sources.items():
             family.add_metric((model,), read(source))
         yield family
+
+
+def _histograms(stats: Mapping[str, EngineStats]) -> list[Metric]:
+    families = [
+        BucketFamily(f"sluice_engine_{each.name}", _HISTOGRAM_TEXTS[each.name], each.bounds, _LABELS)
+        for each in HISTOGRAMS
+    ]
+    for model, state in stats.items():
+        for family, found in zip(families, unpack(state.histograms), strict=True):
+            family.add((model,), found.counts, found.total)
+    return [*families]
 
 
 def _seconds(stats: Mapping[str, EngineStats]) -> Metric:

@@ -8,6 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.options.telemetry import MetricsSettings
+from gateway.telemetry.aliases import ALIAS_NAMES
 from gateway.telemetry.cache import CACHE_NAMES, cache_counters, cache_gauges
 from gateway.telemetry.custom import CustomMetricRegistry
 from gateway.telemetry.families import (
@@ -110,7 +111,7 @@ _OWN_NAMES = frozenset(
         *(each.name for each in (_SUCCESSES, *_COUNTS, _PENDING, *_ALIASES)),
         *(*CACHE_NAMES, *MACHINE_NAMES),
         *(*LATENCY_NAMES, *LATENCY_SAMPLE_NAMES),
-        *(*TRT_LLM_NAMES, *TRT_LLM_SAMPLE_NAMES),
+        *(*TRT_LLM_NAMES, *TRT_LLM_SAMPLE_NAMES, *ALIAS_NAMES),
     }
 )
 """Families of the server, and samples of its histograms and summaries, whether or not they are shown."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, Metric
 
 from gateway.workers.messages import Counts, Family, Sample
 
@@ -24,7 +24,7 @@ def read_counts(registry: CollectorRegistry, number: int) -> Counts:
             each.name,
             each.documentation,
             each.type,
-            [Sample(s.name, dict(s.labels), float(s.value)) for s in each.samples],
+            [Sample(s.name, dict(s.labels), float(s.value), _packed(s.exemplar)) for s in each.samples],
         )
         for each in registry.collect()
         if each.samples and not each.name.startswith(_OF_ONE_PROCESS) and each.name not in _NOT_SUMMED
@@ -32,10 +32,16 @@ def read_counts(registry: CollectorRegistry, number: int) -> Counts:
     return Counts(number, families)
 
 
+def _packed(exemplar: Exemplar | None) -> tuple[dict[str, str], float, float] | None:
+    return None if exemplar is None else (exemplar.labels, exemplar.value, float(exemplar.timestamp or 0.0))
+
+
 class _Sum(NamedTuple):
     help: str
     kind: str
     values: dict[SampleKey, float]
+    exemplars: dict[SampleKey, Exemplar]
+    """The latest exemplar of each value that has any."""
 
 
 class WorkerCounts:
@@ -56,7 +62,10 @@ class WorkerCounts:
 
     def sums(self) -> dict[str, _Sum]:
         """Return the sums by family."""
-        sums = {name: each._replace(values=dict(each.values)) for name, each in self._ended.items()}
+        sums = {
+            name: each._replace(values=dict(each.values), exemplars=dict(each.exemplars))
+            for name, each in self._ended.items()
+        }
         for families in self._latest.values():
             _add(sums, families)
         return sums
@@ -68,10 +77,20 @@ class WorkerCounts:
 
 def _add(sums: dict[str, _Sum], families: Iterable[Family]) -> None:
     for family in families:
-        values = sums.setdefault(family.name, _Sum(family.help, family.kind, {})).values
+        added = sums.setdefault(family.name, _Sum(family.help, family.kind, {}, {}))
         for sample in family.samples:
             key = sample.name, tuple(sorted(sample.labels.items()))
-            values[key] = _combine(sample.name, values.get(key), sample.value)
+            added.values[key] = _combine(sample.name, added.values.get(key), sample.value)
+            if sample.exemplar is not None:
+                latest = _latest(added.exemplars.get(key), Exemplar(*sample.exemplar))
+                assert latest is not None
+                added.exemplars[key] = latest
+
+
+def _latest(one: Exemplar | None, other: Exemplar | None) -> Exemplar | None:
+    if one is None or other is None:
+        return one or other
+    return max(one, other, key=lambda each: float(each.timestamp or 0.0))
 
 
 def _combine(name: str, before: float | None, value: float) -> float:
@@ -112,7 +131,8 @@ def _sum(metric: Metric, added: _Sum) -> Metric:
     for sample in metric.samples:
         key = sample.name, tuple(sorted(sample.labels.items()))
         value = _combine(sample.name, left.pop(key, None), sample.value)
-        result.add_sample(sample.name, sample.labels, value, sample.timestamp, sample.exemplar)
+        exemplar = _latest(sample.exemplar, added.exemplars.get(key))
+        result.add_sample(sample.name, sample.labels, value, sample.timestamp, exemplar)
     for (name, labels), value in left.items():
-        result.add_sample(name, dict(labels), value)
+        result.add_sample(name, dict(labels), value, None, added.exemplars.get((name, labels)))
     return result

@@ -63,11 +63,12 @@ class AskCounts(msgspec.Struct, tag=True, frozen=True):
 
 
 class Sample(msgspec.Struct, array_like=True, frozen=True):
-    """One value of a family of metrics."""
+    """One value of a family of metrics. `exemplar`: labels, value, and when it was, in seconds since 1970."""
 
     name: str
     labels: dict[str, str]
     value: float
+    exemplar: tuple[dict[str, str], float, float] | None = None
 
 
 class Family(msgspec.Struct, array_like=True, frozen=True):

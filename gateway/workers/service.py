@@ -39,7 +39,7 @@ def own_config(config: ServeConfig, number: int) -> ServeConfig:
 
 def make_worker_service(config: ServeConfig, quotas: QuotaStore) -> InferenceService:
     """Build the service. `quotas` are the host's, for use that is counted in memory. Raises OptionError."""
-    metrics = GatewayMetrics()
+    metrics = GatewayMetrics(targets=config.metrics.targets)
     access = make_access(config)
     calls, prices = CallLog(access), make_prices(config)
     ledger = make_ledger(config, calls, prices)

@@ -6,7 +6,7 @@ import socket
 from contextlib import suppress
 from math import inf
 
-from gateway.assembly import watch_event_loop
+from gateway.assembly import push_metrics, watch_event_loop
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer
 from gateway.options.config import ServeConfig
@@ -46,6 +46,7 @@ class Worker:
     async def run(self, listener: socket.socket) -> None:
         """Serve the port until the host wants an end, or is lost."""
         watch_event_loop(self._service, f"worker-{self._number}")
+        push_metrics(self._service, self._config.metrics, f"worker-{self._number}")
         await self._service.calls.access.ring.start()
         await self._service.repository.start()
         self._service.begin_serving()

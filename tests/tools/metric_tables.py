@@ -21,6 +21,7 @@ from gateway.quotas.store import MemoryQuotas
 from gateway.streams.metrics import COUNTERS, StreamCollector
 from gateway.streams.store import SharedStore, StreamLimits, StreamStore
 from gateway.telemetry import trt_llm
+from gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
 from gateway.telemetry.engine import EngineCollector, ServedModels
 from gateway.telemetry.event_loop import EventLoopMonitor
 from gateway.telemetry.machine import GpuProcess, GpuSample, process_memory
@@ -45,16 +46,8 @@ _OF_ONE_SAMPLE = {"le", "quantile"}
 
 
 def _requests() -> str:
-    metrics = GatewayMetrics()
-    direct = (
-        *(metrics.requests, metrics.time_to_first_token, metrics.time_per_output_token),
-        metrics.request_duration,
-    )
-    labels = {each._name: each._labelnames for each in direct}
-    return _table(
-        (family for family in metrics.registry.collect() if family.name.startswith("sluice_")),
-        lambda family: labels.get(family.name) or _labels(family),
-    )
+    families = GatewayMetrics().registry.collect()
+    return _table((family for family in families if family.name.startswith("sluice_")), _labels)
 
 
 def _engine() -> str:
@@ -124,6 +117,27 @@ def _trt_llm() -> str:
     return _table(families, lambda family: labels.get(family.name, ("response_metric_type",)))
 
 
+def _aliases(server: str) -> str:
+    scheme, rows = TABLE[server]
+    constants = ", ".join(f'{name}="{value}"' for name, value in scheme.constants.items())
+    return table(
+        ("Metric", "Type", "Labels", "From"),
+        (
+            [
+                code(f"{each.name}_total" if each.kind == "counter" else each.name),
+                each.kind,
+                codes((scheme.model, *([constants] if constants else []), *each.labels)),
+                code(each.source),
+            ]
+            for each in rows
+        ),
+    )
+
+
+def _without_counterpart() -> str:
+    return "\n".join(f"- `{server}`: {codes(names)}." for server, names in WITHOUT_COUNTERPART.items())
+
+
 def _own_labels(family: Metric) -> Iterable[str]:
     return [name for name in _labels(family) if name not in _OF_EVERY_MODEL or not family.name.startswith("nv_")]
 
@@ -164,4 +178,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics-cache": partial(_families, "nv_cache"),
     "metrics-machine": partial(_families, "nv_gpu", "nv_energy", "sluice_gpu", "nv_cpu", "nv_pinned"),
     "metrics-trt-llm": _trt_llm,
+    **{f"metrics-aliases-{server}": partial(_aliases, server) for server in TABLE},
+    "metrics-aliases-absent": _without_counterpart,
 }

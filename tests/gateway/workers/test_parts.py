@@ -10,16 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.access.identity import QuotaLimits
 from gateway.listeners import ListenError, listen, listen_together, listener_url
 from gateway.quotas.account import Charge, Hold, Refusal, make_party
 from gateway.quotas.store import MemoryQuotas
+from gateway.telemetry.exemplars import TraceSpan
+from gateway.telemetry.metrics import GatewayMetrics
 from gateway.workers import dispatch
 from gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
 from gateway.workers.dispatch import Dispatch
-from gateway.workers.messages import Decision, OfRequest, Piece, Reserve, Settle
+from gateway.workers.messages import Counts, Decision, OfRequest, Piece, Reserve, Settle
 from gateway.workers.quotas import HostQuotas, QuotaDesk
 from gateway.workers.slot import Slot, WorkerMaker
 from gateway.workers.wire import Wire
@@ -224,6 +227,24 @@ def _values(registry: CollectorRegistry) -> dict[tuple[str, str], float]:
         for sample in family.samples
         if not sample.name.endswith(("_bucket", "_created"))
     }
+
+
+def test_the_latest_exemplar_of_several_processes_stays() -> None:
+    registries, counts = [], WorkerCounts()
+    for number, age in enumerate((1.0, 3.0, 2.0)):
+        metrics = GatewayMetrics()
+        metrics.open_request("rill", "v2").close()
+        [tally] = metrics.tallies.values()
+        tally.request_duration.observe_traced(0.02, TraceSpan(f"{number}" * 32, "ab" * 8), 100.0 + age)
+        registries.append(metrics.registry)
+    for number, registry in enumerate(registries[1:]):
+        packed = msgspec.msgpack.encode(read_counts(registry, 0))
+        counts.keep(number, msgspec.msgpack.decode(packed, type=Counts).families)
+    text = openmetrics_latest(SummedRegistry(registries[0], counts)).decode()  # type: ignore[no-untyped-call]
+    assert text.count("trace_id") == 1
+    [line] = [line for line in text.splitlines() if "trace_id" in line]
+    assert f'trace_id="{"1" * 32}"' in line
+    assert line.endswith(" 0.02 103.0")
 
 
 # --- quotas ---

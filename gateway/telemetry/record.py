@@ -1,0 +1,212 @@
+"""The measurements of one request to a language model, from when the service took it to its end."""
+
+import time
+from collections.abc import Callable
+from math import inf
+from typing import Protocol
+
+from gateway.calls import Call, current_call, note_model
+from gateway.options.goodput import GoodputTargets
+from gateway.telemetry.buckets import BucketTally
+from gateway.telemetry.exemplars import current_span
+from gateway.telemetry.tallies import RequestTally
+from pipelines.text.types import TextEvent
+from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
+
+_SERVER_FAULTS = {*CANNOT_SERVE, ErrorCode.INTERNAL, ErrorCode.UNKNOWN}
+"""Outcomes of requests that were no fault of the client: they are no goodput."""
+_ERROR = "error"
+WAITING, RUNNING = "waiting", "running"
+"""States of a request with an adapter: without a token yet, and with one."""
+
+
+class AdapterCounts(Protocol):
+    """Counts the open requests of LoRA adapters."""
+
+    def move(self, model: str, adapter: str, before: str, now: str) -> None:
+        """Note that a request has gone from one state to another; "" is before its begin and after its end."""
+
+
+class RequestRecord:
+    """Writes to the tally of its model and protocol, and to the call that the request is a part of."""
+
+    __slots__ = (
+        "_adapter",
+        "_adapters",
+        "_admitted",
+        "_call",
+        "_clock",
+        "_finish",
+        "_first_at",
+        "_itl_target",
+        "_last",
+        "_model",
+        "_num_gaps",
+        "_num_slow_gaps",
+        "_outcome",
+        "_output_tokens",
+        "_prompt_tokens",
+        "_span",
+        "_started",
+        "_tally",
+        "_targets",
+        "_tpot_s",
+    )
+
+    def __init__(
+        self,
+        tally: RequestTally,
+        model: str,
+        clock: Callable[[], float],
+        targets: GoodputTargets | None,
+        adapters: AdapterCounts,
+    ) -> None:
+        self._tally = tally
+        self._model = model
+        self._clock = clock
+        self._targets = targets
+        self._itl_target = inf if targets is None else targets.itl
+        self._adapters = adapters
+        self._adapter = ""
+        self._started = self._clock()
+        self._first_at = 0.0
+        self._last = 0.0
+        self._prompt_tokens = self._output_tokens = 0
+        self._num_gaps = self._num_slow_gaps = 0
+        self._tpot_s: float | None = None
+        self._outcome = "cancelled"
+        self._finish = ""
+        self._span = current_span.get()
+        self._admitted = (0, 0)
+        """Tokens of the prompt and of the answer that the observers have admitted."""
+        tally.num_open += 1
+        call = current_call.get()
+        self._call = None if call is None or call.ended else call
+        if self._call is not None:
+            self._call.hold()
+
+    async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
+        """Ask the observers of the current call, and return its sender's weight. Raises SluiceError where one refuses
+        the generation, and FORBIDDEN for an adapter that the sender may not use."""
+        call = self._call
+        if call is not None:
+            if adapter:
+                note_model(call.model, adapter, is_checked=not call.route)  # targets need no right of their own
+            await call.admit(prompt_tokens, max_tokens)
+            self._admitted = (prompt_tokens, max_tokens)
+        self._tally.max_tokens.observe(max_tokens)
+        if adapter and not self._adapter:
+            self._adapter = adapter
+            self._adapters.move(self._model, adapter, "", WAITING)
+        return None if call is None or call.identity is None else call.identity.weight
+
+    def observe(self, event: TextEvent) -> None:
+        """Count an event that is about to go to the client."""
+        now = self._clock()
+        tally = self._tally
+        if self._last:
+            gap = now - self._last
+            tally.inter_token_latency.observe(gap)
+            self._num_gaps += 1
+            if gap > self._itl_target:
+                self._num_slow_gaps += 1
+        else:
+            self._first(now, event)
+        self._last = now
+        tally.generation_tokens += event.num_tokens
+        self._output_tokens += event.num_tokens
+        if self._call is not None:
+            self._call.generated_tokens += event.num_tokens
+        if event.finish_reason is not None:
+            self._end(now, event)
+
+    def _first(self, now: float, event: TextEvent) -> None:
+        self._first_at = now
+        if self._call is not None:
+            self._call.first_token = self._call.first_token or now
+        if self._adapter:
+            self._adapters.move(self._model, self._adapter, WAITING, RUNNING)
+        self._count_prompt(event)
+        self._observe(self._tally.time_to_first_token, now - self._started)
+
+    def _end(self, now: float, event: TextEvent) -> None:
+        """Count the last event, which has a finish reason."""
+        assert event.finish_reason is not None
+        self._outcome = "ok"
+        self._finish = event.finish_reason.value
+        self._count_prompt(event)
+        tally = self._tally
+        tally.cached_tokens += event.cached_tokens
+        if self._call is not None:
+            self._call.cached_tokens += event.cached_tokens
+            self._call.finish = self._finish
+        if event.completion_tokens > 1 and now > self._first_at:
+            self._tpot_s = (now - self._first_at) / (event.completion_tokens - 1)
+            self._observe(tally.time_per_output_token, self._tpot_s)
+        self._observe(tally.decode_duration, now - self._first_at)
+        tally.prompt_length.observe(event.prompt_tokens)
+        tally.output_length.observe(event.completion_tokens)
+
+    def _observe(self, histogram: BucketTally, value: float) -> None:
+        if self._span is not None:
+            histogram.observe_traced(value, self._span, time.time())
+        else:
+            histogram.observe(value)
+
+    def _count_prompt(self, event: TextEvent) -> None:
+        """Count the prompt with the first event and the last: remote models report its tokens at the end."""
+        added = event.prompt_tokens - self._prompt_tokens
+        self._tally.prompt_tokens += added
+        if self._call is not None:
+            self._call.prompt_tokens += added
+        self._prompt_tokens = event.prompt_tokens
+
+    def fail(self, error: Exception) -> None:
+        code = error.code if isinstance(error, SluiceError) else ErrorCode.INTERNAL
+        self._outcome = code.value
+
+    def close(self) -> None:
+        """End the request; without a finish reason or a failure, its client has disconnected."""
+        now, tally = self._clock(), self._tally
+        tally.num_open -= 1
+        self._observe(tally.request_duration, now - self._started)
+        tally.outcomes[self._outcome] += 1
+        tally.finishes[self._finish_reason()] += 1
+        if self._outcome != "ok":
+            tally.aborted_tokens += self._output_tokens
+            tally.add_failure(self._outcome, now - self._started)
+        if self._adapter:
+            self._adapters.move(self._model, self._adapter, RUNNING if self._first_at else WAITING, "")
+        if self._targets is not None:
+            self._judge(self._targets, now)
+        self._release_call()
+
+    def _finish_reason(self) -> str:
+        if self._outcome == "ok":
+            return self._finish
+        return self._outcome if self._outcome == "cancelled" else _ERROR
+
+    def _judge(self, targets: GoodputTargets, now: float) -> None:
+        """Count the request for goodput; one that its client gave up, or that was invalid, says nothing of speed."""
+        if self._outcome == "ok":
+            ttft_s, e2e_s = self._first_at - self._started, now - self._started
+            gaps = self._num_gaps, self._num_slow_gaps
+            self._tally.judge(targets.missed(ttft_s, e2e_s, *gaps, self._tpot_s))
+        elif self._outcome in _SERVER_FAULTS:
+            self._tally.judge([_ERROR])
+
+    def _release_call(self) -> None:
+        call = self._call
+        if call is not None:
+            if call.route and not self._first_at:
+                self._leave_to_others(call)
+            elif self._outcome != "ok":
+                call.finish = self._outcome
+            call.release()
+
+    def _leave_to_others(self, call: Call) -> None:
+        """End a target's part in a call that names a route: what was admitted is there for the target that is asked
+        next, and one that has answered before says how the call ends."""
+        call.spare = (call.spare[0] + self._admitted[0], call.spare[1] + self._admitted[1])
+        if not call.first_token:
+            call.finish = self._outcome
