@@ -1,0 +1,212 @@
+"""Pushes metrics to an OpenTelemetry collector: those of the GenAI conventions, and all of ours.
+
+The library's exporters send what is made here of our own counts at each interval, so a request costs no more than
+without them. Each process pushes its own counts, as an instance of its own. The exporters' own variables count too:
+OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_RESOURCE_ATTRIBUTES and others.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Protocol
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from opentelemetry.sdk.metrics import Exemplar
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from prometheus_client.core import Metric as Family
+
+from gateway.telemetry.buckets import BucketFamily, Exemplars
+from gateway.telemetry.genai import Distribution, distributions
+from gateway.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0
+_OURS = "sluice_"
+_NS = 1_000_000_000
+
+
+class Exporter(Protocol):
+    """An exporter of the library."""
+
+    def export(self, metrics_data: MetricsData, timeout_millis: float = ...) -> MetricExportResult: ...
+    def shutdown(self, timeout_millis: float = ...) -> None: ...
+
+
+def open_exporter(endpoint: str, protocol: str) -> Exporter:
+    """Return the exporter to a collector at `endpoint`, over `protocol`: grpc or http."""
+    if protocol == "http":
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter as HttpExporter
+
+        has_path = urlsplit(endpoint).path not in ("", "/")
+        return HttpExporter(endpoint if has_path else endpoint.rstrip("/") + "/v1/metrics", timeout=TIMEOUT_S)
+    from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter as GrpcExporter
+
+    return GrpcExporter(endpoint, timeout=TIMEOUT_S)
+
+
+class OtlpPush:
+    """Pushes the metrics of a process at intervals, and once more at its end.
+
+    It belongs to the event loop, whose counts it reads; the exporter sends in a thread.
+    """
+
+    def __init__(self, metrics: GatewayMetrics, process: str, exporter: Exporter, interval_s: float) -> None:
+        """`process` is "gateway" or "worker-N"."""
+        self._metrics = metrics
+        self._exporter = exporter
+        self._interval_s = interval_s
+        self._resource = _make_resource(process)
+        self._started_ns = time.time_ns()
+        self._is_failing = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to push, on the running event loop."""
+        self._task = asyncio.create_task(self._run(), name="otlp-metrics")
+
+    async def close(self) -> None:
+        """Push what was counted last, and end."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+        await self.push()
+        await asyncio.to_thread(self._exporter.shutdown)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.push()
+
+    async def push(self) -> None:
+        """Push the counts of now. A failure is logged, once until one succeeds: the next push has these counts too."""
+        data = make_data(self._metrics, self._resource, self._started_ns, time.time_ns())
+        try:
+            result = await asyncio.to_thread(self._exporter.export, data)
+            problem = "" if result is MetricExportResult.SUCCESS else "the exporter's own lines say why"
+        except Exception as error:
+            problem = str(error) or type(error).__name__
+        if problem and not self._is_failing:
+            log.warning("metrics do not reach --otlp-metrics-endpoint, and are pushed again later: %s", problem)
+        self._is_failing = bool(problem)
+
+
+def _make_resource(process: str) -> Resource:
+    """Return what the metrics are of: the environment's attributes, and a name for what those leave out."""
+    own = {SERVICE_VERSION: version("sluice"), SERVICE_INSTANCE_ID: str(uuid4()), "sluice.process": process}
+    resource = Resource.create({})
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):
+        own[SERVICE_NAME] = "sluice"
+    return Resource(own).merge(resource) if SERVICE_NAME not in own else resource.merge(Resource(own))
+
+
+def make_data(metrics: GatewayMetrics, resource: Resource, started_ns: int, now_ns: int) -> MetricsData:
+    """Return all that a process has counted, in the library's values."""
+    made = _Points(started_ns, now_ns)
+    genai = [made.distribution(each) for each in distributions(metrics.tallies)]
+    ours = [metric for family in metrics.registry.collect() for metric in made.family(family)]
+    scopes = [ScopeMetrics(InstrumentationScope("sluice"), [*genai, *ours], "")]
+    return MetricsData([ResourceMetrics(resource, scopes, "")])
+
+
+class _Points:
+    """Makes the library's points of counts between two times."""
+
+    def __init__(self, started_ns: int, now_ns: int) -> None:
+        self._times = started_ns, now_ns
+
+    def distribution(self, found: Distribution) -> Metric:
+        points = [
+            self._histogram_point(attributes, tally.bounds, tally.counts, tally.total, tally.exemplars or {})
+            for attributes, tally in found.series
+        ]
+        return Metric(found.name, found.text, found.unit, Histogram(points, AggregationTemporality.CUMULATIVE))
+
+    def family(self, family: Family) -> Iterator[Metric]:
+        """Yield a family of ours; none of others, and none without samples."""
+        if not family.name.startswith(_OURS):
+            return
+        if isinstance(family, BucketFamily):
+            if family.rows:
+                yield self._bucket_family(family)
+            return
+        parts = ("_count", "_sum") if family.type == "summary" else ("",)
+        is_counter = family.type != "gauge"
+        for part in parts:
+            ending = "_total" if family.type == "counter" else part
+            points = list(self._numbers(family, family.name + ending))
+            if points:
+                yield Metric(family.name + part, family.documentation, "", _numbers(points, is_counter=is_counter))
+
+    def _numbers(self, family: Family, name: str) -> Iterable[NumberDataPoint]:
+        for sample in family.samples:
+            if sample.name == name:
+                yield NumberDataPoint(dict(sample.labels), *self._times, float(sample.value))
+
+    def _bucket_family(self, family: BucketFamily) -> Metric:
+        points = [
+            self._histogram_point(
+                dict(zip(family.label_names, row.labels, strict=True)),
+                family.bounds,
+                row.counts,
+                row.total,
+                row.exemplars,
+            )
+            for row in family.rows
+        ]
+        data = Histogram(points, AggregationTemporality.CUMULATIVE)
+        return Metric(family.name, family.documentation, "", data)
+
+    def _histogram_point(
+        self,
+        attributes: dict[str, str],
+        bounds: Iterable[float],
+        counts: Iterable[int],
+        total: float,
+        exemplars: Exemplars,
+    ) -> HistogramDataPoint:
+        counted, limits = list(counts), list(bounds)
+        kept = [
+            Exemplar({}, each.value, int(float(each.timestamp or 0.0) * _NS), *_ids(each.labels))
+            for each in exemplars.values()
+        ]
+        return HistogramDataPoint(
+            attributes,
+            *self._times,
+            count=sum(counted),
+            sum=total,
+            bucket_counts=counted,
+            explicit_bounds=limits,
+            min=None,  # type: ignore[arg-type]  # the message leaves it out then, which the protocol allows
+            max=None,  # type: ignore[arg-type]
+            exemplars=kept,
+        )
+
+
+def _ids(labels: Mapping[str, str]) -> tuple[int, int]:
+    return int(labels["span_id"], 16), int(labels["trace_id"], 16)
+
+
+def _numbers(points: list[NumberDataPoint], *, is_counter: bool) -> Sum | Gauge:
+    return Sum(points, AggregationTemporality.CUMULATIVE, is_monotonic=True) if is_counter else Gauge(points)
