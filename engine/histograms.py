@@ -70,7 +70,7 @@ class Distribution(NamedTuple):
     """What was counted of one distribution: `counts` by bucket, not cumulative, the one above all bounds last."""
 
     histogram: EngineHistogram
-    counts: list[int]
+    counts: list[float]
     total: float
 
 
@@ -79,8 +79,8 @@ def unpack(packed: bytes) -> list[Distribution]:
     elements = _elements(packed).tolist()
     found = []
     for each, start in _STARTS.items():
-        *counts, total = elements[start : start + len(each.bounds) + 2]
-        found.append(Distribution(each, [int(count) for count in counts], total))
+        end = start + len(each.bounds) + 1
+        found.append(Distribution(each, elements[start:end], elements[end]))
     return found
 
 

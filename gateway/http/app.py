@@ -5,7 +5,6 @@ from functools import partial
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -41,6 +40,7 @@ from gateway.restrictions import ApiCategory, Restrictions
 from gateway.service import InferenceService
 from gateway.streams.metrics import StreamCollector
 from gateway.telemetry.aliases import AliasedRegistry
+from gateway.telemetry.exposition import choose_writer
 from gateway.telemetry.metrics import GatewayMetrics
 from sluice import __version__
 
@@ -178,7 +178,7 @@ def create_metrics_app(
     """
 
     async def scrape(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        encode, content_type = choose_writer(request.headers.get("accept", ""))
         registry = metrics.registry if gather is None else await gather()
         return Response(encode(AliasedRegistry(registry, aliases)), headers={"content-type": content_type})
 

@@ -6,7 +6,7 @@ the library's samples only for readers that ask for those.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import add
@@ -48,25 +48,32 @@ class BucketTally:
             self.exemplars = {}
         self.exemplars[index] = Exemplar(span._asdict(), value, now)
 
-    def merge(self, other: "BucketTally") -> None:
-        """Add what another of the same bounds has counted, and take its exemplars that are newer."""
-        self.counts = list(map(add, self.counts, other.counts))
-        self.total += other.total
-        for index, exemplar in (other.exemplars or {}).items():
-            own = (self.exemplars or {}).get(index)
-            if own is None or float(own.timestamp or 0.0) < float(exemplar.timestamp or 0.0):
-                self.exemplars = {**(self.exemplars or {}), index: exemplar}
+    def merged(self, others: Iterable["BucketTally"]) -> "BucketTally":
+        """Return what this and others of the same bounds have counted, with the latest exemplars."""
+        made = BucketTally(self.bounds)
+        made.counts, made.total, made.exemplars = self.counts, self.total, self.exemplars
+        for other in others:
+            made.counts = list(map(add, made.counts, other.counts))
+            made.total += other.total
+            if other.exemplars:
+                made.exemplars = _latest(made.exemplars or _NONE, other.exemplars)
+        return made
 
-    @property
-    def num_values(self) -> int:
-        return sum(self.counts)
+
+def _latest(one: Exemplars, other: Exemplars) -> dict[int, Exemplar]:
+    """Return the later exemplar of each bucket."""
+    latest = dict(one)
+    for index, exemplar in other.items():
+        if index not in latest or float(latest[index].timestamp or 0.0) < float(exemplar.timestamp or 0.0):
+            latest[index] = exemplar
+    return latest
 
 
 class BucketRow(NamedTuple):
     """One series of a histogram: label values, counts by bucket (not cumulative), and the sum of the values."""
 
     labels: tuple[str, ...]
-    counts: Sequence[int]
+    counts: Sequence[float]
     total: float
     exemplars: Exemplars
 
@@ -84,7 +91,7 @@ class BucketFamily(Metric):
     def label_names(self) -> tuple[str, ...]:
         return self._labelnames
 
-    def add(self, labels: tuple[str, ...], counts: Sequence[int], total: float, exemplars: Exemplars = _NONE) -> None:
+    def add(self, labels: tuple[str, ...], counts: Sequence[float], total: float, exemplars: Exemplars = _NONE) -> None:
         """Add a series."""
         self.rows.append(BucketRow(labels, counts, total, exemplars))
 
@@ -120,3 +127,31 @@ class BucketFamily(Metric):
 def bound_texts(bounds: tuple[float, ...]) -> tuple[str, ...]:
     """Return the texts of bounds as the label `le` has them, infinity last."""
     return tuple(str(floatToGoString(bound)) for bound in (*bounds, float("inf")))  # type: ignore[no-untyped-call]
+
+
+class ValueFamily(Metric):
+    """Counters or gauges whose series are rows of label values and a number."""
+
+    def __init__(self, name: str, text: str, kind: str, labels: Sequence[str]) -> None:
+        super().__init__(name, text, kind)
+        self._labelnames = tuple(labels)
+        self.sample_name = f"{name}_total" if kind == "counter" else name
+        self.rows: list[tuple[tuple[str, ...], float]] = []
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        return self._labelnames
+
+    def add(self, labels: tuple[str, ...], value: float) -> None:
+        """Add a series."""
+        self.rows.append((labels, value))
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The library's samples of all rows."""
+        names = self._labelnames
+        return [Sample(self.sample_name, dict(zip(names, row, strict=True)), value) for row, value in self.rows]
+
+    @samples.setter
+    def samples(self, samples: list[Sample]) -> None:
+        assert not samples, "a family of rows takes no samples"

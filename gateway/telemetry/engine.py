@@ -9,7 +9,8 @@ from prometheus_client.registry import Collector
 from engine.client.interface import Engine
 from engine.histograms import HISTOGRAMS, unpack
 from engine.types import EngineInfo, EngineStats
-from gateway.telemetry.buckets import BucketFamily
+from gateway.telemetry.buckets import BucketFamily, ValueFamily
+from gateway.telemetry.families import GAUGE
 from gateway.telemetry.handover import collect_handovers
 from gateway.telemetry.kv_tiers import collect_kv_tiers
 from pipelines.llm.text import LlmText
@@ -141,7 +142,7 @@ class EngineCollector(Collector):
         )
         failures = "Versions and configurations of the repository that could not be loaded."
         counts = self._service.repository.num_failed_loads
-        yield from _families(CounterMetricFamily, [("sluice_model_load_failures", failures, int)], counts)
+        yield from _families("counter", [("sluice_model_load_failures", failures, int)], counts)
         yield GaugeMetricFamily("sluice_live", "1 until an engine is given up.", value=self._service.is_live())
         yield GaugeMetricFamily("sluice_ready", "1 while new requests are served.", value=self._service.is_ready())
 
@@ -151,13 +152,13 @@ def engine_families(named: Sequence[NamedEngine]) -> Iterator[Metric]:
     engines = {each.model: each.engine for each in named}
     stats = {model: engine.stats for model, engine in engines.items()}
     infos = {each.model: each.info for each in named}
-    yield from _families(GaugeMetricFamily, _GAUGES, stats)
-    yield from _families(CounterMetricFamily, _COUNTERS, stats)
-    yield from _families(CounterMetricFamily, _SUPERVISION, engines)
+    yield from _families(GAUGE, _GAUGES, stats)
+    yield from _families("counter", _COUNTERS, stats)
+    yield from _families("counter", _SUPERVISION, engines)
     yield from collect_kv_tiers({model: state.kv_tiers for model, state in stats.items() if state.kv_tiers is not None})
     yield from collect_handovers({m: state.handover for m, state in stats.items() if state.handover is not None})
-    yield from _families(GaugeMetricFamily, _LIVENESS, engines)
-    yield from _families(GaugeMetricFamily, _LIMITS, infos)
+    yield from _families(GAUGE, _LIVENESS, engines)
+    yield from _families(GAUGE, _LIMITS, infos)
     yield _info(named)
     yield _seconds(stats)
     yield from _histograms(stats)
@@ -173,15 +174,15 @@ def _info(named: Iterable[NamedEngine]) -> Metric:
 
 
 def _families(
-    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    kind: str,
     declared: Sequence[tuple[str, str, Callable[[T], float]]],
     sources: Mapping[str, T],
 ) -> Iterator[Metric]:
     """Yield the declared families, each with a value read from the source of every model."""
     for name, text, read in declared:
-        family = kind(name, text, labels=_LABELS)
+        family = ValueFamily(name, text, kind, _LABELS)
         for model, source in sources.items():
-            family.add_metric((model,), read(source))
+            family.add((model,), float(read(source)))
         yield family
 
 

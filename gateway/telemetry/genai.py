@@ -66,8 +66,7 @@ def _attributes(model: str, protocol: str) -> tuple[tuple[str, str], ...]:
 
 def _durations(attributes: Attributes, tally: RequestTally) -> Iterable[tuple[Attributes, BucketTally]]:
     """Yield the durations of requests that succeeded, and by error those of requests that did not."""
-    succeeded = BucketTally(tally.request_duration.bounds)
-    succeeded.merge(tally.request_duration)
+    succeeded = tally.request_duration.merged(())
     for failed in tally.failed_durations.values():
         succeeded.counts = list(map(sub, succeeded.counts, failed.counts))
         succeeded.total -= failed.total

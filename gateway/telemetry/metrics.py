@@ -14,7 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.options.goodput import GoodputTargets
-from gateway.telemetry.buckets import BucketFamily
+from gateway.telemetry.buckets import BucketFamily, BucketTally, ValueFamily
+from gateway.telemetry.families import GAUGE
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tallies import HISTOGRAMS, RequestTally
 
@@ -103,73 +104,65 @@ class GatewayMetrics(Collector):
         return *self._model_families(), *self._protocol_families(), self._adapters.family(), responses
 
     def _model_families(self) -> Iterable[Metric]:
-        tallies = self._by_model()
+        tallies: dict[str, list[RequestTally]] = {}
+        for (model, _), tally in self.tallies.items():
+            tallies.setdefault(model, []).append(tally)
         yield _counts(
             "sluice_finished_requests",
             "Ended requests, by finish reason: stop, length, cancelled or error.",
             "reason",
-            {model: tally.finishes for model, tally in tallies.items()},
+            {model: [tally.finishes for tally in each] for model, each in tallies.items()},
         )
         yield from self._goodput(tallies)
-        prompt = CounterMetricFamily("sluice_prompt_tokens", "Prompt tokens of answered requests.", labels=("model",))
-        generated = CounterMetricFamily("sluice_generation_tokens", "Tokens sent to clients.", labels=("model",))
-        for model, tally in tallies.items():
-            prompt.add_metric((model,), tally.prompt_tokens)
-            generated.add_metric((model,), tally.generation_tokens)
+        prompt = ValueFamily("sluice_prompt_tokens", "Prompt tokens of answered requests.", "counter", ("model",))
+        generated = ValueFamily("sluice_generation_tokens", "Tokens sent to clients.", "counter", ("model",))
+        for model, each in tallies.items():
+            prompt.add((model,), float(sum(tally.prompt_tokens for tally in each)))
+            generated.add((model,), float(sum(tally.generation_tokens for tally in each)))
         yield prompt
         yield generated
         for declared in _DISTRIBUTIONS:
-            family = BucketFamily(declared.name, declared.text, HISTOGRAMS[declared.attribute], ("model",))
-            for model, tally in tallies.items():
-                counted = getattr(tally, declared.attribute)
-                if counted.num_values:
-                    family.add_tally((model,), counted)
-            yield family
+            yield _distribution(declared, tallies)
 
-    def _goodput(self, tallies: Mapping[str, RequestTally]) -> Iterable[Metric]:
+    def _goodput(self, tallies: Mapping[str, Sequence[RequestTally]]) -> Iterable[Metric]:
         """Yield the families of goodput; without targets they are empty."""
         judged = tallies if self._targets is not None else {}
         yield _counts(
             "sluice_goodput_requests",
             "Requests by whether they met every target of --slo: met or missed. The server's failures missed them.",
             "result",
-            {model: tally.goodput for model, tally in judged.items()},
+            {model: [tally.goodput for tally in each] for model, each in judged.items()},
         )
         yield _counts(
             "sluice_goodput_misses",
             "Targets that requests missed: ttft, itl, tpot, e2e, or error for a failure of the server.",
             "target",
-            {model: tally.misses for model, tally in judged.items()},
+            {model: [tally.misses for tally in each] for model, each in judged.items()},
         )
-
-    def _by_model(self) -> dict[str, RequestTally]:
-        by_model: dict[str, list[RequestTally]] = {}
-        for (model, _), tally in self.tallies.items():
-            by_model.setdefault(model, []).append(tally)
-        return {model: _merged(tallies) for model, tallies in by_model.items()}
 
     def _protocol_families(self) -> Iterable[Metric]:
         labels = ("model", "protocol")
-        requests = CounterMetricFamily(
+        requests = ValueFamily(
             "sluice_requests",
             "Requests that reached a model, by how they ended: ok, cancelled, or an error code.",
-            labels=(*labels, "outcome"),
+            "counter",
+            (*labels, "outcome"),
         )
-        tokens = CounterMetricFamily(
+        tokens = ValueFamily(
             "sluice_tokens",
             "Tokens by kind: of answered prompts (prompt) and of those found in a cache (cached), sent to clients "
             "(generation), and of those in answers that were cut off (aborted).",
-            labels=(*labels, "kind"),
+            "counter",
+            (*labels, "kind"),
         )
-        open_requests = GaugeMetricFamily(
-            "sluice_open_requests", "Requests that have reached a model and not ended.", labels=labels
-        )
+        text = "Requests that have reached a model and not ended."
+        open_requests = ValueFamily("sluice_open_requests", text, GAUGE, labels)
         for key, tally in self.tallies.items():
             for outcome, count in tally.outcomes.items():
-                requests.add_metric((*key, outcome), count)
+                requests.add((*key, outcome), float(count))
             for kind, value in _tokens_by_kind(tally).items():
-                tokens.add_metric((*key, kind), value)
-            open_requests.add_metric(key, tally.num_open)
+                tokens.add((*key, kind), float(value))
+            open_requests.add(key, float(tally.num_open))
         return requests, tokens, open_requests
 
 
@@ -208,19 +201,24 @@ def _tokens_by_kind(tally: RequestTally) -> dict[str, int]:
     }
 
 
-def _merged(tallies: Sequence[RequestTally]) -> RequestTally:
-    """Return one tally of a model's in all protocols."""
-    if len(tallies) == 1:
-        return tallies[0]
-    merged = RequestTally()
-    for each in tallies:
-        merged.merge(each)
-    return merged
+def _distribution(declared: _Histogram, tallies: Mapping[str, Sequence[RequestTally]]) -> Metric:
+    """Return a family with the series of each model that has counted anything, in all protocols."""
+    family = BucketFamily(declared.name, declared.text, HISTOGRAMS[declared.attribute], ("model",))
+    for model, each in tallies.items():
+        first, *others = (getattr(tally, declared.attribute) for tally in each)
+        counted: BucketTally = first.merged(others) if others else first
+        if any(counted.counts):
+            family.add_tally((model,), counted)
+    return family
 
 
-def _counts(name: str, text: str, label: str, counts: Mapping[str, Mapping[str, int]]) -> Metric:
-    family = CounterMetricFamily(name, text, labels=("model", label))
-    for model, by_label in counts.items():
-        for value, count in by_label.items():
-            family.add_metric((model, value), count)
+def _counts(name: str, text: str, label: str, counts: Mapping[str, Iterable[Mapping[str, int]]]) -> Metric:
+    family = ValueFamily(name, text, "counter", ("model", label))
+    for model, parts in counts.items():
+        sums: dict[str, int] = {}
+        for part in parts:
+            for value, count in part.items():
+                sums[value] = sums.get(value, 0) + count
+        for value, count in sums.items():
+            family.add((model, value), float(count))
     return family

@@ -182,11 +182,11 @@ class _Points:
         self,
         attributes: dict[str, str],
         bounds: Iterable[float],
-        counts: Iterable[int],
+        counts: Iterable[float],
         total: float,
         exemplars: Exemplars,
     ) -> HistogramDataPoint:
-        counted, limits = list(counts), list(bounds)
+        counted, limits = [int(count) for count in counts], list(bounds)
         kept = [
             Exemplar({}, each.value, int(float(each.timestamp or 0.0) * _NS), *_ids(each.labels))
             for each in exemplars.values()

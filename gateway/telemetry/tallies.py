@@ -86,15 +86,6 @@ class RequestTally:
         for name, bounds in HISTOGRAMS.items():
             setattr(self, name, BucketTally(bounds))
 
-    def merge(self, other: "RequestTally") -> None:
-        """Add what another tally has counted."""
-        for name in ("num_open", "prompt_tokens", "generation_tokens", "cached_tokens", "aborted_tokens"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("outcomes", "finishes", "goodput", "misses"):
-            getattr(self, name).update(getattr(other, name))
-        for name in HISTOGRAMS:
-            getattr(self, name).merge(getattr(other, name))
-
     def add_failure(self, outcome: str, seconds: float) -> None:
         """Count a request that did not end by itself."""
         self.failed_durations.setdefault(outcome, BucketTally(DURATION_BUCKETS_S)).observe(seconds)
