@@ -47,7 +47,7 @@ def _text_family(metric: Metric) -> Iterator[str]:
         name += "_total"
     yield _head(name, "untyped" if kind == "unknown" else kind, metric.documentation)
     if isinstance(metric, BucketFamily | ValueFamily):
-        yield from _rows(metric)
+        yield "".join(_rows(metric))
         return
     later: dict[str, list[str]] = {}
     for sample in metric.samples:
@@ -63,7 +63,7 @@ def _text_family(metric: Metric) -> Iterator[str]:
 def _openmetrics_family(metric: Metric) -> Iterator[str]:
     yield f"# HELP {metric.name} {_escape(metric.documentation)}\n# TYPE {metric.name} {metric.type}\n"
     if isinstance(metric, BucketFamily | ValueFamily):
-        yield from _rows(metric, has_exemplars=True)
+        yield "".join(_rows(metric, has_exemplars=True))
         return
     for sample in metric.samples:
         line = _line(sample)
