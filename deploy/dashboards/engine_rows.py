@@ -1,7 +1,7 @@
 """Rows about the limits of language models: queue, KV blocks, steps, engine and machine."""
 
 from deploy.dashboards.panels import Draw, Panel, Query, Row, Threshold, Unit, warns
-from deploy.dashboards.queries import HERE, OF, RATE, rate, ratio, total
+from deploy.dashboards.queries import HERE, OF, RATE, quantile, rate, ratio, sizes, total
 
 QUEUE = Row(
     "Queue",
@@ -131,6 +131,31 @@ STEPS = Row(
             Unit.SHARE,
             width=6,
             max=1,
+        ),
+        Panel(
+            "Distribution of step times",
+            "Times of all steps. Two bands: steps that prefill a prompt take longer than those that only decode.",
+            (Query(rate("sluice_engine_step_seconds_bucket", "le"), "{{le}}"),),
+            Unit.SECONDS,
+            Draw.HEATMAP,
+            width=8,
+        ),
+        Panel(
+            "Batch sizes",
+            "Sequences in a step, and the tokens that it runs: median and 99th percentile.",
+            (*sizes("sluice_engine_step_sequences", "sequences"), *sizes("sluice_engine_step_tokens", "tokens")),
+            Unit.SHORT,
+            width=8,
+        ),
+        Panel(
+            "Queue and prefill",
+            "Time from submission to admission, and from there to the first token: 99th percentiles.",
+            (
+                Query(quantile(0.99, "sluice_engine_queue_seconds"), "{{model}} queue"),
+                Query(quantile(0.99, "sluice_engine_prefill_seconds"), "{{model}} prefill"),
+            ),
+            Unit.SECONDS,
+            width=8,
         ),
     ),
 )

@@ -2,7 +2,7 @@
 
 from deploy.dashboards.engine_rows import ENGINE, KV, QUEUE, STEPS
 from deploy.dashboards.panels import Dashboard, Draw, Panel, Query, Row, Unit, Variable, warns
-from deploy.dashboards.queries import FAILED, HERE, OF, RATE, lengths, percentiles, rate
+from deploy.dashboards.queries import FAILED, HERE, MET, OF, RATE, lengths, percentiles, rate
 from deploy.dashboards.use_rows import USE
 
 NOW = Row(
@@ -106,6 +106,27 @@ THROUGHPUT = Row(
             width=12,
         ),
         Panel(
+            "Tokens per second, by kind",
+            "prompt, and cached of it; generation, and aborted of it: tokens of answers that were cut off. draft "
+            "accepted: tokens that speculation guessed right.",
+            (
+                Query(rate("sluice_tokens_total", "kind"), "{{kind}}"),
+                Query(f"sum(rate(sluice_engine_accepted_tokens_total{{{OF}}}[{RATE}]))", "draft accepted"),
+            ),
+            Unit.RATE,
+            width=12,
+        ),
+        Panel(
+            "Tokens per request",
+            "Median and 90th percentile of the lengths of prompts and answers.",
+            (
+                *lengths("sluice_request_prompt_tokens", "prompt"),
+                *lengths("sluice_request_generation_tokens", "answer"),
+            ),
+            Unit.SHORT,
+            width=12,
+        ),
+        Panel(
             "Requests per second, by outcome",
             "ok, cancelled (the client disconnected), or the error code that ended the request.",
             (Query(rate("sluice_requests_total", "model, outcome"), "{{model}} {{outcome}}"),),
@@ -140,17 +161,40 @@ THROUGHPUT = Row(
             ),
             Unit.PER_SECOND,
             Draw.STACKED,
-            width=6,
+            width=12,
+        ),
+    ),
+)
+GOODPUT = Row(
+    "Goodput",
+    (
+        Panel(
+            "Requests in target",
+            "Share of requests that met every target of --slo, which failures of the server miss. Empty without --slo.",
+            (
+                Query(
+                    f"{rate('sluice_goodput_requests_total', 'model', MET)} "
+                    f"/ ({rate('sluice_goodput_requests_total')} > 0)",
+                    "{{model}}",
+                ),
+            ),
+            Unit.SHARE,
+            max=1,
         ),
         Panel(
-            "Tokens per request",
-            "Median and 90th percentile of the lengths of prompts and answers.",
-            (
-                *lengths("nv_llm_input_token_len", "prompt"),
-                *lengths("nv_llm_output_token_len", "answer"),
-            ),
-            Unit.SHORT,
-            width=6,
+            "Requests per second, in target or not",
+            "Requests per second that met every target, and those that missed one.",
+            (Query(rate("sluice_goodput_requests_total", "model, result"), "{{model}} {{result}}"),),
+            Unit.PER_SECOND,
+            Draw.STACKED,
+        ),
+        Panel(
+            "Missed targets",
+            "Requests per second by the target that they missed; one that missed several counts in each. error: the "
+            "server failed.",
+            (Query(rate("sluice_goodput_misses_total", "model, target"), "{{model}} {{target}}"),),
+            Unit.PER_SECOND,
+            Draw.STACKED,
         ),
     ),
 )
@@ -222,5 +266,5 @@ TOKENS = Dashboard(
     "Sluice: tokens",
     "Throughput and latency of language models, and what limits them.",
     (Variable("instance", 'up{job="sluice"}', "instance"), Variable("model", "sluice_sequences_running", "model")),
-    (NOW, THROUGHPUT, LATENCY, QUEUE, KV, STEPS, USE, ENGINE),
+    (NOW, THROUGHPUT, GOODPUT, LATENCY, QUEUE, KV, STEPS, USE, ENGINE),
 )
