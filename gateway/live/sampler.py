@@ -89,9 +89,7 @@ class LiveSampler:
         await ask_views(engines, self.interval_s)
         self._at = perf_counter()
         parts = self._watch.describe(engines, max(self._at - began, _LEAST_S))
-        metrics = service.metrics
-        own = (*metrics.time_to_first_token.collect(), *metrics.requests.collect(), *metrics.collect())
-        self._totals = read_totals((*own, *service.counted_elsewhere()))
+        self._totals = read_totals((*service.metrics.collect(), *service.counted_elsewhere()))
         return parts
 
     def _describe_server(self) -> ServerPart:
