@@ -7,9 +7,43 @@ import numpy as np
 from engine.blocks import BlockHash, HashChain, PromptOrigin, blocks_for, worst_case_blocks
 from engine.runners.base import IntArray
 from engine.sampling.state import Constraint, SamplingState
-from engine.types import EngineInfo, FinishReason, GenerateRequest, TokenLogprob
+from engine.types import EngineInfo, FinishReason, GenerateRequest, SequenceTiming, TokenLogprob
 
 NO_ROW = -1
+_MAX_MARKS = 64
+"""Most chunks, and most pauses, that wait for the next event. Later ones are left out."""
+
+
+class TimingMarks:
+    """When a sequence's chunks were computed and when it was paused, for its next timing. Times are the engine's."""
+
+    __slots__ = ("_paused_at", "chunks", "pauses")
+
+    def __init__(self) -> None:
+        self.chunks: list[tuple[float, float, int]] = []
+        self.pauses: list[tuple[float, float]] = []
+        self._paused_at = 0.0
+
+    def add_chunk(self, started: float, ended: float, num_tokens: int) -> None:
+        """Note that `num_tokens` of the context were computed."""
+        if len(self.chunks) < _MAX_MARKS:
+            self.chunks.append((started, ended, num_tokens))
+
+    def pause(self, now: float) -> None:
+        """Note a preemption."""
+        self._paused_at = now
+
+    def resume(self, now: float) -> None:
+        """Note the admission after it."""
+        if len(self.pauses) < _MAX_MARKS:
+            self.pauses.append((self._paused_at, now))
+
+    def take(self, submitted_at: float, queue_s: float, now: float) -> SequenceTiming:
+        """Return what was noted since the last timing, in seconds since the submit."""
+        chunks = [(start - submitted_at, end - submitted_at, count) for start, end, count in self.chunks]
+        pauses = [(start - submitted_at, end - submitted_at) for start, end in self.pauses]
+        self.chunks, self.pauses = [], []
+        return SequenceTiming(now - submitted_at, queue_s, chunks, pauses)
 
 
 class Sequence:
@@ -60,6 +94,7 @@ class Sequence:
         "submitted_at",
         "table_row",
         "tenant",
+        "timing",
         "token_ids",
         "was_preempted",
         "worst_case_blocks",
@@ -133,6 +168,7 @@ class Sequence:
         """Logits of the prompt's tokens, and of the tokens since the last event; only where the request asks."""
         self.queue_s = 0.0
         """The wait for its first admission."""
+        self.timing = TimingMarks() if request.returns_timing else None
         self.num_drafted = self.num_accepted = 0
         self.has_details = request.returns_metrics or request.returns_generation_logits
         """Whether all its events carry more than tokens and what sampling reports of them."""

@@ -110,6 +110,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """A text that the output is likely to repeat. Prompt lookup drafts from it too; it changes no output."""
     returns_metrics: bool = False
     """Whether events carry the sequence's `SequenceMetrics`."""
+    returns_timing: bool = False
+    """Whether events carry the sequence's `SequenceTiming`."""
     returns_context_logits: bool = False
     returns_generation_logits: bool = False
     """Whether events carry the logits of the prompt's tokens and of the generated ones (`EngineInfo.gives_logits`)."""
@@ -138,12 +140,24 @@ class SequenceMetrics(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_accepted: int = 0
 
 
+class SequenceTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where a sequence's time went, in seconds since the engine got it. `age_s` is now, and `queue_s` the end of the
+    wait for its admission. `chunks` are those of its prompt that were computed, (start, end, tokens), and `pauses` the
+    times between a preemption and the admission after it, (start, end); both only those since the last timing."""
+
+    age_s: float
+    queue_s: float
+    chunks: list[tuple[float, float, int]] = []
+    pauses: list[tuple[float, float]] = []
+
+
 class EventDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Fields that few events carry: `prompt_logprobs` the first of a request, one for each prompt token, of which the
     first is None; `num_cached_tokens` one event; `logprobs` one for each token of the event. Logits are the model's
     own, [tokens, vocab_size] float32 as bytes: `context_logits` of the whole prompt with the first event,
     `generation_logits` of the event's tokens. `metrics` come with every event that was to have them.
-    `num_prompt_tokens`, those of images among them, come with the first event of a request with images."""
+    `num_prompt_tokens`, those of images among them, come with the first event of a request with images. `timing` comes,
+    where the request asks for it, with the first event of an engine and the first one after a pause."""
 
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -152,6 +166,7 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     context_logits: bytes | None = None
     generation_logits: bytes | None = None
     num_prompt_tokens: int | None = None
+    timing: SequenceTiming | None = None
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):

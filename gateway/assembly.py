@@ -44,6 +44,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
 from gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
 from gateway.telemetry.routes import RouteCollector
+from gateway.tracer_setup import make_tracer, watch_tracer
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.trace import TraceSetting, TraceSettings
@@ -111,6 +112,7 @@ def make_service(config: ServeConfig, choose_socket: Callable[[], Path | None] =
         is_strictly_ready=config.repository.is_strictly_ready,
         identity=ServerIdentity(config.http.server_id, PROTOCOL_VERSION),
         trace=make_trace_settings(config.trace),
+        tracer=make_tracer(config.tracing),
         log_settings=make_log_settings(config.logging),
         library=library,
         calls=calls,
@@ -122,6 +124,7 @@ def make_service(config: ServeConfig, choose_socket: Callable[[], Path | None] =
         answers=answers,
         closes_last=[each.close for each in (access, library, page, cache, ledger) if each is not None],
     )
+    watch_tracer(service)
     if ledger is not None:
         metrics.registry.register(ledger)
         service.notices.append(lambda: ledger.problem)

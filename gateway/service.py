@@ -18,6 +18,7 @@ from gateway.quotas.store import QuotaStore
 from gateway.routing import RouteTable
 from gateway.streams.store import StreamStore
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.tracing.tracer import Tracer
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
@@ -62,6 +63,7 @@ class InferenceService:
         is_strictly_ready: bool = True,
         identity: ServerIdentity | None = None,
         trace: TraceSettings | None = None,
+        tracer: Tracer | None = None,
         log_settings: LogSettings | None = None,
         library: DocumentLibrary | None = None,
         calls: CallLog | None = None,
@@ -83,6 +85,7 @@ class InferenceService:
         self.identity = identity or ServerIdentity(name="triton", version=PROTOCOL_VERSION)
         self.shared_memory = SharedMemoryRegistry(allows_client_shm)
         self.trace = trace or TraceSettings()
+        self.tracer = tracer or Tracer()
         self.log_settings = log_settings or LogSettings()
         self.library = library
         self.takes_model_files = takes_model_files

@@ -1,14 +1,19 @@
 """A job: one request in flight in one model, with its times, its outcome and its cancellation."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from time import perf_counter_ns
 from typing import Protocol
 
 from serving.request import InferRequest, InferResponse
+from serving.spec import ModelSpec
 from sluice.errors import ErrorCode, SluiceError
+from sluice.spans import Attributes, Span
 
 ReceiveResponse = Callable[[InferResponse], None]
 """Receives a job's responses, on the event loop; the last one is final. Must not raise and must not block."""
+_PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
+"""Spans between the times of a job."""
 
 
 class JobOwner(Protocol):
@@ -43,6 +48,7 @@ class InferJob:
         "on_reschedule",
         "outcome",
         "request",
+        "span",
         "started_ns",
     )
 
@@ -51,6 +57,8 @@ class InferJob:
         self._receive = receive
         self.request = request
         self.started_ns = perf_counter_ns()
+        self.span: Span | None = None
+        """Where its time is noted; None where nobody records."""
         self.compute_started_ns = 0
         self.infer_started_ns = 0
         self.infer_ended_ns = 0
@@ -85,6 +93,8 @@ class InferJob:
             return
         if response.error is not None:
             self.outcome = response.error
+        if response.is_final:
+            self.end_span()  # before whoever gets it begins to work with it
         if not self.is_cancelled:
             if not response.is_empty:
                 self.num_responses += 1
@@ -108,3 +118,35 @@ class InferJob:
         on_cancel, self.on_cancel = self.on_cancel, None
         if on_cancel is not None:
             on_cancel()
+
+    def begin_span(self, above: Span, spec: ModelSpec) -> Span:
+        """Begin to note its time within the span of whoever submits it."""
+        attributes: Attributes = {"sluice.model": spec.name, "sluice.model_version": spec.version}
+        attributes["sluice.platform"] = spec.platform
+        self.span = above.child(f"infer {spec.name}", attributes, self.started_ns)
+        return self.span
+
+    def end_span(self) -> None:
+        """Note the parts of its time that are known. Idempotent; nothing where nobody records."""
+        span = self.span
+        if span is None or span.ended_ns:
+            return
+        if self.outcome is not None:
+            span.error = self.outcome.message
+        has_parts = any(each.parent is span for each in span.recording.spans)  # an ensemble's steps, or a generation
+        if self.compute_started_ns and self.infer_started_ns and self.infer_ended_ns and not has_parts:
+            span.attributes["sluice.batch_size"] = self.executed_batch_size
+            self._add_parts(span)
+        span.end_all()
+
+    def _add_parts(self, span: Span) -> None:
+        times = (
+            self.started_ns,
+            self.compute_started_ns,
+            self.infer_started_ns,
+            self.infer_ended_ns,
+            perf_counter_ns(),
+        )
+        for name, (began_ns, ended_ns) in zip(_PARTS, pairwise(times), strict=True):
+            if ended_ns > began_ns:
+                span.child(name, started_ns=began_ns).end(ended_ns)

@@ -15,6 +15,7 @@ from serving.request_check import check_request
 from serving.spec import ModelSource, ModelSpec
 from serving.statistics import ModelStatistics
 from sluice.errors import ErrorCode, SluiceError
+from sluice.spans import current_span
 
 MAX_UNREAD = 16_384
 """Most responses that a stream's reader may be behind. One further behind is cancelled: it would fill the memory."""
@@ -78,11 +79,17 @@ class Model(ABC):
         check_request(request, self.spec)
         job = InferJob(self, request, receive)
         self._enter()
+        above = current_span.get()
+        if above is not None:
+            current_span.set(job.begin_span(above, self.spec))
         try:
             self._start(job)
         except BaseException as error:
             self._rejected(job, error)
             raise
+        finally:
+            if above is not None:
+                current_span.set(above)
         return job
 
     def refuse_if_full(self) -> None:  # noqa: B027 - what has no queue is never full
@@ -109,6 +116,7 @@ class Model(ABC):
     def finished(self, job: InferJob) -> None:
         """Count the request. Called by the job, once, when it has ended."""
         self.statistics.record_request(job)
+        job.end_span()
         self._leave()
 
     def _rejected(self, job: InferJob, error: BaseException) -> None:
@@ -117,6 +125,7 @@ class Model(ABC):
             job.outcome = error
             if error.code is not ErrorCode.INVALID:  # as in Triton, an invalid request is not counted at all
                 self.statistics.record_rejection(job)
+        job.end_span()
         self._leave()
 
     def _refuse_if_closing(self) -> None:

@@ -63,6 +63,7 @@ TOWER = (
     "gateway.access",
     "gateway.calls",
     "gateway.ledger",
+    "gateway.tracing",
     "gateway.v2",
     "gateway.options",
     "gateway.dynamo",

@@ -34,6 +34,7 @@ from engine.types import BlockSource, EngineInfo, GenerateRequest
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError
 from sluice.files import files_mark
+from sluice.spans import current_span
 
 log = logging.getLogger(__name__)
 
@@ -183,6 +184,8 @@ class EngineClient(ABC):
         is_open = self._queue.is_open
         if not is_open:
             check_waiting(len(self._streams), self.info, self.config)
+        if current_span.get() is not None:
+            request = msgspec.structs.replace(request, returns_timing=True)
         stream = GenerationStream(next(self._stream_ids), with_seed(request), self._cancel, self._relay)
         stream.was_delayed, stream.most_wait_s = not is_open, most_wait_s
         self._streams[stream.stream_id] = stream
@@ -329,6 +332,8 @@ class EngineClient(ABC):
             except SluiceError as error:
                 self._fail(stream_id, error)
                 continue
+            if stream.was_sent and stream.spans is not None:
+                stream.spans.note_resumed()
             self.num_resumed += stream.was_sent
             stream.was_sent = True
 
@@ -406,6 +411,8 @@ class EngineClient(ABC):
         self._queue.close()
         for stream in self._streams.values():
             stream.was_delayed = True
+            if stream.spans is not None and stream.was_sent:
+                stream.spans.note_lost()
 
     def _requeue_streams(self) -> bool:
         """Queue the lost engine's streams for the next one. Returns whether some are abandoned as the cause."""

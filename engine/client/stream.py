@@ -5,6 +5,7 @@ from collections.abc import Callable
 from time import perf_counter
 from typing import Self
 
+from engine.client.spans import GenerationSpans
 from engine.client.supervision import Standing, build_resumed_request
 from engine.types import (
     BlockSource,
@@ -17,6 +18,7 @@ from engine.types import (
     TokenLogprob,
 )
 from sluice.errors import SluiceError
+from sluice.spans import current_span
 
 ReceiveEvent = Callable[[TokenEvent], None]
 
@@ -58,6 +60,8 @@ class GenerationStream:
         self.output_token_ids: list[int] = []
         """All tokens so far, fetched or not."""
         self.submitted_at = perf_counter()
+        self.spans = None if (span := current_span.get()) is None else GenerationSpans(span, request)
+        """Where its time is noted; None where nobody records."""
         self.was_sent = False
         """Whether it was sent to an engine, this one or a lost one."""
         self.was_delayed = False
@@ -159,6 +163,8 @@ class GenerationStream:
             self._merge_detail(event.detail)
         self.output_token_ids += event.token_ids
         self._finish_reason = event.finish_reason
+        if self.spans is not None and event.finish_reason is not None:
+            self.spans.end()
         if self._receive is None or self._relay is None:
             self._wake()
         elif not self._is_due:
@@ -179,6 +185,8 @@ class GenerationStream:
             self._metrics = detail.metrics
         if detail.num_prompt_tokens is not None:
             self._num_prompt_tokens = detail.num_prompt_tokens
+        if detail.timing is not None and self.spans is not None:
+            self.spans.take(detail.timing, detail.num_cached_tokens)
         if detail.context_logits is not None:
             self._context_logits = detail.context_logits
         if detail.generation_logits is not None:
@@ -209,6 +217,8 @@ class GenerationStream:
     def fail(self, error: SluiceError) -> None:
         """End the stream with `error`, after the tokens that are not fetched yet."""
         self._error = error
+        if self.spans is not None:
+            self.spans.end()
         self._wake()
 
     def _wake(self) -> None:

@@ -42,6 +42,7 @@ from engine.types import (
     IterationStats,
     RequestFailed,
     SequenceMetrics,
+    SequenceTiming,
     TokenEvent,
 )
 from engine.validation import check_lengths, check_request
@@ -344,6 +345,9 @@ class DelegatedExecutor:
 
     def on_delta(self, sequence: DelegatedSequence, delta: ResponseDelta) -> None:
         detail = delta.detail
+        if sequence.request.returns_timing and not sequence.has_begun:
+            timing = SequenceTiming(self._clock() - sequence.submitted_at, sequence.queue_s)
+            detail = msgspec.structs.replace(detail or EventDetail(), timing=timing)
         if sequence.has_images and not sequence.has_begun:
             detail = msgspec.structs.replace(detail or EventDetail(), num_prompt_tokens=sequence.num_prompt)
         if delta.token_ids:

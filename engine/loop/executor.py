@@ -118,6 +118,8 @@ class InflightExecutor:
         self._is_stalled = False
         """Whether the last step had nothing to run."""
         self._last_emit = 0.0
+        self._run_began = self._run_ended = 0.0
+        """When the runner began the last batch, and when it was done."""
 
     def _make_returns(self, tiers: KvTiers) -> PrefixReturns:
         return PrefixReturns(tiers, self.kv, self._policy, self.info, self._intake.forecast.pace, self._clock)
@@ -338,6 +340,8 @@ class InflightExecutor:
         self._intake.queue.admit(sequence)
         self._running[sequence.stream_id] = sequence
         if sequence.was_preempted:
+            if sequence.timing is not None:
+                sequence.timing.resume(self._clock())
             self._counters.recomputed_tokens += max(sequence.num_discarded - sequence.num_computed, 0)
             return
         if not sequence.has_sampling:
@@ -357,6 +361,8 @@ class InflightExecutor:
         del self._running[sequence.stream_id]
         sequence.num_discarded, sequence.was_preempted = sequence.num_computed, True
         sequence.drafts = []
+        if sequence.timing is not None:
+            sequence.timing.pause(self._clock())
         sequence.may_return, sequence.return_deadline = True, math.inf
         self.kv.release(sequence)
         if self._drafter is not None:
@@ -365,9 +371,10 @@ class InflightExecutor:
         self._counters.preemptions += 1
 
     def _run_batch(self, built: BuiltBatch) -> FloatArray:
-        started = self._clock()
+        self._run_began = self._clock()
         logits = self._runner.run(built.step)
-        self._counters.runner_seconds += self._clock() - started
+        self._run_ended = self._clock()
+        self._counters.runner_seconds += self._run_ended - self._run_began
         self._counters.steps += 1
         return logits
 
@@ -385,11 +392,11 @@ class InflightExecutor:
         for sequence, error in failures:  # before indexing, so that no sequence shares what gave no finite logits
             self._fail(sequence, error)
         self.kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
-        events = self._events
+        events, now = self._events, self._clock()
         for sequence, reason in outcomes:
             self._counters.generation_tokens += len(sequence.fresh_token_ids)
             if reason is None:
-                events.append(take_event(sequence, None))
+                events.append(take_event(sequence, None, now))
                 if sequence.num_output - sequence.num_charged >= CHARGED_TOKENS:
                     self._charge(sequence)
             else:
@@ -407,6 +414,8 @@ class InflightExecutor:
         for chunk in plan.prefill:
             sequence = chunk.sequence
             sequence.num_computed += chunk.num_tokens
+            if sequence.timing is not None:
+                sequence.timing.add_chunk(self._run_began, self._run_ended, chunk.num_tokens)
             if not sequence.was_preempted:
                 self._counters.prompt_tokens += chunk.num_tokens
             if sequence.num_output == 0 and sequence.num_tokens_left == 0:
@@ -427,7 +436,7 @@ class InflightExecutor:
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         self._release(sequence)
-        self._events.append(take_event(sequence, reason))
+        self._events.append(take_event(sequence, reason, self._clock()))
 
     def _fail(self, sequence: Sequence, error: SluiceError) -> None:
         self._release(sequence)

@@ -272,10 +272,12 @@ def record_prompt(built: BuiltBatch, logits: FloatArray, cores: Cores = ONE_CORE
             sequence.prompt_logprobs += prompt_logprobs(token_logits, rows.token_ids, num_top, cores)
 
 
-def take_event(sequence: Sequence, reason: FinishReason | None) -> TokenEvent:
-    """Return the event with everything new in `sequence` since its last one."""
+def take_event(sequence: Sequence, reason: FinishReason | None, now: float = 0.0) -> TokenEvent:
+    """Return the event with everything new in `sequence` since its last one. `now` is the engine's clock."""
     token_ids, sequence.fresh_token_ids = sequence.fresh_token_ids, []
-    if sequence.has_emitted and not sequence.has_details and not sequence.fresh_logprobs:
+    timing = sequence.timing
+    has_timing = timing is not None and (not sequence.has_emitted or bool(timing.pauses))
+    if sequence.has_emitted and not sequence.has_details and not sequence.fresh_logprobs and not has_timing:
         return TokenEvent(sequence.stream_id, token_ids, reason)
     has_prompt_logprobs = sequence.request.sampling.prompt_logprobs is not None
     detail = EventDetail(
@@ -285,6 +287,7 @@ def take_event(sequence: Sequence, reason: FinishReason | None) -> TokenEvent:
         metrics=_metrics(sequence) if sequence.request.returns_metrics else None,
         context_logits=b"".join(sequence.context_logits) or None,
         generation_logits=b"".join(sequence.fresh_logits) or None,
+        timing=timing.take(sequence.submitted_at, sequence.queue_s, now) if timing is not None and has_timing else None,
     )
     sequence.has_emitted = True
     sequence.fresh_logprobs, sequence.prompt_logprobs = [], []

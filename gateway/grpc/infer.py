@@ -52,6 +52,7 @@ class InferReader:
         """`session_headers` are names of metadata, the first of which names a request's session."""
         self.access = service.calls.access
         self._session_headers = session_headers
+        self.tracer = service.tracer
         self._service = service
         self._forwarded = ForwardedHeaders(header_forward_pattern)
 

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple, Protocol
 from gateway.calls import CallLog
 from gateway.grpc.access import guard, restrict
 from gateway.grpc.messages import WireMessage
+from gateway.grpc.tracing import trace_call
 from gateway.restrictions import Restrictions
+from gateway.tracing.tracer import Tracer
 from serving.job import InferJob
 
 Handler = Any
@@ -47,16 +49,19 @@ class Methods:
         direct: Mapping[str, DirectMethod],
         calls: CallLog,
         restrictions: Restrictions,
+        tracer: Tracer | None = None,
     ) -> None:
         """`handlers`: by full path, such as /grpc.health.v1.Health/Check. `direct`: of some of these paths."""
         self._handlers = handlers
         self._direct = direct
         self._calls = calls
         self._restrictions = restrictions
+        self._tracer = tracer or Tracer()
 
     def find_direct(self, path: str) -> DirectMethod | None:
         """Return what answers plain calls of a path without a task; None where there is none, or a guard before it."""
-        return None if self._calls.is_active or self._restrictions else self._direct.get(path)
+        is_guarded = self._calls.is_active or self._restrictions or self._tracer.is_exporting
+        return None if is_guarded else self._direct.get(path)
 
     def find(self, details: CallDetails) -> Handler | None:
         """Return the handler of a call, behind whatever guards it; None for a method that there is not.
@@ -66,6 +71,8 @@ class Methods:
         handler = self._handlers.get(details.method)
         if handler is None:
             return None
+        if self._tracer.is_active:
+            handler = trace_call(self._tracer, details, handler)
         if self._restrictions:
             handler = restrict(self._restrictions, details) or handler
         return guard(self._calls, details, handler) if self._calls.is_active else handler

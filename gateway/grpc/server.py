@@ -45,7 +45,9 @@ class GrpcServer:
         self._streams: set[InferStream] = set()
         self._is_stopping = False
         direct = {f"/{_SERVICE}/ModelInfer": self._infer}
-        methods = Methods(self._handlers(service), direct, service.calls, Restrictions(options.restrictions))
+        methods = Methods(
+            self._handlers(service), direct, service.calls, Restrictions(options.restrictions), service.tracer
+        )
         kind = GrpcioServer if options.server == "grpcio" else CallServer
         self._server: _Server = kind(methods, options, options.host or host)
 

@@ -18,13 +18,16 @@ from gateway.grpc.access import parse_peer
 from gateway.grpc.infer import InferReader, refusal_message, stream_message, takes_long
 from gateway.grpc.messages import InferMessage, WireMessage, message_size, split_message
 from gateway.grpc.requests import GrpcInferRequest
+from gateway.grpc.tracing import finish, open_root
 from gateway.grpc.unary import GRPC_CODE, as_sluice_error
 from gateway.long_work import run_aside
+from gateway.tracing.tracer import remote_parent
 from gateway.v2.trace import Trace
 from serving.job import InferJob
 from serving.model import MAX_UNREAD
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
+from sluice.spans import Span
 
 MAX_IN_FLIGHT = 1024
 """Most requests of one stream that are read and not answered; the client's next ones wait in the connection."""
@@ -35,7 +38,7 @@ _METHOD = "ModelStreamInfer"
 class _Slot:
     """One request's place in its stream."""
 
-    __slots__ = ("call", "held", "is_ordered", "is_over", "job", "parsed", "trace")
+    __slots__ = ("call", "held", "is_ordered", "is_over", "job", "parsed", "root", "status", "trace")
 
     def __init__(self) -> None:
         self.parsed: GrpcInferRequest | None = None
@@ -46,6 +49,9 @@ class _Slot:
         self.is_over = False
         self.trace: Trace | None = None
         self.call: Call | None = None
+        self.root: Span | None = None
+        """Where its time is noted; None where nobody records."""
+        self.status: int | None = None
 
     def end(self) -> None:
         """End the request's trace and its call. Idempotent."""
@@ -54,6 +60,9 @@ class _Slot:
         if self.call is not None:
             self.call.release()
             self.call = None
+        if self.root is not None:
+            finish(self.root, self.status)
+            self.root = None
 
 
 class InferStream:
@@ -112,6 +121,10 @@ class InferStream:
             call = call.sibling(message.header.id or token_hex(12))
             call.source, call.bytes_in = parse_peer(self._context.peer()), num_bytes
             current_call.set(call)
+        root: Span | None = None
+        if self._reader.tracer.is_active:
+            request_id = message.header.id or (token_hex(12) if call is None else call.request_id)
+            root = open_root(self._reader.tracer, _METHOD, request_id, remote_parent.get())
         try:
             if call is not None:
                 call.identity = self._reader.access.resume(call.identity, None)
@@ -120,7 +133,7 @@ class InferStream:
         except Exception as error:
             failure = error
         slot = _Slot()
-        slot.call = call
+        slot.call, slot.root = call, root
         self._slots.add(slot)
         try:
             if failure is not None:
@@ -194,6 +207,8 @@ class InferStream:
                 serialized = _message(slot, response)
             if serialized is not None:
                 await write(serialized)
+            if slot.root is not None and (response.is_final or response.error is not None):
+                slot.status = 0 if response.error is None else GRPC_CODE[response.error.code].value[0]
             if slot.call is not None:
                 slot.call.bytes_out += message_size(serialized or b"")
                 if response.is_final or response.error is not None:

@@ -31,6 +31,7 @@ from gateway.http.request import RequestIdMiddleware
 from gateway.http.streams import routes as stream_routes
 from gateway.http.streams.middleware import StreamMiddleware
 from gateway.http.streams.service import StreamService
+from gateway.http.tracing import TraceMiddleware
 from gateway.http.v2.app import V2App
 from gateway.live.alerts import AlertJudge
 from gateway.live.feeds import LiveFeeds
@@ -42,6 +43,7 @@ from gateway.streams.metrics import StreamCollector
 from gateway.telemetry.aliases import AliasedRegistry
 from gateway.telemetry.exposition import choose_writer
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.tracing.tracer import Tracer
 from sluice import __version__
 
 
@@ -87,12 +89,14 @@ def create_app(
     serve_docs(app)
     app.add_middleware(StreamMiddleware, streams=streams, options=config.http)
     guards: Callable[[ASGIApp], ASGIApp] = partial(
-        _Guards, metrics=service.metrics, calls=service.calls, restrictions=restrictions
+        _Guards, metrics=service.metrics, calls=service.calls, restrictions=restrictions, tracer=service.tracer
     )
     app.add_middleware(guards)
     v2 = V2App(service, config)
     count = service.metrics.count_response
-    direct = GuardedDirect(v2.direct, service.calls, lambda path, status: count("v2", status))
+    direct = None
+    if not service.tracer.is_exporting:  # what is answered directly has no trace
+        direct = GuardedDirect(v2.direct, service.calls, lambda path, status: count("v2", status))
     is_restricted = restrictions.find(ApiCategory.INFERENCE) is not None
     whole: ASGIApp = _Protocols(app, guards(v2), None if is_restricted else direct)
     if service.routes or service.answers is not None:
@@ -137,7 +141,7 @@ class _Protocols:
 
 
 class _Guards:
-    """Wraps an application in what every request passes: its id, its call, its count, and keys, if there are any."""
+    """Wraps an application in what every request passes: its id, its trace, its call, its count, and keys, if any."""
 
     def __init__(
         self,
@@ -145,16 +149,20 @@ class _Guards:
         metrics: GatewayMetrics,
         calls: CallLog,
         restrictions: Restrictions | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         unguarded = app
         if restrictions:
             app = RestrictedApiMiddleware(app, restrictions)
         self._calls = calls
+        self._tracer = tracer
         self._guarded = self._with_id(app, unguarded, metrics)
         in_calls = CallMiddleware(app, self._calls, _protocol), CallMiddleware(unguarded, self._calls, _batch)
         self._guarded_calls = self._with_id(*in_calls, metrics)
 
     def _with_id(self, guarded: ASGIApp, unguarded: ASGIApp, metrics: GatewayMetrics) -> tuple[ASGIApp, ASGIApp]:
+        if self._tracer is not None and self._tracer.is_active:
+            guarded, unguarded = TraceMiddleware(guarded, self._tracer), TraceMiddleware(unguarded, self._tracer)
         return (
             RequestIdMiddleware(guarded, lambda path, status: metrics.count_response(_protocol(path), status)),
             RequestIdMiddleware(unguarded, lambda path, status: None),

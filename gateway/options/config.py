@@ -46,6 +46,7 @@ from gateway.options.serving import InstanceOptions, RepositoryOptions, Response
 from gateway.options.streams import StreamOptions
 from gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
 from gateway.options.tensorrt_llm import TensorRtLlmOptions
+from gateway.options.tracing import TracingOptions
 from serving.repository.settings import ControlMode
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class ServeConfig:
     shutdown: ShutdownOptions = field(default_factory=ShutdownOptions)
     logging: LoggingOptions = field(default_factory=LoggingOptions)
     trace: TraceOptions = field(default_factory=TraceOptions)
+    tracing: TracingOptions = field(default_factory=TracingOptions)
 
     def __post_init__(self) -> None:
         """Check options against each other. Raises OptionError."""
@@ -251,6 +253,7 @@ Group = type[
     | ShutdownOptions
     | LoggingOptions
     | TraceOptions
+    | TracingOptions
     | RagClientOptions
     | EngineServerOptions
 ]
@@ -279,6 +282,7 @@ GROUPS: dict[str, Group] = {
     "shutdown": ShutdownOptions,
     "logging": LoggingOptions,
     "trace": TraceOptions,
+    "tracing": TracingOptions,
 }
 ParsedFlags = Mapping[str, str | bool | list[str]]
 """Values by flag: the text; the texts of a flag that may come several times; a boolean for a switch."""

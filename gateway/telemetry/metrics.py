@@ -81,7 +81,7 @@ class GatewayMetrics(Collector):
     def open_request(self, model: str, protocol: str) -> RequestRecord:
         """Begin to measure a request. The caller closes the record at its end."""
         tally = self.tallies.get((model, protocol)) or self._tally(model, protocol)
-        return RequestRecord(tally, model, self.clock, self._targets, self._adapters)
+        return RequestRecord(tally, model, protocol, self.clock, self._targets, self._adapters)
 
     def _tally(self, model: str, protocol: str) -> RequestTally:
         """Return the tally of a model that has none in this protocol yet, or that is one of too many."""

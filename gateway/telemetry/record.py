@@ -9,6 +9,7 @@ from gateway.calls import Call, current_call, note_model
 from gateway.options.goodput import GoodputTargets
 from gateway.telemetry.buckets import BucketTally
 from gateway.telemetry.exemplars import current_span
+from gateway.telemetry.spans import begin_generation, end_generation, note_answer
 from gateway.telemetry.tallies import RequestTally
 from pipelines.text.types import TextEvent
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
@@ -36,6 +37,7 @@ class RequestRecord:
         "_admitted",
         "_call",
         "_clock",
+        "_exemplar",
         "_finish",
         "_first_at",
         "_itl_target",
@@ -57,6 +59,7 @@ class RequestRecord:
         self,
         tally: RequestTally,
         model: str,
+        protocol: str,
         clock: Callable[[], float],
         targets: GoodputTargets | None,
         adapters: AdapterCounts,
@@ -76,7 +79,7 @@ class RequestRecord:
         self._tpot_s: float | None = None
         self._outcome = "cancelled"
         self._finish = ""
-        self._span = current_span.get()
+        self._exemplar = current_span.get()
         self._admitted = (0, 0)
         """Tokens of the prompt and of the answer that the observers have admitted."""
         tally.num_open += 1
@@ -84,6 +87,7 @@ class RequestRecord:
         self._call = None if call is None or call.ended else call
         if self._call is not None:
             self._call.hold()
+        self._span = begin_generation(model, protocol)
 
     async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
         """Ask the observers of the current call, and return its sender's weight. Raises SluiceError where one refuses
@@ -134,6 +138,8 @@ class RequestRecord:
         assert event.finish_reason is not None
         self._outcome = "ok"
         self._finish = event.finish_reason.value
+        if self._span is not None:
+            note_answer(self._span, event)
         self._count_prompt(event)
         tally = self._tally
         tally.cached_tokens += event.cached_tokens
@@ -148,8 +154,8 @@ class RequestRecord:
         tally.output_length.observe(event.completion_tokens)
 
     def _observe(self, histogram: BucketTally, value: float) -> None:
-        if self._span is not None:
-            histogram.observe_traced(value, self._span, time.time())
+        if self._exemplar is not None:
+            histogram.observe_traced(value, self._exemplar, time.time())
         else:
             histogram.observe(value)
 
@@ -164,11 +170,16 @@ class RequestRecord:
     def fail(self, error: Exception) -> None:
         code = error.code if isinstance(error, SluiceError) else ErrorCode.INTERNAL
         self._outcome = code.value
+        if self._span is not None:
+            self._span.error = str(error) or code.value
+            self._span.attributes["error.type"] = code.value
 
     def close(self) -> None:
         """End the request; without a finish reason or a failure, its client has disconnected."""
         now, tally = self._clock(), self._tally
         tally.num_open -= 1
+        if self._span is not None:
+            end_generation(self._span, self._outcome)
         self._observe(tally.request_duration, now - self._started)
         tally.outcomes[self._outcome] += 1
         tally.finishes[self._finish_reason()] += 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gateway.calls import CallLog
+from gateway.tracing.tracer import Tracer
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
@@ -94,6 +95,8 @@ class V2Service(Protocol):
     def shared_memory(self) -> SharedMemoryRegistry: ...
     @property
     def trace(self) -> TraceSettings: ...
+    @property
+    def tracer(self) -> Tracer: ...
     @property
     def log_settings(self) -> LogSettings: ...
     @property

@@ -23,6 +23,7 @@ from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.replicas import RoutingCollector
 from gateway.telemetry.routes import RouteCollector
+from gateway.tracer_setup import make_tracer, watch_tracer
 from pipelines.answers.cache import AnswerCache
 from serving.caching import open_cache
 
@@ -53,8 +54,10 @@ def make_worker_service(config: ServeConfig, quotas: QuotaStore) -> InferenceSer
         calls=calls,
         ledger=ledger,
         answers=answers,
+        tracer=make_tracer(config.tracing),
         closes_last=[each.close for each in (access, cache, ledger) if each is not None],
     )
+    watch_tracer(service)
     metrics.registry.register(RouteCollector({}, answers))
     metrics.registry.register(RoutingCollector(service.llms))
     if ledger is not None:

@@ -46,6 +46,7 @@ from pipelines.text.stream import (
     measure,
     no_record,
     sent_prompt,
+    timed_feed,
     with_prompt_end,
 )
 from pipelines.text.tokenizer import Tokenizer
@@ -61,6 +62,7 @@ from pipelines.text.types import (
 )
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.files import files_mark
+from sluice.spans import span
 
 ObserveDetail = Callable[[EventDetail], None]
 
@@ -83,10 +85,11 @@ class OpenedGeneration:
         """Note what an event passes on its way. Where one may end the text, all go the usual way."""
         if not stream.is_plain:
             return
+        feed = timed_feed(stream.feed)
 
         def divert(sink: Sink[TextEvent]) -> None:
             def receive(token_event: TokenEvent) -> None:
-                event = stream.feed(token_event)
+                event = feed(token_event)
                 if event is not None:
                     record.observe(event)
                     sink.receive(event)
@@ -217,7 +220,11 @@ class LlmText:
         if isinstance(prompt, Conversation) and self.info.image_placeholders:
             options = msgspec.structs.replace(prompt.options, image_placeholders=self.info.image_placeholders)
             prompt = Conversation(prompt.messages, options)
-        return await self.tokenizer.encode_prompt(prompt, form, self.max_model_len)
+        with span("tokenize") as noted:
+            token_ids = await self.tokenizer.encode_prompt(prompt, form, self.max_model_len)
+            if noted is not None:
+                noted.attributes["sluice.tokens"] = len(token_ids)
+        return token_ids
 
     async def _load_images(self, conversation: Conversation) -> tuple[bytes, ...]:
         images, most = conversation.images, len(self.info.image_placeholders)
@@ -320,10 +327,11 @@ class LlmText:
             with start() if taped is None else TapedGeneration(taped, start) as generation:
                 if opened is not None and isinstance(generation, GenerationStream):
                     opened.begin(generation, stream, record)
+                feed = timed_feed(stream.feed)
                 async for token_event in generation:
                     if on_detail is not None and token_event.detail is not None:
                         on_detail(token_event.detail)
-                    event = stream.feed(token_event)
+                    event = feed(token_event)
                     if event is None:
                         continue
                     if prompt_end:

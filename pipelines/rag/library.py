@@ -35,6 +35,7 @@ from pipelines.rag.types import (
 )
 from pipelines.text.citations import EncodingProgress
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.spans import span
 
 DEFAULT_COLLECTION = "docs"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -214,10 +215,15 @@ class DocumentLibrary:
         Raises INVALID for a question that is too long.
         """
         check_question(query.question)
-        info = await self.collection(collection, key)
-        if query.vector is None and options.mode is not RetrievalMode.BM25:
-            query = replace(query, vector=await self._find_encoder(info.spec.encoder).encode_query(query.question))
-        return await search(self._store, collection, query, options, reranker)
+        with span("retrieve", {"sluice.collection": collection, "sluice.retrieval_mode": options.mode.value}) as noted:
+            info = await self.collection(collection, key)
+            if query.vector is None and options.mode is not RetrievalMode.BM25:
+                encoder = self._find_encoder(info.spec.encoder)
+                query = replace(query, vector=await encoder.encode_query(query.question))
+            hits = await search(self._store, collection, query, options, reranker)
+            if noted is not None:
+                noted.attributes["sluice.num_chunks"] = len(hits)
+            return hits
 
     async def _find_or_create(self, name: str, key: str) -> CollectionInfo:
         with _suppress_code(ErrorCode.NOT_FOUND):

@@ -15,6 +15,7 @@ from pipelines.remote.errors import ApiErrors, parse_retry_after
 from pipelines.remote.options import DEFAULT_TIMEOUT_S, RemoteOptions, read_headers, read_key
 from serving.request import InferRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.spans import current_span
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -56,7 +57,7 @@ class ApiClient:
         with self.errors.translated():
             async with asyncio.timeout_at(deadline):
                 return await self._client.post(
-                    self._path, cast_to=object, body=self._whole(body), options={"headers": self._headers}
+                    self._path, cast_to=object, body=self._whole(body), options={"headers": self._traced_headers()}
                 )
 
     async def stream(self, body: Json, deadline: float) -> AsyncGenerator[object, None]:
@@ -71,7 +72,7 @@ class ApiClient:
                     self._path,
                     cast_to=object,
                     body=self._whole(body) | {"stream": True},
-                    options={"headers": self._headers},
+                    options={"headers": self._traced_headers()},
                     stream=True,
                     stream_cls=AsyncStream[object],
                 ) as chunks,
@@ -91,6 +92,15 @@ class ApiClient:
     async def close(self) -> None:
         """Close the connections. May be called several times."""
         await self._client.close()
+
+    def _traced_headers(self) -> "dict[str, str | Omit]":
+        """Return the headers of a request, with the span that it belongs to."""
+        here = current_span.get()
+        if here is None or not (traceparent := here.traceparent):
+            return self._headers
+        parent = here.recording.parent
+        state = {"tracestate": parent.state} if parent is not None and parent.state else {}
+        return {**self._headers, "traceparent": traceparent, **state}
 
     def _whole(self, body: Json) -> Json:
         """Return the body with the model's name and the configuration's `extra_body`, over which the request wins."""

@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from time import perf_counter_ns
 from typing import Protocol
 
 import msgspec
@@ -13,6 +14,7 @@ from pipelines.text.detokenizer import Detokenizer
 from pipelines.text.logprobs import LogprobTracker
 from pipelines.text.types import ENDED_EARLY, EncodedPrompt, PlainPrompt, Prompt, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.spans import current_span
 
 MAX_STOP_STRINGS = 64
 MAX_STOP_LENGTH = 1024
@@ -246,6 +248,10 @@ class StreamRecord(Protocol):
     def close(self) -> None: ...
 
 
+DETOKENIZE_MS = "sluice.detokenize_ms"
+"""The attribute of a generation's span with the time of making text of its tokens."""
+_NS_PER_MS = 1_000_000
+Feed = Callable[[TokenEvent], TextEvent | None]
 OpenRecord = Callable[[str, str], StreamRecord]
 """Opens the record of a request; takes the names of its model and protocol."""
 
@@ -281,6 +287,25 @@ def check_complete(end: TextEvent) -> None:
     """Raise SluiceError UNAVAILABLE for a last event with which the engine ended a generation before its end."""
     if end.finish_reason in ENDED_EARLY:
         raise SluiceError(ErrorCode.UNAVAILABLE, "the engine ended the request before it was complete")
+
+
+def timed_feed(feed: Feed) -> Feed:
+    """Return `feed`, with its time added up in the current span; `feed` itself where nobody records."""
+    here = current_span.get()
+    if here is None:
+        return feed
+    spent_ns = 0
+
+    def feed_timed(token_event: TokenEvent) -> TextEvent | None:
+        nonlocal spent_ns
+        began_ns = perf_counter_ns()
+        event = feed(token_event)
+        spent_ns += perf_counter_ns() - began_ns
+        if event is not None and event.finish_reason is not None:
+            here.attributes[DETOKENIZE_MS] = round(spent_ns / _NS_PER_MS, 3)
+        return event
+
+    return feed_timed
 
 
 class OpenTexts:

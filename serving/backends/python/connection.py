@@ -240,7 +240,9 @@ def _close_all(fds: list[int]) -> None:
     fds.clear()
 
 
-def to_wire_request(number: int, request: InferRequest, connection: Connection) -> frames.WireRequest:
+def to_wire_request(
+    number: int, request: InferRequest, connection: Connection, traceparent: str = ""
+) -> frames.WireRequest:
     """Convert a request for a worker. Large tensors go to shared memory."""
     return frames.WireRequest(
         number,
@@ -251,6 +253,7 @@ def to_wire_request(number: int, request: InferRequest, connection: Connection) 
         request.timeout_us,
         request.requested_outputs,
         request.parameters or None,
+        traceparent,
     )
 
 

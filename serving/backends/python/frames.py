@@ -41,7 +41,8 @@ class WireTensor(msgspec.Struct, array_like=True, gc=False):
 
 
 class WireRequest(msgspec.Struct, array_like=True, gc=False):
-    """A request. Empty `outputs` ask for all."""
+    """A request. Empty `outputs` ask for all. `traceparent` is the header for other servers that the model asks
+    for this request, "" for none."""
 
     number: int
     inputs: list[WireTensor]
@@ -51,6 +52,7 @@ class WireRequest(msgspec.Struct, array_like=True, gc=False):
     timeout_us: int = 0
     outputs: tuple[str, ...] = ()
     parameters: dict[str, bool | int | float | str] | None = None
+    traceparent: str = ""
 
 
 class WireResponse(msgspec.Struct, array_like=True, gc=False):
@@ -183,12 +185,14 @@ class Report(msgspec.Struct, array_like=True, tag="report"):
 
 
 class CallModel(msgspec.Struct, array_like=True, tag="call_model"):
-    """Calls another model. `request.number` is the call's. Without `is_decoupled` it takes one response only."""
+    """Calls another model. `request.number` is the call's. Without `is_decoupled` it takes one response only.
+    `works_for` is the number of the server's request that it is made for; 0: the model does not say."""
 
     model_name: str
     version: int
     is_decoupled: bool
     request: WireRequest
+    works_for: int = 0
 
 
 class CancelCall(msgspec.Struct, array_like=True, tag="cancel_call"):

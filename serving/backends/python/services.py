@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from serving.backend import (
     BackendContext,
@@ -17,15 +18,19 @@ from serving.backends.python.connection import Connection, from_wire_request, to
 from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.spans import Span, current_span
 
 log = logging.getLogger(__name__)
+FindSpan = Callable[[int], Span | None]
+"""Takes the number of a worker's request, 0 for the only one."""
 
 
 class WorkerCalls:
     """Calls of other models by one worker's model that have not ended. They end with the worker."""
 
-    def __init__(self, models: ModelLookup, connection: Connection) -> None:
+    def __init__(self, models: ModelLookup, connection: Connection, find_span: FindSpan) -> None:
         self._models = models
+        self._find_span = find_span
         self._connection = connection
         self._jobs: dict[int, InferJob | None] = {}
 
@@ -54,7 +59,11 @@ class WorkerCalls:
                 "'async_exec' calls for decoupled models.",
             )
         number = call.request.number
-        return model.submit(request, lambda response: self._send(number, response))
+        above = current_span.set(self._find_span(call.works_for))
+        try:
+            return model.submit(request, lambda response: self._send(number, response))
+        finally:
+            current_span.reset(above)
 
     def _send(self, number: int, response: InferResponse) -> None:
         if number not in self._jobs:
@@ -127,11 +136,12 @@ class WorkerMetrics:
 class WorkerServices:
     """Serves one worker process until it ends. Event loop's thread only."""
 
-    def __init__(self, model_name: str, context: BackendContext, connection: Connection) -> None:
+    def __init__(self, model_name: str, context: BackendContext, connection: Connection, find_span: FindSpan) -> None:
+        """`find_span` returns where the time of one of the worker's requests is noted."""
         self._model_name = model_name
         self._context = context
         self._connection = connection
-        self._calls = WorkerCalls(context.models, connection)
+        self._calls = WorkerCalls(context.models, connection, find_span)
         self._metrics = WorkerMetrics(context.custom_metrics)
         self._changes: set[asyncio.Task[None]] = set()
         self.is_loading = True

@@ -19,6 +19,7 @@ from serving.backends.python.services import WorkerServices
 from serving.job import InferJob
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
+from sluice.spans import Span
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +112,9 @@ class SupervisedWorker:
     async def _start_process(self) -> None:
         process = WorkerProcess(self.name, self._launch, self._receive)
         self._process = process
-        self._services = WorkerServices(self._command.args["model_name"], self._context, process.connection)
+        self._services = WorkerServices(
+            self._command.args["model_name"], self._context, process.connection, self._find_span
+        )
         self._num_executed = 0
         try:
             await process.run(self._command)
@@ -157,7 +160,8 @@ class SupervisedWorker:
             return None
         number = next(self._numbers)
         try:
-            request = to_wire_request(number, job.request, self._process.connection)
+            traceparent = "" if job.span is None else job.span.traceparent
+            request = to_wire_request(number, job.request, self._process.connection, traceparent)
         except Exception as error:
             log.exception("a request to %s cannot be sent", self.name)
             job.fail(SluiceError(ErrorCode.INTERNAL, f"the request cannot be passed to the model: {error}"))
@@ -166,6 +170,12 @@ class SupervisedWorker:
         job.on_cancel = partial(self._cancel, number)
         job.infer_started_ns = perf_counter_ns()
         return request
+
+    def _find_span(self, number: int) -> Span | None:
+        """Return where the time of the request `number` is noted, of the only one where 0 names none."""
+        jobs = self._jobs
+        job = next(iter(jobs.values())) if not number and len(jobs) == 1 else jobs.get(number)
+        return None if job is None else job.span
 
     def _cancel(self, number: int) -> None:
         if self._process is not None:

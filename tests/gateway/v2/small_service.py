@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from gateway.calls import CallLog
+from gateway.tracing.tracer import Tracer
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
@@ -93,6 +94,7 @@ class SmallService:
         self.adapters = SmallAdapters(self.repository)
         self.shared_memory = SharedMemoryRegistry(is_allowed=True)
         self.trace = trace or TraceSettings()
+        self.tracer = Tracer()
         self.log_settings = LogSettings(logging.Logger("small", logging.INFO))
         self.takes_model_files = True
         self.live = self.ready = True

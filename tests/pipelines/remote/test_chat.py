@@ -7,9 +7,11 @@ import pytest
 
 from engine.types import FinishReason
 from sluice.errors import ErrorCode
+from sluice.spans import parse_traceparent
 from tests.pipelines.llm.calls import Record
 from tests.pipelines.remote.models import USER, Load, ask, refusal, stream
 from tests.pipelines.remote.remote_api import RemoteApi, chunk, replying, streaming, usage, whole
+from tests.recordings import find_span, recorded
 
 
 async def test_a_whole_answer(api: RemoteApi, load: Load) -> None:
@@ -196,3 +198,20 @@ async def test_it_is_measured(api: RemoteApi, load: Load, records: list[Record])
     assert record.events[-1].finish_reason is FinishReason.STOP
     assert model.statistics.infer.success.count == 1
     assert model.statistics.count_pending() == 0
+
+
+async def test_the_trace_goes_on_in_the_remote_server(api: RemoteApi, load: Load) -> None:
+    api.answer = replying(whole("x"))
+    model = await load()
+    await ask(model, {"text_input": "hello"})
+    with recorded() as recording:
+        await ask(model, {"text_input": "hello"})
+    untraced, traced = (each.headers.get("traceparent") for each in api.exchanges)
+    assert untraced is None
+    assert traced is not None
+    assert parse_traceparent(traced) == (
+        recording.trace_id,
+        find_span(recording, f"infer {model.name}").span_id,
+        True,
+        "",
+    )

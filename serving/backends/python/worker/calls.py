@@ -50,9 +50,16 @@ class BlsCalls:
         return ThreadPoolExecutor(MAX_WAITING, thread_name_prefix="model-calls")
 
     def begin(
-        self, model_name: str, version: int, request: WireRequest, inputs: list[PbTensor], is_decoupled: bool
+        self,
+        model_name: str,
+        version: int,
+        request: WireRequest,
+        inputs: list[PbTensor],
+        is_decoupled: bool,
+        works_for: int = 0,
     ) -> PendingCall:
-        """Send a request to a model. Without `is_decoupled` it gets one response."""
+        """Send a request to a model, for the server's request `works_for`. Without `is_decoupled` it gets one
+        response."""
         wire = WireRequest(
             0,
             [self.channel.wire_tensor(tensor) for tensor in inputs],
@@ -63,7 +70,7 @@ class BlsCalls:
             request.outputs,
             request.parameters,
         )
-        return self.channel.begin_call(CallModel(model_name, version, is_decoupled, wire))
+        return self.channel.begin_call(CallModel(model_name, version, is_decoupled, wire, works_for))
 
     def wait(self, call: PendingCall) -> InferenceResponse:
         """Return the one response of a model that is not decoupled. It has the error, if there is one."""

@@ -26,10 +26,16 @@ RELEASE_RESCHEDULE = 2
 
 
 class InferenceTrace:
-    """Trace of a request, which a model may pass on with its own requests. Requests to Python models are not traced."""
+    """Trace of a request, which a model may pass on with its own requests, so that they belong to it. Without it they
+    belong to the request that the worker has, where that is the only one."""
+
+    def __init__(self, number: int = 0, traceparent: str = "") -> None:
+        self.number = number
+        self._traceparent = traceparent
 
     def get_context(self) -> str | None:
-        return None
+        """Return OpenTelemetry's context as JSON, as Triton does; None where the request is not traced."""
+        return json.dumps({"traceparent": self._traceparent}) if self._traceparent else None
 
 
 class InferenceRequest:
@@ -60,7 +66,7 @@ class InferenceRequest:
         trace: InferenceTrace | None = None,
         parameters: str | dict[str, bool | int | float | str] | None = None,
     ) -> None:
-        """Make a request to another model, for `exec`. `preferred_memory` and `trace` change nothing.
+        """Make a request to another model, for `exec`. `preferred_memory` changes nothing.
 
         Raises TypeError for arguments of wrong types, TritonModelException where Triton does.
         """
@@ -98,7 +104,10 @@ class InferenceRequest:
     def _begin_call(self, is_decoupled: bool) -> tuple[BlsCalls, PendingCall]:
         if self._calls is None:
             raise RuntimeError("models can be asked in a worker process only")
-        call = self._calls.begin(self._model_name, self._model_version, self._wire, self._inputs, is_decoupled)
+        works_for = 0 if self._trace is None else self._trace.number
+        call = self._calls.begin(
+            self._model_name, self._model_version, self._wire, self._inputs, is_decoupled, works_for
+        )
         return self._calls, call
 
     @classmethod
@@ -147,7 +156,7 @@ class InferenceRequest:
         return self._preferred_memory
 
     def trace(self) -> InferenceTrace:
-        return self._trace or InferenceTrace()
+        return self._trace or InferenceTrace(self._wire.number, self._wire.traceparent)
 
     def model_name(self) -> str:
         return self._model_name

@@ -1,0 +1,72 @@
+"""Records requests over gRPC: the roots of traces and timelines."""
+
+from secrets import token_hex
+from typing import Any
+
+import grpc
+
+from gateway.calls import current_call
+from gateway.grpc.messages import WireMessage
+from gateway.grpc.unary import RawCall
+from gateway.tracing.timelines import RECEIVED
+from gateway.tracing.tracer import Tracer, finish_root, read_parent, remote_parent
+from sluice.spans import RemoteParent, Span, current_span
+
+_SERVICE = "inference.GRPCInferenceService"
+_INFER, _STREAM = f"/{_SERVICE}/ModelInfer", f"/{_SERVICE}/ModelStreamInfer"
+_ID_BYTES = 12
+_FAILURES = frozenset({2, 4, 8, 12, 13, 14, 15})
+"""Statuses of servers' faults, as OpenTelemetry's conventions list them."""
+
+
+def trace_call(tracer: Tracer, details: Any, handler: Any) -> Any:
+    """Return the handler of an inference that records it, and the handler itself of any other call."""
+    if details.method == _STREAM:
+        remote_parent.set(_read_parent(details))
+    if details.method != _INFER or handler.unary_unary is None:
+        return handler
+    serve: RawCall = handler.unary_unary
+
+    async def serve_traced(raw: bytes | memoryview, context: Any) -> WireMessage:
+        call = current_call.get()
+        request_id = token_hex(_ID_BYTES) if call is None else call.request_id
+        root = open_root(tracer, "ModelInfer", request_id, _read_parent(details))
+        status: int | None = None
+        try:
+            answer = await serve(raw, context)
+            status = 0
+            return answer
+        finally:
+            if root is not None:
+                code = context.code()
+                finish(root, status if code is None else getattr(code, "value", (code,))[0])
+
+    return grpc.unary_unary_rpc_method_handler(serve_traced, handler.request_deserializer, handler.response_serializer)
+
+
+def open_root(tracer: Tracer, method: str, request_id: str, parent: RemoteParent | None) -> Span | None:
+    """Begin the recording of a request whose messages have come."""
+    attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
+    root = tracer.open(f"{_SERVICE}/{method}", request_id, {**attributes}, parent)
+    if root is not None:
+        root.note(RECEIVED)
+    return root
+
+
+def finish(root: Span, status: int | None) -> None:
+    """End the recording of a request with gRPC's status."""
+    if status is not None:
+        root.attributes["rpc.grpc.status_code"] = status
+    finish_root(root, status, is_failure=status in _FAILURES)
+    if current_span.get() is root:
+        current_span.set(None)
+
+
+def _read_parent(details: Any) -> RemoteParent | None:
+    metadata = dict(details.invocation_metadata or ())
+
+    def find_header(name: str) -> str | None:
+        value = metadata.get(name)
+        return value.decode("latin-1") if isinstance(value, bytes) else value
+
+    return read_parent(find_header)

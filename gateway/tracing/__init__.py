@@ -1,0 +1,1 @@
+"""Traces: recordings of requests, which of them are kept, and where they go."""

@@ -1,0 +1,131 @@
+"""The tracer: begins the recording of each request, decides which are kept, and hands those on."""
+
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gateway.tracing.timelines import TimelineRing
+from sluice.spans import Attributes, Recording, RemoteParent, Span, current_span, parse_traceparent
+
+_NS_PER_S = 1_000_000_000
+_RATIO_BITS = (1 << 64) - 1
+"""Bits of a trace id that OpenTelemetry's ratio sampler compares, so that other servers decide alike."""
+
+
+class SpanSink(Protocol):
+    """Where recordings go that are kept. Must not block, and must not raise."""
+
+    num_exported: int
+    num_lost: int
+
+    def put(self, recording: Recording) -> None:
+        """Take a recording, or count its spans as lost."""
+
+    async def close(self) -> None:
+        """Send what is left, for a short time."""
+
+
+class Tracer(Collector):
+    """Records requests, for a collector of traces and for timelines. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        timelines: TimelineRing | None = None,
+        sink: SpanSink | None = None,
+        sample_rate: float = 1.0,
+        slow_s: float | None = None,
+    ) -> None:
+        """`sink` None: no traces leave the server. `sample_rate` is of requests without a sampled parent, from 0 to 1;
+        `slow_s` keeps every other request too that takes longer."""
+        self.timelines = timelines
+        self.sink = sink
+        self._bound = round(sample_rate * (_RATIO_BITS + 1))
+        self._slow_s = slow_s
+
+    @property
+    def is_active(self) -> bool:
+        """Whether requests are recorded at all."""
+        return self.sink is not None or self.timelines is not None
+
+    @property
+    def is_exporting(self) -> bool:
+        """Whether requests are recorded that have no timeline: those that make no language model generate."""
+        return self.sink is not None
+
+    def open(
+        self, name: str, request_id: str, attributes: Attributes, parent: RemoteParent | None, started_ns: int = 0
+    ) -> Span | None:
+        """Begin the recording of a request, and make its root the current span; None where it is not recorded."""
+        recording = Recording(
+            name,
+            request_id,
+            attributes | {"sluice.request_id": request_id},
+            self._complete,
+            parent,
+            is_exported=self.sink is not None,
+            started_ns=started_ns,
+        )
+        if self.sink is not None:
+            recording.is_sampled = self._samples(recording.trace_id) if parent is None else parent.is_sampled
+        if self.timelines is None and not recording.is_sampled and self._slow_s is None:
+            return None
+        if self.timelines is not None:
+            recording.on_generation = self.timelines.keep
+        current_span.set(recording.root)
+        return recording.root
+
+    def _samples(self, trace_id: int) -> bool:
+        return trace_id & _RATIO_BITS < self._bound
+
+    def _complete(self, recording: Recording) -> None:
+        if self.sink is not None and (recording.is_sampled or self._is_slow(recording)):
+            self.sink.put(recording)
+
+    def _is_slow(self, recording: Recording) -> bool:
+        root = recording.root
+        return self._slow_s is not None and root.ended_ns - root.started_ns >= self._slow_s * _NS_PER_S
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the families of the spans that went to the collector, and of those that did not."""
+        if self.sink is None:
+            return
+        exported = CounterMetricFamily("sluice_trace_spans_exported", "Spans that a trace collector took.")
+        exported.add_metric((), self.sink.num_exported)
+        lost = CounterMetricFamily(
+            "sluice_trace_spans_lost", "Spans that were lost, because the trace collector did not take them in time."
+        )
+        lost.add_metric((), self.sink.num_lost)
+        yield from (exported, lost)
+
+    async def close(self) -> None:
+        """Send what is left. Idempotent."""
+        if self.sink is not None:
+            await self.sink.close()
+
+
+def read_parent(find_header: "FindHeader") -> RemoteParent | None:
+    """Return the span that a request was sent by, from its headers or metadata; None where they name none."""
+    traceparent = find_header("traceparent")
+    return parse_traceparent(traceparent, find_header("tracestate") or "") if traceparent else None
+
+
+class FindHeader(Protocol):
+    """Finds a header by its name in lower case."""
+
+    def __call__(self, name: str, /) -> str | None: ...
+
+
+def finish_root(root: Span, status: int | None, *, is_failure: bool) -> None:
+    """End the root of a request with its protocol's status, None where the client got none."""
+    if status is None:
+        root.attributes["sluice.outcome"] = "cancelled"
+    elif is_failure and not root.error:
+        root.error = f"status {status}"
+    root.end()
+
+
+remote_parent: ContextVar[RemoteParent | None] = ContextVar("remote_parent", default=None)
+"""The span that sent the stream of requests which this task reads."""
