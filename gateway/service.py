@@ -18,6 +18,7 @@ from gateway.quotas.store import QuotaStore
 from gateway.routing import RouteTable
 from gateway.streams.store import StreamStore
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.tracing.timelines import Timelines
 from gateway.tracing.tracer import Tracer
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
@@ -86,6 +87,7 @@ class InferenceService:
         self.shared_memory = SharedMemoryRegistry(allows_client_shm)
         self.trace = trace or TraceSettings()
         self.tracer = tracer or Tracer()
+        self.timelines = Timelines(self.tracer.timelines)
         self.log_settings = log_settings or LogSettings()
         self.library = library
         self.takes_model_files = takes_model_files

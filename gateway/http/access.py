@@ -241,6 +241,8 @@ def _find_by_pattern(path: str) -> ApiCategory | RoutePlace | None:
             return _RAG
         case ["v1", "admin", *_]:
             return _ADMIN
+        case ["v1", "requests"] | ["v1", "requests", _, "timeline"]:
+            return RoutePlace(None, None)
         case ["v1", "models", *_] | ["v2"]:
             return ApiCategory.METADATA
         case ["api", "tags" | "show" | "ps" | "version"]:

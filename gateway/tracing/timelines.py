@@ -1,7 +1,7 @@
 """Timelines: the last requests to language models, each with where its time went."""
 
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -61,6 +61,48 @@ class Timeline(msgspec.Struct, frozen=True):
     object: str = "request.timeline"
 
 
+class TimelineSummary(msgspec.Struct, frozen=True):
+    """A request that has a timeline."""
+
+    id: str
+    model: str
+    is_complete: bool
+    started_at: float
+    duration_ms: float | None
+    time_to_first_token_ms: float | None
+
+
+class TimelinesElsewhere(Protocol):
+    """The timelines of the server's other processes."""
+
+    async def find_timelines(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
+        """Return those of a request id, or all for "", as far as the processes answer in time."""
+
+
+class Timelines:
+    """The timelines of all processes of a server. Belongs to the event loop."""
+
+    def __init__(self, ring: "TimelineRing | None") -> None:
+        """`ring` None: none are kept."""
+        self.ring = ring
+        self.elsewhere: TimelinesElsewhere | None = None
+        """Those of other processes; None for a server of one process."""
+
+    async def find(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
+        """Return the timelines of a request id, or all for "", that `owner` may see; None sees all."""
+        found = self.find_here(request_id, owner)
+        if self.elsewhere is not None:
+            found += await self.elsewhere.find_timelines(request_id, owner)
+        return found
+
+    def find_here(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
+        """Return those of this process."""
+        if self.ring is None:
+            return []
+        recordings = self.ring.recordings() if not request_id else [self.ring.find(request_id)]
+        return [describe(each) for each in recordings if each is not None and owner in (None, each.owner)]
+
+
 class TimelineRing:
     """The recordings of the last requests that made a language model generate. Belongs to the event loop."""
 
@@ -77,13 +119,9 @@ class TimelineRing:
         if len(kept) > self._size:
             kept.popitem(last=False)
 
-    def find(self, request_id: str, owner: TimelineOwner | None) -> Timeline | None:
-        """Return a request's timeline; None where there is none, or it is somebody else's than `owner`'s. `owner` None
-        sees all."""
-        recording = self._recordings.get(request_id)
-        if recording is None or (owner is not None and recording.owner != owner):
-            return None
-        return describe(recording)
+    def find(self, request_id: str) -> Recording | None:
+        """Return a request's recording; None where there is none."""
+        return self._recordings.get(request_id)
 
     def recordings(self) -> list[Recording]:
         """Return the recordings, the oldest first."""

@@ -18,6 +18,7 @@ from engine.fleet.membership.members import Member
 from gateway.live_requests import LiveRequest
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
+from gateway.tracing.timelines import Timeline, TimelineOwner
 from gateway.workers.answering import ForwardedServer
 from gateway.workers.counts import SummedRegistry, WorkerCounts, worker_families
 from gateway.workers.messages import Welcome
@@ -73,7 +74,7 @@ class WorkerPool(Collector):
         self._registry = SummedRegistry(service.metrics.registry, self._counts)
         service.metrics.registry.register(self)
         service.notices.append(self._problem)
-        service.live.elsewhere = self
+        service.live.elsewhere = service.timelines.elsewhere = self
         service.counted_elsewhere = self._counts.families
         service.gather = self.gather
 
@@ -163,6 +164,12 @@ class WorkerPool(Collector):
                 found += [msgspec.structs.replace(each, worker=number) for each in answer.open]
                 num_cancelled += answer.num_cancelled
         return found, num_cancelled
+
+    async def find_timelines(self, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
+        """Return the timelines that the workers have, those of one that does not answer in time left out."""
+        workers = [worker for slot in self._slots for worker in slot.workers()]
+        answers = await asyncio.gather(*(each.ask_timelines(_COUNTS_S, request_id, owner) for each in workers))
+        return [each for answer in answers for each in answer]
 
     # --- shutdown ---
 

@@ -4,6 +4,7 @@ import msgspec
 
 from gateway.live_requests import LiveRequest
 from gateway.quotas.account import Charge, Party
+from gateway.tracing.timelines import Timeline, TimelineOwner
 from pipelines.llm.sharing import SharedModel
 
 Header = tuple[bytes, bytes]
@@ -105,6 +106,21 @@ class Requests(msgspec.Struct, tag=True, frozen=True):
     num_cancelled: int
 
 
+class AskTimelines(msgspec.Struct, tag=True, frozen=True):
+    """Ask a worker for its timelines of a request id, or all for "", that `owner` may see; None sees all."""
+
+    number: int
+    request_id: str
+    owner: TimelineOwner | None
+
+
+class FoundTimelines(msgspec.Struct, tag=True, frozen=True):
+    """The answer to `AskTimelines`."""
+
+    number: int
+    timelines: list[Timeline]
+
+
 class Linked(msgspec.Struct, tag=True, frozen=True):
     """The models that a worker uses, by id, and those to whose engine it attaches now. It uses no others any more."""
 
@@ -165,7 +181,7 @@ class Settle(msgspec.Struct, tag=True, frozen=True):
     money: int
 
 
-ToWorker = Welcome | Served | Drain | AskCounts | AskRequests | Decision
-ToHost = Counts | Requests | Linked | Reserve | Settle
+ToWorker = Welcome | Served | Drain | AskCounts | AskRequests | AskTimelines | Decision
+ToHost = Counts | Requests | FoundTimelines | Linked | Reserve | Settle
 OfRequest = Begin | Piece
 OfAnswer = Start | Piece

@@ -11,12 +11,15 @@ from time import monotonic
 
 import msgspec
 
+from gateway.tracing.timelines import Timeline, TimelineOwner
 from gateway.workers.counts import WorkerCounts
 from gateway.workers.messages import (
     AskCounts,
     AskRequests,
+    AskTimelines,
     Counts,
     Drain,
+    FoundTimelines,
     Linked,
     Requests,
     Reserve,
@@ -37,6 +40,7 @@ _DECODER: "msgspec.msgpack.Decoder[ToHost]" = msgspec.msgpack.Decoder(ToHost)
 _IDS = itertools.count(1)
 _EXIT_S = 5.0
 """How long a process may take to end after it has closed its link."""
+WorkerAnswer = Requests | FoundTimelines
 
 
 class WorkerProcess:
@@ -53,7 +57,7 @@ class WorkerProcess:
         self._served: frozenset[str] = frozenset()
         self._stays: dict[str, ExitStack] = {}
         """The models whose engine it may use, by id, each kept from closing."""
-        self._answers: dict[int, asyncio.Future[Requests | None]] = {}
+        self._answers: dict[int, asyncio.Future[WorkerAnswer | None]] = {}
         self._numbers = itertools.count(1)
         self._linked: frozenset[str] = frozenset()
         self.is_linked = asyncio.Event()
@@ -109,9 +113,15 @@ class WorkerProcess:
 
     async def ask_requests(self, timeout_s: float, cancel: str = "") -> Requests | None:
         """Return its open generations, where it says them within `timeout_s`. Those of the id `cancel` end first."""
-        return await self._ask(AskRequests(next(self._numbers), cancel), timeout_s)
+        answer = await self._ask(AskRequests(next(self._numbers), cancel), timeout_s)
+        return answer if isinstance(answer, Requests) else None
 
-    async def _ask(self, question: AskCounts | AskRequests, timeout_s: float) -> Requests | None:
+    async def ask_timelines(self, timeout_s: float, request_id: str, owner: TimelineOwner | None) -> list[Timeline]:
+        """Return its timelines of a request id, or all for ""; none where it does not say them within `timeout_s`."""
+        answer = await self._ask(AskTimelines(next(self._numbers), request_id, owner), timeout_s)
+        return answer.timelines if isinstance(answer, FoundTimelines) else []
+
+    async def _ask(self, question: AskCounts | AskRequests | AskTimelines, timeout_s: float) -> WorkerAnswer | None:
         answer = self._answers[question.number] = asyncio.get_running_loop().create_future()
         self._send(question)
         await asyncio.wait((answer,), timeout=timeout_s)
@@ -156,7 +166,7 @@ class WorkerProcess:
             case Counts(number, families):
                 self._counts.keep(self.id, families)
                 self._answer(number, None)
-            case Requests(number):
+            case Requests(number) | FoundTimelines(number):
                 self._answer(number, message)
             case Linked(ids, attaching):
                 self._linked = frozenset(ids)
@@ -168,7 +178,7 @@ class WorkerProcess:
             case Settle():
                 self._desk.settle(message)
 
-    def _answer(self, number: int, found: Requests | None) -> None:
+    def _answer(self, number: int, found: WorkerAnswer | None) -> None:
         answer = self._answers.get(number)
         if answer is not None and not answer.done():
             answer.set_result(found)

@@ -14,7 +14,17 @@ from gateway.process_settings import favour_event_loop
 from gateway.workers.counts import read_counts
 from gateway.workers.dispatch import Dispatch
 from gateway.workers.forwarding import HostApplication
-from gateway.workers.messages import AskCounts, AskRequests, Decision, Drain, Requests, Served, ToWorker
+from gateway.workers.messages import (
+    AskCounts,
+    AskRequests,
+    AskTimelines,
+    Decision,
+    Drain,
+    FoundTimelines,
+    Requests,
+    Served,
+    ToWorker,
+)
 from gateway.workers.models import LinkedModels
 from gateway.workers.quotas import HostQuotas
 from gateway.workers.service import make_worker_service, own_config
@@ -86,6 +96,9 @@ class Worker:
                 case AskRequests(number, cancel):
                     num_cancelled = self._service.live.cancel_here(cancel) if cancel else 0
                     self._link.send(Requests(number, self._service.live.list_here(), num_cancelled))
+                case AskTimelines(number, request_id, owner):
+                    found = self._service.timelines.find_here(request_id, owner)
+                    self._link.send(FoundTimelines(number, found))
                 case Decision() as decision:
                     self._quotas.decide(decision)
                 case Drain() as drain:

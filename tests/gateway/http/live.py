@@ -26,6 +26,7 @@ from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.tracer_setup import make_tracer
 from pipelines.llm.text import LlmText
 from sluice.errors import invalid
 from tests.engine.fake_runner import EchoRunner, echo_next
@@ -219,6 +220,7 @@ async def _application(
         config.shutdown.heartbeat_timeout_s,
         allows_lora_updates=config.requests.allows_lora_updates,
         calls=CallLog(access),
+        tracer=make_tracer(config.tracing),
         closes_last=[access.close],
     )
     model = llm_model(MODEL, checkpoint, engine, metrics)

@@ -176,6 +176,17 @@ async def test_metrics_are_sums(shared: ServerProcess) -> None:
     assert before["sluice_http_workers"] == 2
 
 
+def test_timelines_of_workers_are_found_by_whoever_is_asked(shared: ServerProcess) -> None:
+    for number in range(6):
+        with shared.client(headers={"x-request-id": f"timed-{number}"}) as client:
+            assert client.post("/v1/completions", json=PROMPT).status_code == 200
+    with shared.client() as client:
+        found = [client.get(f"/v1/requests/timed-{number}/timeline") for number in range(6)]
+        listed = client.get("/v1/requests").json()["data"]
+    assert [each.json()["id"] for each in found] == [f"timed-{number}" for number in range(6)]
+    assert {f"timed-{number}" for number in range(6)} <= {each["id"] for each in listed}
+
+
 async def test_open_requests_of_workers_are_listed_and_cancelled(shared: ServerProcess) -> None:
     body = {**PROMPT, "max_tokens": 30_000, "stream": True}
     async with httpx.AsyncClient(base_url=shared.base_url, timeout=PATIENCE_S) as client:
