@@ -110,9 +110,15 @@ class AskView(msgspec.Struct, frozen=True, array_like=True, tag="ask_view"):
     keep_s: float = 5.0
 
 
+class Profile(msgspec.Struct, frozen=True, array_like=True, tag="profile"):
+    """Record the steps of the next `seconds`, of which the frames tell."""
+
+    seconds: float
+
+
 CLIENT_SILENT_S = 5.0
 ChangeCommand = LoadAdapter | UnloadAdapter | Sleep | WakeUp
-Command = Submit | Cancel | AskProbe | AskView | Drain | Shutdown | FetchBlocks | ChangeCommand
+Command = Submit | Cancel | AskProbe | AskView | Drain | Shutdown | Profile | FetchBlocks | ChangeCommand
 
 
 class Attach(msgspec.Struct, frozen=True, array_like=True, tag="attach"):
@@ -175,6 +181,28 @@ class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"
     message: str
 
 
+class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step that was recorded: when it began, by the engine's clock, the seconds of its parts in their order, and what
+    its batch had. A delegated runtime tells of iterations alone, which have one part."""
+
+    started: float
+    parts: list[tuple[str, float]]
+    num_decode: int = 0
+    num_prefill_seqs: int = 0
+    num_prefill_tokens: int = 0
+    num_admitted: int = 0
+    num_preempted: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+class StepProfile(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Steps that were recorded since the last profile; `now` is the engine's clock as this is sent."""
+
+    now: float
+    steps: list[StepRecord]
+
+
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     """The outcome of one step for all sequences. A frame without events is a heartbeat."""
 
@@ -183,6 +211,7 @@ class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     stats: EngineStats
     adapters: list[AdapterOutcome] = []
     sleep: list[SleepOutcome] = []
+    profile: StepProfile | None = None
 
 
 class PrefixChanges(msgspec.Struct, frozen=True, array_like=True, tag="prefixes"):

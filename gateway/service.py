@@ -14,6 +14,7 @@ from gateway.health import Phase, ProbeResult, ServerHealth
 from gateway.ledger.ledger import CallLedger
 from gateway.listeners import GrpcEndpoint
 from gateway.live_requests import LiveRequests
+from gateway.profiler import Profiler
 from gateway.quotas.store import QuotaStore
 from gateway.routing import RouteTable
 from gateway.streams.store import StreamStore
@@ -88,6 +89,7 @@ class InferenceService:
         self.trace = trace or TraceSettings()
         self.tracer = tracer or Tracer()
         self.timelines = Timelines(self.tracer.timelines)
+        self.profiler = Profiler(self._language_models, self.tracer.timelines)
         self.log_settings = log_settings or LogSettings()
         self.library = library
         self.takes_model_files = takes_model_files

@@ -1,11 +1,12 @@
 """The asyncio side of an engine, which the gateway holds. `engine/client/process.py` has the executor in a process of
 its own; the tests have one on a thread of theirs."""
 
+import asyncio
 import itertools
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 
@@ -16,6 +17,7 @@ from engine.client.answers import AnsweredCommands
 from engine.client.counters import NO_STATS, add_counters, without_gauges
 from engine.client.keeper import OnPrefixes, StreamKeeper
 from engine.client.sleep import SleepControl
+from engine.client.step_recording import StepRecording
 from engine.client.stream import EventRelay, GenerationStream, PrefillCount
 from engine.client.supervision import (
     MAX_SHARED_CRASHES,
@@ -28,7 +30,19 @@ from engine.client.supervision import (
 from engine.client.timers import RequestTimers
 from engine.client.viewing import EngineViewer
 from engine.config import EngineConfig
-from engine.frames import AdapterOutcome, AskProbe, Cancel, Command, LoadAdapter, StepFrame, Submit, UnloadAdapter
+from engine.frames import (
+    AdapterOutcome,
+    AskProbe,
+    Cancel,
+    Command,
+    LoadAdapter,
+    Profile,
+    StepFrame,
+    StepProfile,
+    StepRecord,
+    Submit,
+    UnloadAdapter,
+)
 from engine.scheduling.admission import check_reported_queue, check_waiting
 from engine.types import BlockSource, EngineInfo, GenerateRequest
 from engine.validation import check_request
@@ -76,6 +90,7 @@ class EngineClient(ABC):
         self._answers = AnsweredCommands(self._send)
         self.sleeping = SleepControl(self._answers, self._refuse_if_lost)
         self._on_prefixes: OnPrefixes | None = None
+        self._on_profile: Callable[[StepProfile], None] | None = None
         self._reloading: set[str] = set()
         """Adapters that a new engine is still to load again, whose requests wait here until it has."""
         self._held: list[int] = []
@@ -288,6 +303,19 @@ class EngineClient(ABC):
             held, self._held = self._held, []
             self._submit_to_engine(held)
 
+    async def record_steps(self, seconds: float) -> list[StepRecord]:
+        """Return the steps of the next `seconds`, with times of this process's perf_counter. One recording at a time;
+        an engine that is lost meanwhile has no steps from then on. Raises UNAVAILABLE where it is lost already."""
+        self._refuse_if_lost()
+        recording = StepRecording()
+        self._on_profile = recording.take
+        self._send(Profile(seconds))
+        try:
+            await asyncio.sleep(seconds + SILENT_S)
+        finally:
+            self._on_profile = None
+        return recording.steps()
+
     def refuse_if_full(self) -> None:
         """Raise OVERLOADED if a request would find a full queue. For callers with work to do before they submit."""
         check_reported_queue(self.stats, self.info.max_num_seqs, self.config)
@@ -363,6 +391,8 @@ class EngineClient(ABC):
     def _on_frame(self, frame: StepFrame) -> None:
         self.stats = frame.stats if self.num_restarts == 0 else add_counters(self._stats_before, frame.stats)
         self._last_report = perf_counter()
+        if frame.profile is not None and self._on_profile is not None:
+            self._on_profile(frame.profile)
         for outcome in frame.adapters:
             self._on_adapter_outcome(outcome)
         for answer in frame.sleep:

@@ -23,9 +23,12 @@ from engine.frames import (
     Command,
     EngineView,
     LoadAdapter,
+    Profile,
     Shutdown,
     Sleep,
     StepFrame,
+    StepProfile,
+    StepRecord,
     Submit,
     UnloadAdapter,
     WakeUp,
@@ -97,6 +100,9 @@ class DelegatedExecutor:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._last_emit = 0.0
+        self._profile_until = 0.0
+        """Until when iterations are told of; the last one that was is `_profiled`."""
+        self._profiled = -1
         self._predicted_wait_s = self._last_prediction = 0.0
         self._is_busy = asyncio.Event()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -176,6 +182,8 @@ class DelegatedExecutor:
                 self._submit(command)
             case Cancel():
                 self._cancel(command.stream_id)
+            case Profile(seconds):
+                self._profile_until = self._clock() + seconds
             case Sleep() | WakeUp() | LoadAdapter() | UnloadAdapter():
                 self._changes.begin(command)
             case Shutdown():
@@ -326,11 +334,22 @@ class DelegatedExecutor:
         if now - self._last_prediction >= HEARTBEAT_S:
             self._last_prediction = now
             self._predicted_wait_s = self._admission.predict_wait(self._in_flight.sequences, self._free_blocks, now)
-        frame = StepFrame(self._events, self._failures, self.stats(), *self._changes.take_outcomes())
+        stats = self.stats()
+        profile = self._profile_iteration(stats, now) if now < self._profile_until else None
+        frame = StepFrame(self._events, self._failures, stats, *self._changes.take_outcomes(), profile=profile)
         self._events, self._failures = [], []
         self._has_freed_places = False
         self._last_emit = now
         self._emit(frame)
+
+    def _profile_iteration(self, stats: EngineStats, now: float) -> StepProfile | None:
+        """Return the runtime's last iteration, where it is a new one."""
+        last = stats.iteration
+        if last is None or last.iteration == self._profiled:
+            return None
+        self._profiled, seconds = last.iteration, last.latency_ms / 1000
+        counts = {"num_running": stats.num_running, "num_waiting": stats.num_waiting}
+        return StepProfile(now, [StepRecord(now - seconds, [("iteration", seconds)], **counts)])
 
     async def _beat(self) -> None:
         while True:

@@ -19,6 +19,7 @@ from engine.frames import (
     EngineView,
     FetchBlocks,
     LoadAdapter,
+    Profile,
     Shutdown,
     StepFrame,
     Submit,
@@ -36,6 +37,7 @@ from engine.loop.handover import make_handover
 from engine.loop.intake import Intake
 from engine.loop.load import engine_info, make_drafter
 from engine.loop.step import BuiltBatch, Counters, build_batch, commit_tokens, observe_drafts, record_prompt, take_event
+from engine.loop.step_marks import StepMarks
 from engine.loop.work_log import WorkLog
 from engine.runners.base import FloatArray, Runner
 from engine.sampling.cores import Cores
@@ -118,6 +120,7 @@ class InflightExecutor:
         self._is_stalled = False
         """Whether the last step had nothing to run."""
         self._last_emit = 0.0
+        self._marks = StepMarks(clock)
         self._run_began = self._run_ended = 0.0
         """When the runner began the last batch, and when it was done."""
 
@@ -142,20 +145,25 @@ class InflightExecutor:
         """Wait for work if there is none, then run one batch and emit its events."""
         commands = self._drain(self._idle_wait_s())
         started, runner_before = self._clock(), self._counters.runner_seconds
+        self._marks.begin(started)
         self._handle(commands)
         self._expire(started)
         self._enqueue_compiled()
+        self._marks.mark("intake")
         if self._adapters.is_changing:
             self._change_adapters()
         if self._handover is not None and self._handover.is_sending:
             self._handover.send(copy_seconds(self._running.values()))
         plan = self._plan()
+        self._marks.mark("plan")
         self._intake.note_admitted(candidate.sequence for candidate in plan.admitted)
         if not plan.is_empty:
             self._run_plan(plan)
         self._is_stalled = plan.is_empty
         self._emit_frame()
         if not plan.is_empty:
+            self._marks.mark("emit")
+            self._marks.end(plan, len(self._running), len(self._intake))
             runner_seconds = self._counters.runner_seconds - runner_before
             overhead_seconds = self._clock() - started - runner_seconds
             self._counters.overhead_seconds += overhead_seconds
@@ -224,6 +232,8 @@ class InflightExecutor:
                     self._adapters.begin(command)
                 case FetchBlocks() if self._handover is not None:
                     self._handover.answer(command)
+                case Profile(seconds):
+                    self._marks.record(seconds)
                 case Shutdown():
                     self._is_shut_down = True
                     for sequence in [*self._running.values(), *self._intake]:
@@ -314,9 +324,12 @@ class InflightExecutor:
             for sequence in built.sampling:
                 if sequence.sampling.constraint is not None:
                     sequence.sampling.constraint.prepare()
+            self._marks.mark("build")
             logits = self._run_batch(built)
+            self._marks.mark("run")
             self._handle(self._drain(0.0))
             self._commit(plan, built, logits)
+            self._marks.mark("commit")
         except Exception:
             log.exception("step %d failed; its sequences end in an error", self._counters.steps)
             self._fail_step(plan)
@@ -383,6 +396,7 @@ class InflightExecutor:
         if built.prompt_rows:
             record_prompt(built, logits, self._cores)
         outcomes, failures = commit_tokens(built, logits, plan.num_drafts, self._cores)
+        self._marks.mark("sample")
         if plan.num_drafts:
             assert self._drafter is not None
             observe_drafts(plan, self._drafter, self._counters)
@@ -470,7 +484,10 @@ class InflightExecutor:
             if not has_content and not self._running:
                 self.check_invariants()
             self._predict_wait(now)
-            self._emit(StepFrame(self._events, self._failures, self.stats(), self._adapters.outcomes))
+            frame = StepFrame(self._events, self._failures, self.stats(), self._adapters.outcomes)
+            if (profile := self._marks.take()) is not None:
+                frame = msgspec.structs.replace(frame, profile=profile)
+            self._emit(frame)
             self._events, self._failures, self._adapters.outcomes = [], [], []
             self._last_emit = now
 

@@ -302,7 +302,7 @@ class Transport:
                 info = msgspec.structs.replace(self._ready.info, **changed)
                 self._ready = msgspec.structs.replace(self._ready, info=info)
         now = perf_counter()
-        is_for_all = bool(frame.adapters or frame.sleep) or len(self._clients) == 1
+        is_for_all = bool(frame.adapters or frame.sleep or frame.profile) or len(self._clients) == 1
         for client in tuple(self._clients):
             has_part = is_for_all or client in events or client in failures
             if not has_part and now < self._sent.get(client, 0.0) + STATS_S:

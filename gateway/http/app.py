@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.batches.service import BatchService
 from gateway.calls import BATCH, CallLog
-from gateway.http import admin, live, live_requests, logs, root, sleep, timelines, usage
+from gateway.http import admin, live, live_requests, logs, profile, root, sleep, timelines, usage
 from gateway.http.access import IN_PROCESS, CallMiddleware, RestrictedApiMiddleware
 from gateway.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
 from gateway.http.anthropic import routes as anthropic_routes
@@ -84,6 +84,7 @@ def create_app(
     app.include_router(logs.router(service))
     app.include_router(live.router(make_feeds(service, config)))
     app.include_router(timelines.router(service.timelines))
+    app.include_router(profile.router(service.profiler))
     streams = open_streams(service, config)
     app.include_router(stream_routes.router(streams, config.http))
     install_error_handlers(app)
