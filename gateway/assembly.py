@@ -33,7 +33,7 @@ from gateway.options.option import OptionError
 from gateway.options.quotas import MEMORY, QuotaOptions
 from gateway.options.rag import RagOptions
 from gateway.options.serving import OFF, InstanceOptions
-from gateway.options.telemetry import LoggingOptions, MetricsOptions, TraceOptions
+from gateway.options.telemetry import LoggingOptions, MetricsOptions
 from gateway.quotas.metrics import QuotaCollector
 from gateway.quotas.observer import QuotaObserver
 from gateway.quotas.store import MemoryQuotas, QuotaStore
@@ -44,10 +44,9 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import MetricsPage, latency_options
 from gateway.telemetry.replicas import ReplicaCollector, RoutingCollector, ScalePressure, missing_replicas
 from gateway.telemetry.routes import RouteCollector
-from gateway.tracer_setup import make_tracer, watch_tracer
+from gateway.tracer_setup import make_trace_settings, make_tracer, watch_tracer
 from gateway.v2.log_settings import LogSettings
 from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
-from gateway.v2.trace import TraceSetting, TraceSettings
 from pipelines.answers.cache import AnswerCache
 from pipelines.llm.backend import LlmBackend, load_checkpoint
 from pipelines.llm.model import embedder_of
@@ -339,12 +338,6 @@ def make_log_settings(options: LoggingOptions) -> LogSettings:
     if changes := options.settings():
         settings.update(changes)
     return settings
-
-
-def make_trace_settings(options: TraceOptions) -> TraceSettings:
-    """Build the trace settings that apply until clients change them."""
-    setting = TraceSetting(options.levels, options.rate, options.count, options.log_frequency)
-    return TraceSettings(options.file, setting)
 
 
 def make_repository(config: ServeConfig, shared: SharedResources) -> ModelRepository:

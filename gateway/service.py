@@ -409,6 +409,7 @@ class InferenceService:
         await self.repository.close(0)
         self.shared_memory.close()
         self.trace.close()
+        await self.trace.close_collector()
         self.log_settings.close()
         for close in self._closes_last:
             await close()

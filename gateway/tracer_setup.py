@@ -1,10 +1,15 @@
 """Builds what records requests, from the configuration."""
 
 from gateway.options.option import OptionError
+from gateway.options.telemetry import TraceOptions
 from gateway.options.tracing import TracingOptions
 from gateway.service import InferenceService
 from gateway.tracing.timelines import TimelineRing
 from gateway.tracing.tracer import SpanSink, Tracer
+from gateway.v2.trace import TraceSetting, TraceSettings
+from gateway.v2.trace_spans import TracesAsSpans
+
+_INSTALL = "pip install 'sluice[otel]'"
 
 
 def make_tracer(options: TracingOptions) -> Tracer:
@@ -19,12 +24,33 @@ def _open_export(options: TracingOptions) -> SpanSink | None:
     try:
         from gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
     except ImportError as error:
-        raise OptionError(f"--otlp-traces-endpoint needs OpenTelemetry ({error}): pip install 'sluice[otel]'") from None
+        raise OptionError(f"--otlp-traces-endpoint needs OpenTelemetry ({error}): {_INSTALL}") from None
     settings = ExportSettings(options.max_queue_spans, options.max_batch_spans, options.delay_ms / 1000)
     return TraceExport(make_exporter(options.endpoint), make_resource(), settings, options.endpoint)
 
 
+def make_trace_settings(options: TraceOptions) -> TraceSettings:
+    """Build Triton's trace settings that apply until clients change them. Raises OptionError where a library is
+    missing."""
+    setting = TraceSetting(options.levels, options.rate, options.count, options.log_frequency)
+    if options.mode == "triton":
+        return TraceSettings(options.file, setting)
+    try:
+        from gateway.tracing.export import ExportSettings, TraceExport, make_exporter, make_resource
+    except ImportError as error:
+        raise OptionError(f"--trace-config mode=opentelemetry needs OpenTelemetry ({error}): {_INSTALL}") from None
+    settings = ExportSettings(
+        options.otel_number("bsp_max_queue_size", 2048),
+        options.otel_number("bsp_max_export_batch_size", 512),
+        options.otel_number("bsp_schedule_delay", 5000) / 1000,
+    )
+    resource = make_resource({"service.name": "triton-inference-server"} | options.resource)
+    export = TraceExport(make_exporter(options.url), resource, settings, options.url)
+    return TraceSettings("", setting, TracesAsSpans(export, options.otel_settings))
+
+
 def watch_tracer(service: InferenceService) -> None:
     """Count the spans that are sent, and send the last ones when the service closes."""
+    service.tracer.reads_parents = service.trace.reads_parents
     service.metrics.registry.register(service.tracer)
     service.close_last(service.tracer.close)

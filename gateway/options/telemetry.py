@@ -284,15 +284,27 @@ _TRACE_LEVELS = {
     **dict.fromkeys(("on", "true", "min", "max"), "TIMESTAMPS"),
 }
 """Values of `level`, in any case."""
+_OPENTELEMETRY = "opentelemetry"
+_OTEL_NUMBERS = ("bsp_max_queue_size", "bsp_schedule_delay", "bsp_max_export_batch_size")
 _TRACE_SETTINGS = (
-    "triton,file=PATH, level=TIMESTAMPS, level=TENSORS, rate=N (one request of N is traced), count=N (-1: no limit) "
-    "or triton,log-frequency=N"
+    "triton,file=PATH, level=TIMESTAMPS, level=TENSORS, rate=N (one request of N is traced), count=N (-1: no limit), "
+    "triton,log-frequency=N, mode=opentelemetry, opentelemetry,url=URL, opentelemetry,resource=KEY=VALUE or "
+    "opentelemetry,bsp_max_queue_size=N (bsp_schedule_delay, bsp_max_export_batch_size)"
 )
 
 
 def _parse_trace_setting(text: str) -> tuple[str, str]:
-    """Parse KEY=VALUE, where `triton,` may precede settings of that mode."""
-    key, equals, value = text.removeprefix("triton,").partition("=")
+    """Parse KEY=VALUE, where `triton,` or `opentelemetry,` may precede settings of that mode."""
+    mode, comma, rest = text.partition(",")
+    of_otel = bool(comma) and mode == _OPENTELEMETRY
+    key, equals, value = (rest if of_otel else text.removeprefix("triton,")).partition("=")
+    is_known = _check_otel_setting(key, value) if of_otel else _check_trace_setting(key, value)
+    if not equals or not is_known:
+        raise ValueError(_TRACE_SETTINGS)
+    return key, _TRACE_LEVELS[value.lower()] if key == "level" else value
+
+
+def _check_trace_setting(key: str, value: str) -> bool:
     is_number = value.isdecimal() or (key == _COUNT and value == "-1")
     is_known = {
         "file": bool(value),
@@ -300,11 +312,18 @@ def _parse_trace_setting(text: str) -> tuple[str, str]:
         _RATE: is_number,
         _COUNT: is_number,
         _FREQUENCY: is_number,
-        "mode": value.lower() == "triton",
+        "mode": value.lower() in ("triton", _OPENTELEMETRY),
     }
-    if not equals or not is_known.get(key, False):
-        raise ValueError(_TRACE_SETTINGS)
-    return key, _TRACE_LEVELS[value.lower()] if key == "level" else value
+    return is_known.get(key, False)
+
+
+def _check_otel_setting(key: str, value: str) -> bool:
+    name, equals, _ = value.partition("=")
+    return {
+        "url": value.startswith(("http://", "https://")),
+        "resource": bool(name and equals),
+        **dict.fromkeys(_OTEL_NUMBERS, value.isdecimal() and int(value) > 0),
+    }.get(key, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +335,8 @@ class TraceOptions:
         (),
         _parse_trace_setting,
         "KEY=VALUE",
-        f"{_TRACE_SETTINGS}. Without a file nothing can be traced; with one, clients choose levels and rates by "
-        "/v2/trace/setting. May be given several times",
+        f"{_TRACE_SETTINGS}. Without a file nothing can be traced in the mode triton; with one, and in the mode "
+        "opentelemetry, clients choose levels and rates by /v2/trace/setting. May be given several times",
         is_many=True,
         separator=";",
     )
@@ -344,3 +363,27 @@ class TraceOptions:
     @property
     def log_frequency(self) -> int:
         return int(self._last(_FREQUENCY, "0"))
+
+    @property
+    def mode(self) -> str:
+        """`triton` or `opentelemetry`."""
+        return self._last("mode", "triton").lower()
+
+    @property
+    def url(self) -> str:
+        """The collector of the mode `opentelemetry`."""
+        return self._last("url", "http://localhost:4318/v1/traces")
+
+    @property
+    def resource(self) -> dict[str, str]:
+        """The resource's attributes that are asked for."""
+        return dict(value.split("=", 1) for key, value in self.settings if key == "resource")
+
+    @property
+    def otel_settings(self) -> dict[str, str]:
+        """The settings of the mode `opentelemetry` that were given, by Triton's names."""
+        return {key: value for key, value in self.settings if key in ("url", "resource", *_OTEL_NUMBERS)}
+
+    def otel_number(self, name: str, default: int) -> int:
+        """Return one of the numbers of that mode."""
+        return int(self._last(name, str(default)))

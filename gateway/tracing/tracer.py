@@ -42,13 +42,15 @@ class Tracer(Collector):
         `slow_s` keeps every other request too that takes longer."""
         self.timelines = timelines
         self.sink = sink
+        self.reads_parents = False
+        """Whether `remote_parent` is to be set for each request, also where nobody records."""
         self._bound = round(sample_rate * (_RATIO_BITS + 1))
         self._slow_s = slow_s
 
     @property
     def is_active(self) -> bool:
         """Whether requests are recorded at all."""
-        return self.sink is not None or self.timelines is not None
+        return self.sink is not None or self.timelines is not None or self.reads_parents
 
     @property
     def is_exporting(self) -> bool:
@@ -59,6 +61,9 @@ class Tracer(Collector):
         self, name: str, request_id: str, attributes: Attributes, parent: RemoteParent | None, started_ns: int = 0
     ) -> Span | None:
         """Begin the recording of a request, and make its root the current span; None where it is not recorded."""
+        remote_parent.set(parent)
+        if self.sink is None and self.timelines is None:
+            return None
         recording = Recording(
             name,
             request_id,
@@ -128,4 +133,4 @@ def finish_root(root: Span, status: int | None, *, is_failure: bool) -> None:
 
 
 remote_parent: ContextVar[RemoteParent | None] = ContextVar("remote_parent", default=None)
-"""The span that sent the stream of requests which this task reads."""
+"""The span that sent the request, or the stream of requests, that this task works for."""

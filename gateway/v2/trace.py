@@ -5,15 +5,18 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Protocol
 
+from gateway.tracing.tracer import remote_parent
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.spans import RemoteParent
 
 log = logging.getLogger(__name__)
 Record = dict[str, object]
@@ -137,11 +140,28 @@ def _json(records: list[Record]) -> str:
     return ",".join(json.dumps(record, separators=(",", ":")) for record in records)
 
 
+class TraceCollector(Protocol):
+    """Takes traces in the mode `opentelemetry`."""
+
+    settings: dict[str, TraceValue]
+    """What was configured of that mode."""
+
+    def put(self, parent: RemoteParent | None, trace: Trace) -> None:
+        """Take a finished trace, with the span that its request was sent by."""
+
+    async def close(self) -> None:
+        """Send what is left, for a short time."""
+
+
 class TraceSettings:
     """The setting for all models, and for single models their differences from it."""
 
-    def __init__(self, file: str = "", defaults: TraceSetting | None = None) -> None:
-        """`file` is the path that traces are written to; without one tracing cannot be switched on."""
+    def __init__(
+        self, file: str = "", defaults: TraceSetting | None = None, collector: TraceCollector | None = None
+    ) -> None:
+        """`file` is the path that traces are written to; without one tracing cannot be switched on. With a `collector`
+        they go there instead: Triton's mode `opentelemetry`."""
+        self._collector = collector
         self._file = TraceFile(file)
         self._defaults = defaults or TraceSetting()
         self._num_traces = 0
@@ -152,14 +172,15 @@ class TraceSettings:
         """Return the setting of `model`, or of all models, as the protocol writes it."""
         sampling = self._sampling(model)
         setting = sampling.setting
-        return {
+        common: dict[str, TraceValue] = {
             "trace_level": [level for level in LEVELS if level in setting.levels] or ["OFF"],
             "trace_rate": str(setting.rate),
             "trace_count": str(sampling.count_left),
-            "log_frequency": str(setting.log_frequency),
-            "trace_file": self._file.path,
-            "trace_mode": "triton",
         }
+        if self._collector is not None:
+            return common | {"trace_mode": "opentelemetry"} | self._collector.settings
+        own = {"log_frequency": str(setting.log_frequency), "trace_file": self._file.path, "trace_mode": "triton"}
+        return common | own
 
     def update(self, values: Mapping[str, TraceValue | None], model: str | None = None) -> None:
         """Change the settings that `values` name; None takes a change back. Unknown names are ignored.
@@ -176,6 +197,14 @@ class TraceSettings:
     def begin(self, model: Model, request: InferRequest) -> Trace | None:
         """Begin the trace of `request`, where it is to be traced."""
         sampling = self._models.get(model.name, self._all) if self._models else self._all
+        if self._collector is not None:
+            parent = remote_parent.get()
+            # As in Triton, what comes with a context is traced whatever rate and count say.
+            if not sampling.setting.levels or (parent is None and not sampling.takes_next()):
+                return None
+            self._num_traces += 1
+            done = partial(self._collector.put, parent)
+            return Trace(self._num_traces, frozenset({"TIMESTAMPS"}), model, request, done)
         if not sampling.takes_next():
             return None
         self._num_traces += 1
@@ -184,7 +213,13 @@ class TraceSettings:
     @property
     def is_on(self) -> bool:
         """Whether any request may be traced."""
-        return self._all.is_on or bool(self._models)
+        may_continue = self._collector is not None and bool(self._all.setting.levels)
+        return self._all.is_on or may_continue or bool(self._models)
+
+    @property
+    def reads_parents(self) -> bool:
+        """Whether the spans that requests were sent by are of interest."""
+        return self._collector is not None
 
     def close(self) -> None:
         """Write the traces that are still in memory."""
@@ -192,13 +227,22 @@ class TraceSettings:
             sampling.flush()
         self._file.close()
 
+    async def close_collector(self) -> None:
+        """Send the traces that a collector is still to get."""
+        if self._collector is not None:
+            await self._collector.close()
+
+    def _check(self, sampling: "_Sampling") -> None:
+        if self._collector is None:
+            sampling.check(self._file)
+
     def _sampling(self, model: str | None) -> "_Sampling":
         return self._models.get(model, self._all) if model else self._all
 
     def _change_all(self, changes: Mapping[str, Any]) -> None:
         own = _apply_changes(self._all, changes)
         sampling = _Sampling(replace(self._defaults, **own), own, self._file)
-        sampling.check(self._file)
+        self._check(sampling)
         self._all.flush()
         self._all = sampling
         for name in list(self._models):
@@ -209,7 +253,7 @@ class TraceSettings:
         own = _apply_changes(present, changes)
         above = replace(self._all.setting, count=self._all.count_left)
         sampling = _Sampling(replace(above, **own), own, self._file)
-        sampling.check(self._file)
+        self._check(sampling)
         if present is not None:
             present.flush()
         if own:

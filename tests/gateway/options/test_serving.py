@@ -56,7 +56,7 @@ def test_tracing() -> None:
         ({"--model-control-mode": "auto"}, "--model-control-mode must be one of none, poll, explicit, got 'auto'"),
         ({"--backend-config": ["onnxruntime"]}, "--backend-config must be BACKEND,KEY=VALUE"),
         ({"--trace-config": ["rate=often"]}, "--trace-config must be triton,file=PATH"),
-        ({"--trace-config": ["mode=opentelemetry"]}, "--trace-config must be triton,file=PATH"),
+        ({"--trace-config": ["mode=zipkin"]}, "--trace-config must be triton,file=PATH"),
         ({"--model-repository": ["/a"], "--served-model-name": "x"}, "--served-model-name names MODEL"),
         ({"--http-header-forward-pattern": "("}, "--http-header-forward-pattern must be a regular expression"),
         (
