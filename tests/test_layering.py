@@ -27,6 +27,7 @@ LIBRARIES = {
     "onnxruntime": ("serving/backends/onnxruntime",),
     "dynamo": ("gateway/dynamo",),
     "ray": ("cli/fleet",),
+    "opentelemetry": ("gateway/tracing",),
 }
 """Heavy libraries, and the folders that may import them."""
 

@@ -15,6 +15,7 @@ from pipelines.rag.stores.sqlite.store import SqliteStore
 from pipelines.rag.types import CollectionSpec, DocumentFormat, RetrievalMode, Upload, Vector, Vectors
 from pipelines.text.citations import EncodingProgress
 from sluice.errors import ErrorCode, SluiceError
+from tests.recordings import recorded
 
 DIM = 64
 MARKDOWN = DocumentFormat.MARKDOWN
@@ -119,6 +120,26 @@ async def test_a_question_that_is_too_long_is_refused_before_any_work() -> None:
     with pytest.raises(SluiceError, match=f"question must be at most {MAX_QUESTION_CHARS} characters") as caught:
         await library.search("docs", SearchQuery(question, None), SearchOptions())
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "question")
+    await library.close()
+
+
+async def test_a_search_is_a_span() -> None:
+    encoder = GatedEncoder()
+    library = DocumentLibrary(SqliteStore(None), lambda name: encoder, LibrarySettings())
+    encoder.gate.set()
+    await library.put("docs", upload("a", "Pumps", "Ferries"))
+    with recorded() as recording:
+        hits = await library.search("docs", SearchQuery("Pumps", None), SearchOptions(mode=RetrievalMode.BM25))
+        with pytest.raises(SluiceError):
+            await library.search("others", SearchQuery("Pumps", None), SearchOptions(mode=RetrievalMode.BM25))
+    found, failed = recording.spans[1:]
+    assert (found.name, failed.name) == ("retrieve", "retrieve")
+    assert found.attributes == {
+        "sluice.collection": "docs",
+        "sluice.retrieval_mode": "bm25",
+        "sluice.num_chunks": len(hits),
+    }
+    assert hits and not found.error and failed.error
     await library.close()
 
 
