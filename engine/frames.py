@@ -181,7 +181,7 @@ class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag="load_failed"
     message: str
 
 
-class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class ProfiledStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A step that was recorded: when it began, by the engine's clock, the seconds of its parts in their order, and what
     its batch had. A delegated runtime tells of iterations alone, which have one part."""
 
@@ -200,7 +200,7 @@ class StepProfile(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Steps that were recorded since the last profile; `now` is the engine's clock as this is sent."""
 
     now: float
-    steps: list[StepRecord]
+    steps: list[ProfiledStep]
 
 
 class StepFrame(msgspec.Struct, frozen=True, array_like=True, tag="step"):

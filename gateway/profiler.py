@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.client.base import EngineClient
 from engine.fleet.client import FleetClient
-from engine.frames import StepRecord
+from engine.frames import ProfiledStep
 from gateway.tracing.loop_profile import LoopProfile
 from gateway.tracing.profile import build_profile
 from gateway.tracing.timelines import TimelineRing
@@ -68,7 +68,7 @@ class Profiler:
         return found
 
 
-async def _record_steps(name: str, engine: EngineClient, seconds: float) -> list[StepRecord]:
+async def _record_steps(name: str, engine: EngineClient, seconds: float) -> list[ProfiledStep]:
     """Return an engine's steps; none, with a line in the log, of one that is lost."""
     try:
         return await engine.record_steps(seconds)

@@ -89,7 +89,7 @@ class InferenceService:
         self.trace = trace or TraceSettings()
         self.tracer = tracer or Tracer()
         self.timelines = Timelines(self.tracer.timelines)
-        self.profiler = Profiler(self._language_models, self.tracer.timelines)
+        self.profiler = Profiler(self.language_models, self.tracer.timelines)
         self.log_settings = log_settings or LogSettings()
         self.library = library
         self.takes_model_files = takes_model_files

@@ -27,7 +27,7 @@ LIBRARIES = {
     "onnxruntime": ("serving/backends/onnxruntime",),
     "dynamo": ("gateway/dynamo",),
     "ray": ("cli/fleet",),
-    "opentelemetry": ("gateway/tracing",),
+    "opentelemetry": ("gateway/tracing", "gateway/telemetry/otlp.py"),
 }
 """Heavy libraries, and the folders that may import them."""
 

@@ -37,9 +37,9 @@ from engine.frames import (
     Command,
     LoadAdapter,
     Profile,
+    ProfiledStep,
     StepFrame,
     StepProfile,
-    StepRecord,
     Submit,
     UnloadAdapter,
 )
@@ -303,7 +303,7 @@ class EngineClient(ABC):
             held, self._held = self._held, []
             self._submit_to_engine(held)
 
-    async def record_steps(self, seconds: float) -> list[StepRecord]:
+    async def record_steps(self, seconds: float) -> list[ProfiledStep]:
         """Return the steps of the next `seconds`, with times of this process's perf_counter. One recording at a time;
         an engine that is lost meanwhile has no steps from then on. Raises UNAVAILABLE where it is lost already."""
         self._refuse_if_lost()

@@ -5,14 +5,14 @@ from time import perf_counter
 
 import msgspec
 
-from engine.frames import StepProfile, StepRecord
+from engine.frames import ProfiledStep, StepProfile
 
 
 class StepRecording:
     """Collects profiles. The two clocks' difference is the least that any frame shows, which travelled fastest."""
 
     def __init__(self) -> None:
-        self._steps: list[StepRecord] = []
+        self._steps: list[ProfiledStep] = []
         self._offset = inf
 
     def take(self, profile: StepProfile) -> None:
@@ -20,6 +20,6 @@ class StepRecording:
         self._offset = min(self._offset, perf_counter() - profile.now)
         self._steps += profile.steps
 
-    def steps(self) -> list[StepRecord]:
+    def steps(self) -> list[ProfiledStep]:
         """Return the steps with times of perf_counter."""
         return [msgspec.structs.replace(each, started=each.started + self._offset) for each in self._steps]

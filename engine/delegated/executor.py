@@ -24,11 +24,11 @@ from engine.frames import (
     EngineView,
     LoadAdapter,
     Profile,
+    ProfiledStep,
     Shutdown,
     Sleep,
     StepFrame,
     StepProfile,
-    StepRecord,
     Submit,
     UnloadAdapter,
     WakeUp,
@@ -349,7 +349,7 @@ class DelegatedExecutor:
             return None
         self._profiled, seconds = last.iteration, last.latency_ms / 1000
         counts = {"num_running": stats.num_running, "num_waiting": stats.num_waiting}
-        return StepProfile(now, [StepRecord(now - seconds, [("iteration", seconds)], **counts)])
+        return StepProfile(now, [ProfiledStep(now - seconds, [("iteration", seconds)], **counts)])
 
     async def _beat(self) -> None:
         while True:

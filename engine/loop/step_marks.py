@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from engine.frames import StepProfile, StepRecord
+from engine.frames import ProfiledStep, StepProfile
 from engine.scheduling.planner import StepPlan
 from engine.sequence import Sequence
 
@@ -18,7 +18,7 @@ class StepMarks:
         self._until = 0.0
         self._parts: list[tuple[str, float]] = []
         self._started = self._last = 0.0
-        self._steps: list[StepRecord] = []
+        self._steps: list[ProfiledStep] = []
         self.is_on = False
 
     def record(self, seconds: float) -> None:
@@ -43,7 +43,7 @@ class StepMarks:
         """End the step, whose plan was not empty."""
         if not self.is_on or len(self._steps) >= _MAX_STEPS:
             return
-        record = StepRecord(
+        record = ProfiledStep(
             self._started,
             self._parts,
             num_decode=len(plan.decode),

@@ -7,7 +7,7 @@ one for each engine, nested slices (`X`), counters (`C`) and nestable async slic
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.frames import StepRecord
+from engine.frames import ProfiledStep
 from gateway.tracing.loop_profile import LoopProfile
 from sluice.spans import Recording, Span
 
@@ -19,7 +19,7 @@ _NS_PER_US = 1000
 
 
 def build_profile(
-    loop: LoopProfile, engines: Mapping[str, Sequence[StepRecord]], recordings: Sequence[Recording], began: float
+    loop: LoopProfile, engines: Mapping[str, Sequence[ProfiledStep]], recordings: Sequence[Recording], began: float
 ) -> dict[str, Any]:
     """Return the file of a profile that began at `began`, of perf_counter, as all times here."""
     events = [*_loop_events(loop, began)]
@@ -53,7 +53,7 @@ def _loop_events(loop: LoopProfile, began: float) -> Iterator[Event]:
         yield _counter(_GATEWAY, "event loop lag", _ts(at, began), ms=round(lag * 1000, 3))
 
 
-def _engine_events(pid: int, name: str, steps: Sequence[StepRecord], began: float) -> Iterator[Event]:
+def _engine_events(pid: int, name: str, steps: Sequence[ProfiledStep], began: float) -> Iterator[Event]:
     yield from _names(pid, f"engine {name}", "steps")
     for step in steps:
         ts = _ts(step.started, began)
