@@ -20,7 +20,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test quick test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
+.PHONY: help run test test-long quick test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -28,8 +28,11 @@ help: ## list the targets
 run: $(VENV)/.serve ## serve the bundled model; flags: make run ARGS="--http-port 9000"
 	@exec $(BIN)/sluice serve $(ARGS)
 
-test: $(VENV)/.dev ## the whole test suite; one part: make test ARGS="tests/engine -k cancel"
-	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+test: $(VENV)/.dev ## the test suite; one part: make test ARGS="tests/engine -k cancel"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not long and not torch" $(ARGS)
+
+test-long: $(VENV)/.dev ## what the suite leaves out: faults at length, every family in every type, browsers
+	$(BIN)/python -m pytest $(PARALLEL) -m "long and not torch" $(ARGS)
 
 quick: $(VENV)/.dev ## the tests that start no process, no server and no model library, in a minute
 	$(BIN)/python -m pytest $(PARALLEL) --quick $(ARGS)

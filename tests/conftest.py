@@ -34,6 +34,33 @@ _FIRST = (
     "engine/forecast/test_wait.py",
 )
 """Files of few tests that take many seconds each. `--durations=0` says which they are."""
+_LONG = {
+    "cli/build/test_serving.py",
+    "engine/client/test_recovery.py",
+    "engine/delegated/tensorrt_llm/test_engine.py",
+    "engine/delegated/tensorrt_llm/test_engine_faults.py",
+    "engine/fleet/test_moving.py",
+    "engine/forecast/test_wait.py",
+    "engine/runners/test_block_copies.py",
+    "engine/runners/test_isolation.py",
+    "engine/runners/test_types_and_batches.py",
+    "gateway/http/console/test_chat.py",
+    "gateway/http/console/test_infer.py",
+    "gateway/http/console/test_operator.py",
+    "gateway/http/console/test_rag.py",
+    "gateway/http/streams/test_two_gateways.py",
+    "gateway/test_reloading.py",
+    "gateway/test_remote_engines.py",
+    "gateway/test_replicas.py",
+    "gateway/test_tensorrtllm_backend.py",
+    "gateway/workers/test_serving.py",
+    "pipelines/rag/documents/test_sandbox.py",
+    "serving/backends/python/test_supervision.py",
+    "triton/test_clients_control.py",
+    "triton/test_faults.py",
+}
+"""Files that show at length what shorter tests look at: a dozen take half of the time of all. They are marked `long`, so
+that `make test` leaves them to `make test-long`. `--durations=0` says which could be next."""
 # Until the tests are collected: imports make objects that stay, and no garbage.
 gc.disable()
 
@@ -47,6 +74,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--on-vllm", action="store_true", help="the gateway's tests of an LLM, over vLLM in place of a stand-in"
     )
     parser.addoption("--quick", action="store_true", help="only tests that start no process, server or model library")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.relative_to(TESTS).as_posix() in _LONG:
+        item.add_marker("long")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -67,8 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if is_quick(item)]
     num_slow = Counter(item.path for item in slow)
     first = {TESTS / each for each in _FIRST}
-    if missing := [str(each) for each in first if not each.exists()]:
-        raise pytest.UsageError(f"_FIRST in tests/conftest.py names files that are not there: {missing}")
+    if missing := [str(each) for each in (*first, *(TESTS / each for each in _LONG)) if not each.exists()]:
+        raise pytest.UsageError(f"_FIRST or _LONG in tests/conftest.py names files that are not there: {missing}")
     items.sort(key=lambda item: (item.path not in first, -num_slow[item.path]))
 
 
