@@ -59,7 +59,7 @@ _LONG = {
     "triton/test_clients_control.py",
     "triton/test_faults.py",
 }
-"""Files that show at length what shorter tests look at: a dozen take half of the time of all. They are marked `long`, so
+"""Files that show at length what shorter tests look at. They take half of the time of all, and are marked `long`, so
 that `make test` leaves them to `make test-long`. `--durations=0` says which could be next."""
 # Until the tests are collected: imports make objects that stay, and no garbage.
 gc.disable()
