@@ -19,6 +19,7 @@ _NOT_IN_ANSWERS = {
     "timeout_s": None,
     "queue_timeout_s": None,
     "protocol": "",
+    "session": "",
 }
 """Fields of a request that change no answer, and the values that all requests have in keys."""
 _encoder = msgspec.msgpack.Encoder(order="deterministic")

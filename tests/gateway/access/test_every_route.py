@@ -39,9 +39,12 @@ from tests.gateway.v2.small_service import SmallService
 
 KEYS = {group: make_key(Identity(name=group, groups=frozenset({group}))) for group in RouteGroup}
 PROBES = {"/health", "/ping", "/v2/health/live", "/v2/health/ready"}
+PAGES = {"/console", "/console/x"}
+"""The console's files, which say nothing of the server: what its pages show is asked for with a key."""
 FOR_EVERY_KEY = {
     *("/", "/version", "/docs", "/openapi.json", "/docs/assets/x", "/v2", "/v1/models", "/v1/models/x", "/v2/models/x"),
     *("/v2/models/x/versions/x", "/v2/models/x/ready", "/v2/models/x/versions/x/ready"),
+    *("/v1/requests", "/v1/requests/x/timeline"),
     *("/v1/usage", "/v1/usage/requests", "/api/tags", "/api/show", "/api/ps", "/api/version"),
 }
 """Paths that no group has: what the server is, and which of the key's own models it has."""
@@ -124,7 +127,7 @@ async def test_every_route_asks_for_a_key(applications: tuple[ASGIApp, ASGIApp, 
         path for _, path in routes
     }
     for method, path in routes:
-        if path not in PROBES:
+        if path not in PROBES | PAGES:
             assert await ask(app, method, path) == 401, (method, path)
     assert [await ask(metrics_app, "GET", "/metrics", key) for key in (None, "wrong")] == [401, 401]
     assert await ask(metrics_app, "GET", "/metrics", KEYS[RouteGroup.METRICS].text) == 200
@@ -141,9 +144,9 @@ async def test_a_key_reaches_the_routes_of_its_groups_alone(
     guarded = _Guards(inner, GatewayMetrics(), calls, Restrictions())
     for method, path in applications[2]:
         group = find_place(path).group
-        assert (group is None) == (path in FOR_EVERY_KEY | PROBES), f"{path} has no group"
+        assert (group is None) == (path in FOR_EVERY_KEY | PROBES | PAGES), f"{path} has no group"
         for owned, key in KEYS.items():
-            expected = 204 if path in PROBES or group in (None, owned) else 403
+            expected = 204 if path in PROBES | PAGES or group in (None, owned) else 403
             assert await ask(guarded, method, path, key.text) == expected, (method, path, owned)
 
 

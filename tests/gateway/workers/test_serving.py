@@ -170,7 +170,7 @@ async def test_metrics_are_sums(shared: ServerProcess) -> None:
 
     def grown() -> dict[str, float]:
         after = fetch_metrics(shared)
-        return {name: after[name] - before.get(name, 0) for name in expected}
+        return {name: after.get(name, 0) - before.get(name, 0) for name in expected}
 
     await wait_until(lambda: grown() == expected)  # a busy worker may be late for a scrape
     assert before["sluice_http_workers"] == 2

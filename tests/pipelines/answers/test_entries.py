@@ -65,6 +65,7 @@ UNCHANGED: dict[str, Any] = {
     "timeout_s": 1.0,
     "queue_timeout_s": 1.0,
     "protocol": "openai_chat",
+    "session": "x",
 }
 
 
