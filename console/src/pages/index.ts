@@ -9,11 +9,13 @@ import type { Page } from "./page";
 import { page as rag } from "./rag";
 import { page as requests } from "./requests";
 import { page as tenants } from "./tenants";
+import { page as timelines } from "./timelines";
 
 export const pages: Page[] = [
   overview,
   engines,
   requests,
+  timelines,
   models,
   tenants,
   log,

@@ -3,6 +3,7 @@ const PATHS = {
   overview: "M3 13h4l3-8 4 14 3-6h4",
   engines: "M7 7h10v10H7zM10 10h4v4h-4zM9 3v4M15 3v4M9 17v4M15 17v4M3 9h4M3 15h4M17 9h4M17 15h4",
   requests: "M4 6h16M4 12h10M4 18h13M18 10l3 2-3 2",
+  timelines: "M4 6h7M8 11h8M13 16h7M4 20h16",
   models: "M12 3l8 4.5v9L12 21l-8-4.5v-9zM4 7.5l8 4.5 8-4.5M12 12v9",
   tenants: "M9 11a3.5 3.5 0 100-7 3.5 3.5 0 000 7zM2.5 20c.5-4 3-6 6.5-6s6 2 6.5 6M16 4.5a3.5 3.5 0 010 6M18 14.5c2 .8 3.200 2.600 3.500 5.500",
   log: "M5 4h14v16H5zM8.500 8.500h7M8.500 12h7M8.500 15.500h4",

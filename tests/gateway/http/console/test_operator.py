@@ -15,7 +15,7 @@ from tests.gateway.http.console.conftest import Console, OpenConsole
 from tests.gateway.http.live import live_server
 from tests.server_process import PATIENCE_S, ServerProcess
 
-PAGES = ("overview", "engines", "requests", "models", "tenants", "log")
+PAGES = ("overview", "engines", "requests", "timelines", "models", "tenants", "log")
 KEY = "sesame"
 MODEL = "rill"
 LONG = {
@@ -95,6 +95,20 @@ def test_a_request_is_cancelled_by_clicking(console_server: ServerProcess, conso
         question.get_by_role("button", name="Cancel the request").click()
         expect(page.get_by_role("status").filter(has_text="is cancelled")).to_be_visible()
     assert any("cancelled" in each for each in ends)
+
+
+def test_a_timeline_shows_where_the_time_went(console_server: ServerProcess, console: Console) -> None:
+    with console_server.client() as client:
+        body = {"model": MODEL, "prompt": "A sluice is", "max_tokens": 4, "temperature": 0}
+        client.post("/v1/completions", json=body, headers={"x-request-id": "watched"}).raise_for_status()
+    page = console.show("timelines")
+    page.get_by_role("link", name="watched").first.click()
+    spans = page.get_by_role("list", name="Spans of request watched").get_by_role("listitem")
+    for name in ("POST /v1/completions", "tokenize", "queue", "prefill", "decode"):
+        expect(spans.filter(has_text=name).first).to_be_visible()
+    assert console.find_barriers() == []
+    page.get_by_role("link", name="All requests").click()
+    expect(page.get_by_role("heading", name="Timelines", level=1)).to_be_visible()
 
 
 def test_a_model_is_unloaded_and_loaded(console: Console) -> None:
