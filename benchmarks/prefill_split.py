@@ -28,7 +28,7 @@ SUBJECTS = {"two that do both": 0, "one prefill replica": 1}
 
 @dataclass(slots=True)
 class Run:
-    """What one run has measured, in seconds, and how many prompts were handed over."""
+    """The measurements of one run, in seconds, and how many prompts were handed over."""
 
     gaps_s: list[float] = field(default_factory=list)
     """Between two events of a running stream."""

@@ -45,7 +45,7 @@ class Task(StrEnum):
 
 
 class EngineRole(StrEnum):
-    """What an engine does in a fleet."""
+    """The part that an engine has in a fleet."""
 
     GENERATE = "generate"
     PREFILL = "prefill"
@@ -155,7 +155,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     runtime: Runtime = Runtime.AUTO
     task: Task = Task.AUTO
     role: EngineRole = EngineRole.GENERATE
-    """What the engine does in a fleet. Our own executor alone has PREFILL."""
+    """The engine's part in a fleet. Our own executor alone has PREFILL."""
     tensor_parallel_size: int = 1
     """Number of GPUs that share each layer."""
     pipeline_parallel_size: int = 1

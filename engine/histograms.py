@@ -67,7 +67,7 @@ class EngineHistograms:
 
 
 class Distribution(NamedTuple):
-    """What was counted of one distribution: `counts` by bucket, not cumulative, the one above all bounds last."""
+    """The counts of one distribution: `counts` by bucket, not cumulative, the one above all bounds last."""
 
     histogram: EngineHistogram
     counts: list[float]

@@ -37,7 +37,7 @@ ORDERS = (
 
 @dataclass
 class View:
-    """What the user has chosen to see."""
+    """The choices of the user: the order, the selected generation, and whether the screen stands still."""
 
     order: int = 0
     selected: str = ""

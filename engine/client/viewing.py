@@ -1,4 +1,4 @@
-"""What a client sees of its engine while somebody watches."""
+"""A client's view of its engine while somebody watches."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""What an engine does from step to step, recorded while somebody watches."""
+"""A record of an engine's work from step to step, kept while somebody watches."""
 
 from collections.abc import Callable
 from time import perf_counter, time

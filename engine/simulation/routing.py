@@ -1,4 +1,4 @@
-"""What chooses the replicas of a simulated fleet: our router, or another one that is told the same."""
+"""The router of a simulated fleet: ours, or another one that is told the same."""
 
 from collections.abc import Sequence
 from typing import Protocol

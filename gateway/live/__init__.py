@@ -1,1 +1,1 @@
-"""What the server does at this moment, sampled while somebody watches."""
+"""Samples of the server's work at this moment, taken while somebody watches."""

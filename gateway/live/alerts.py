@@ -1,4 +1,4 @@
-"""What is not as it should be, and what bounds the server, as `sluice doctor --live` judges it."""
+"""Names what is not as it should be, and what bounds the server, as `sluice doctor --live` judges it."""
 
 from collections.abc import Mapping
 from time import monotonic
