@@ -31,8 +31,8 @@ SMG = Environment("smg", "smg", "1.13.0")
 PEERS = ("Dynamo", "smg")
 HASH_BYTES = 16
 EVENTS_S = 0.002
-"""Seconds of the machine that events take to be in Dynamo's index: about one millisecond was measured. No simulated time
-passes meanwhile."""
+"""Seconds of the machine that events take to be in Dynamo's index: about one millisecond was measured. No simulated
+time passes meanwhile."""
 SUBSCRIPTION_S = 1.0
 HERE = Path(__file__).parent
 

@@ -104,8 +104,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     computed on many replicas for the sake of slightly faster steps: see `make bench ARGS=routing`."""
     others_weight: float = 0.25
     """A second of prefill counts this much more for each request that a replica has already, because they are all
-    slower meanwhile. With 0 prefixes are computed once more wherever that saves the one request a little time, and at a high
-    load replicas do little else: see `make bench ARGS=routing`."""
+    slower meanwhile. With 0 prefixes are computed once more wherever that saves the one request a little time, and at
+    a high load replicas do little else: see `make bench ARGS=routing`."""
     usual_prefill_tokens_per_s: float = 2000.0
     """Prefill rate of a replica of which none is known."""
 
