@@ -3,6 +3,7 @@
 import json
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,15 @@ def test_a_profile_has_steps_tasks_and_requests(server: ServerProcess, tmp_path:
         assert client.post("/v1/completions", json=body).status_code == 200
 
 
-def test_a_second_profile_at_once_is_refused(server: ServerProcess) -> None:
-    with server.client() as client:
-        first = threading.Thread(target=lambda: client.post("/v1/admin/profile", params={"seconds": 1.0}))
-        first.start()
-        statuses = set()
-        while first.is_alive() and 429 not in statuses:
-            statuses.add(httpx.post(f"{server.base_url}/v1/admin/profile", params={"seconds": 0.01}).status_code)
-        first.join()
-    assert 429 in statuses
+def test_of_two_profiles_at_once_one_is_refused(server: ServerProcess) -> None:
+    """Whichever comes second."""
+
+    def profile(_: int) -> int:
+        answer = httpx.post(f"{server.base_url}/v1/admin/profile", params={"seconds": 2.0}, timeout=60)
+        return answer.status_code
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(profile, range(2))) == [200, 429]
 
 
 @pytest.mark.parametrize("seconds", ["0", "61", "x"])
