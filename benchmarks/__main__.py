@@ -21,6 +21,7 @@ from benchmarks import (
     predicted_wait,
     prefill_split,
     recovery,
+    remote,
     routing,
     sampling,
     scheduling,
@@ -74,15 +75,19 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   offline       batch throughput and latency of one stream beside vLLM and OpenVINO GenAI, which it installs
                 under --out into environments of their own (5.3 GB); 15 minutes
   recovery      kill -9 of the engine under 32 streams: pause, recovery time, equality of the answers
-  outages       a fleet: kill -9 of one of two replicas under 32 streams, and a minute without the Redis that names the
-                engines, which needs redis-server (3 minutes)
+  outages       a fleet: one of two replicas killed (-9) or stopped under 32 streams, and a minute without the Redis
+                that names the engines, which needs redis-server (2 minutes, and 1 a repeat)
   isolation     hostile requests beside a stream and a poller of /health: longest stalls, memory (3 minutes)
   scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   predicted-wait  the predicted wait beside the actual one and what is refused by it, 14 kinds of load, in simulated
-                time and with the bundled model (10 minutes a repeat)
+                time, with the bundled model and with a fleet of two; --only simulated, model or fleet (15 minutes a
+                repeat)
   routing       microseconds of a router's choice, a simulated fleet of 8 under each router, the same under Dynamo's and
-                smg's, which it installs under --out (0.5 GB), and the simulation beside a measured server; --only
-                decisions, fleets, peers or measured (20 minutes, and 3 a repeat)
+                smg's, which it installs under --out (0.5 GB), two replicas of model M with shared prefixes, and the
+                simulation beside a measured server; --only decisions, fleets, peers, live or measured (20 minutes, and
+                8 a repeat)
+  remote        gateway CPU for a token of an engine over TCP, beside one of its own; needs a C compiler (a minute a
+                repeat)
   speculation   prompt lookup on text that is copied and on text that cannot be predicted
   kv-tiers      conversations that exceed the KV cache, without tiers, with memory, with disk; model M (5 minutes)
   prefill-split running streams beside long prompts, with and without a prefill replica of two; model M (5 minutes)
@@ -162,8 +167,9 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "outages": lambda: outages.measure(repeats, arguments.out, arguments.model, report),
         "isolation": lambda: isolation.measure(repeats, arguments.out, arguments.model, arguments.only, report),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
-        "predicted-wait": lambda: predicted_wait.measure(repeats, arguments.model, report),
+        "predicted-wait": lambda: predicted_wait.measure(repeats, arguments.model, arguments.only, report),
         "routing": lambda: routing.measure(repeats, arguments.out, arguments.model, arguments.only, report),
+        "remote": lambda: remote.measure(repeats, arguments.out, report),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
         "prefill-split": lambda: prefill_split.measure(repeats, arguments.out, arguments.model, report),
         "kv-tiers": lambda: kv_tiers.measure(repeats, arguments.out, arguments.model, report),
@@ -215,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="TEXT",
-        help="rows of `isolation`, `streams`, `stalls`, `triton` and `routing` with TEXT",
+        help="parts of `isolation`, `predicted-wait`, `streams`, `stalls`, `triton` and `routing` with TEXT",
     )
     parser.add_argument(
         "--requests",

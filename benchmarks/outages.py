@@ -1,4 +1,5 @@
-"""What clients of a fleet notice while a replica is killed, and while the Redis that names the engines stands still."""
+"""What clients of a fleet notice while a replica is killed or hangs, and while the Redis that names the engines stands
+still."""
 
 import asyncio
 import os
@@ -7,12 +8,15 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import httpx
+import psutil
 from redis import Redis
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
@@ -26,13 +30,36 @@ NUM_CLIENTS = 16
 BEFORE_S, STOPPED_S, AFTER_S = 10.0, 60.0, 10.0
 """Seconds of requests before Redis is stopped, meanwhile, and after it goes on."""
 FLEET = "outages"
+HEARTBEAT_TIMEOUT_S = 1.0
+"""The server's setting where a replica hangs: a step must not take as long."""
+KINDS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.8},
+    {"temperature": 0.8, "structured_outputs": {"regex": "[a-z ]+"}},
+    {"temperature": 0.8, "n": 2, "logprobs": 2},
+)
+"""What a stream asks for, by its number. Each has its number for a seed."""
+LOSSES: dict[str, signal.Signals] = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP}
 
-_KILL: dict[str, tuple[str, Target | None]] = {
-    "longest pause of a stream": ("s", Target(LONGEST_PAUSE_S)),
-    "longest pause without a kill": ("s", None),
-    "streams whose text differs": (f"of {NUM_STREAMS}", Target(0)),
-    "streams that moved": (f"of {NUM_STREAMS}", None),
-}
+
+@dataclass(slots=True)
+class MixedStream(Stream):
+    """A stream of one of KINDS. Its text is that of all its choices."""
+
+    choices: dict[int, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def body(self) -> dict[str, Any]:
+        plain = Stream.body(self)
+        return plain | {"seed": self.number} | KINDS[self.number % len(KINDS)]
+
+    def _take(self, event: dict[str, Any]) -> None:
+        Stream._take(self, event)
+        choice = event["choices"][0]
+        self.choices[choice["index"]].append(choice["text"])
+
+    @property
+    def text(self) -> str:
+        return "\0".join("".join(self.choices[index]) for index in sorted(self.choices))
 
 
 def measure(num_repeats: int, folder: Path, bundled: Path | None, report: ReportProgress) -> list[Figure]:
@@ -40,37 +67,64 @@ def measure(num_repeats: int, folder: Path, bundled: Path | None, report: Report
     minute without Redis."""
     checkpoint = bundled or find_checkpoint(None)
     name = model_name(checkpoint)
-    samples: dict[str, list[float]] = defaultdict(list)
-    for repeat in range(num_repeats):
-        with running_server(checkpoint, folder / f"outages-kill-{repeat}.log", "--replicas=2") as server:
-            for figure, value in asyncio.run(_kill_one(server, name)):
-                samples[figure].append(value)
-        report(f"kill {repeat + 1} of {num_repeats}: {samples['longest pause of a stream'][-1]:.2f} s")
-    subject = "two replicas, one killed"
-    figures = [Figure(each, subject, unit, tuple(samples[each]), target) for each, (unit, target) in _KILL.items()]
+    figures: list[Figure] = []
+    for loss in LOSSES:
+        samples: dict[str, list[float]] = defaultdict(list)
+        for repeat in range(num_repeats):
+            log = folder / f"outages-{loss}-{repeat}.log"
+            with running_server(checkpoint, log, "--replicas=2", *_options(loss)) as server:
+                for figure, value in asyncio.run(_lose_one(server, name, LOSSES[loss])):
+                    samples[figure].append(value)
+            report(f"{loss}, {repeat + 1} of {num_repeats}: {samples['longest pause of a stream'][-1]:.2f} s")
+        subject = f"two replicas, one {loss}"
+        figures += [Figure(each, subject, unit, tuple(samples[each]), t) for each, (unit, t) in _units(loss).items()]
     if shutil.which("redis-server") is None:
         report("no redis-server in PATH: the minute without Redis is not measured")
         return figures
     return figures + _stop_redis(folder, checkpoint, name, report)
 
 
-async def _kill_one(server: Server, model: str) -> Iterator[tuple[str, float]]:
+def _options(loss: str) -> tuple[str, ...]:
+    return (f"--engine-heartbeat-timeout-secs={HEARTBEAT_TIMEOUT_S}",) if loss == "hung" else ()
+
+
+def _units(loss: str) -> dict[str, tuple[str, Target | None]]:
+    most_s = LONGEST_PAUSE_S + (HEARTBEAT_TIMEOUT_S if loss == "hung" else 0.0)
+    return {
+        "longest pause of a stream": ("s", Target(most_s)),
+        "longest pause before": ("s", None),
+        "streams whose text differs": (f"of {NUM_STREAMS}", Target(0)),
+        "streams that moved": (f"of {NUM_STREAMS}", None),
+    }
+
+
+async def _lose_one(server: Server, model: str, loss: signal.Signals) -> Iterator[tuple[str, float]]:
     limits = httpx.Limits(max_connections=NUM_STREAMS + 1)
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S, limits=limits) as client:
-        undisturbed = [Stream(number, model) for number in range(NUM_STREAMS)]
+        undisturbed = [MixedStream(number, model) for number in range(NUM_STREAMS)]
         await read_all(client, undisturbed)
-        streams = [Stream(number, model) for number in range(NUM_STREAMS)]
+        streams = [MixedStream(number, model) for number in range(NUM_STREAMS)]
         reading = asyncio.create_task(read_all(client, streams))
         await asyncio.gather(*(stream.is_under_way.wait() for stream in streams))
-        server.gateway.children()[0].kill()
-        await reading
+        lost = server.gateway.children()[0]
+        lost.send_signal(loss)
+        try:
+            await reading
+        finally:
+            _end(lost)
         metrics = (await client.get(server.metrics_url)).text
     return _judge(undisturbed, streams, metrics)
 
 
-def _judge(undisturbed: list[Stream], streams: list[Stream], metrics: str) -> Iterator[tuple[str, float]]:
+def _end(process: psutil.Process) -> None:
+    """Kill a process that hangs, if its gateway has not done so."""
+    if process.is_running():
+        process.kill()
+
+
+def _judge(undisturbed: Sequence[Stream], streams: Sequence[Stream], metrics: str) -> Iterator[tuple[str, float]]:
     yield "longest pause of a stream", max(max(stream.pauses)[0] for stream in streams)
-    yield "longest pause without a kill", max(max(stream.pauses)[0] for stream in undisturbed)
+    yield "longest pause before", max(max(stream.pauses)[0] for stream in undisturbed)
     same = [before.text == now.text for before, now in zip(undisturbed, streams, strict=True)]
     yield "streams whose text differs", len(same) - sum(same)
     resumed = "sluice_engine_resumed_requests_total{"

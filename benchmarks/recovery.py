@@ -4,7 +4,7 @@ import asyncio
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -103,7 +103,7 @@ async def _measure_server(server: Server, model: str) -> Iterator[tuple[str, flo
     return figures(undisturbed, streams, killed_s, ready_s)
 
 
-async def read_all(client: httpx.AsyncClient, streams: list[Stream]) -> None:
+async def read_all(client: httpx.AsyncClient, streams: Sequence[Stream]) -> None:
     """Read all streams at once, each to its end."""
     await asyncio.gather(*(stream.read(client) for stream in streams))
 

@@ -133,11 +133,13 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SequenceMetrics(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A sequence's wait for its admission, and its draft tokens so far: those proposed and those accepted."""
+    """A sequence's wait for its admission, and its draft tokens so far: those proposed and those accepted.
+    `predicted_queue_s` is the wait that its engine predicted when it came; 0 for an engine that predicts none."""
 
     queue_s: float
     num_drafted: int = 0
     num_accepted: int = 0
+    predicted_queue_s: float = 0.0
 
 
 class SequenceTiming(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,5 +1,6 @@
 """Compares predicted waits with actual ones, and counts what is refused by them, under bursts, ramps, mixed lengths,
-shared prefixes, tenants, clients that leave and a noisy machine: in an engine in simulated time, and with a model.
+shared prefixes, tenants, clients that leave and a noisy machine: in an engine in simulated time, with a model, and in a
+fleet of two engines.
 
 A wait is the time from a request's submit in the engine to its admission. Errors are relative to the actual wait. They
 count for waits of MIN_WAIT_S and more: a shorter one lasts a few steps, and nobody is refused for it. Each trial begins
@@ -22,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.figures import Figure, ReportProgress, Target
+from benchmarks.predicted_wait import fleet
 from benchmarks.predicted_wait.engines import RealEngine, VirtualEngine
 from benchmarks.predicted_wait.trial import Outcome
 from benchmarks.predicted_wait.workloads import WORKLOADS, Arrival, Workload
@@ -118,15 +120,18 @@ def errors(outcomes: Sequence[Outcome]) -> list[float]:
     return [100.0 * abs(each.predicted_s - each.waited_s) / each.waited_s for each in outcomes if each.waited_s]
 
 
-def measure(num_repeats: int, model: Path | None, report: ReportProgress) -> list[Figure]:
-    """Measure both engines under all workloads."""
+def measure(num_repeats: int, model: Path | None, only: str, report: ReportProgress) -> list[Figure]:
+    """Measure the engines whose names have `only` in them under all workloads, and a fleet under some."""
     figures: list[Figure] = []
     makers: dict[str, Callable[[], Engine]] = {
         "simulated": VirtualEngine,
         "model": lambda: RealEngine(model or find_checkpoint(None)),
     }
     for name, make in makers.items():
-        figures += _measure_engine(name, make(), num_repeats, report)
+        if only in name:
+            figures += _measure_engine(name, make(), num_repeats, report)
+    if only in "fleet":
+        figures += fleet.measure(num_repeats, model or find_checkpoint(None), report)
     return figures
 
 

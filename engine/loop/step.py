@@ -296,4 +296,4 @@ def take_event(sequence: Sequence, reason: FinishReason | None, now: float = 0.0
 
 
 def _metrics(sequence: Sequence) -> SequenceMetrics:
-    return SequenceMetrics(sequence.queue_s, sequence.num_drafted, sequence.num_accepted)
+    return SequenceMetrics(sequence.queue_s, sequence.num_drafted, sequence.num_accepted, sequence.predicted_wait_s)

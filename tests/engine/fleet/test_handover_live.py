@@ -12,6 +12,7 @@ from engine.fleet.client import FleetClient
 from engine.fleet.handover import HandoverOutcome
 from engine.fleet.local import make_engine
 from engine.fleet.replica import Replica
+from engine.types import GenerateRequest
 from sluice.errors import SluiceError
 from tests.engine.client.test_over_tcp import ANY_PORT, PATIENCE_S, Keys, listening
 from tests.engine.client.test_recovery import collect, request, until
@@ -19,6 +20,7 @@ from tests.engine.fake_runner import echo
 from tests.engine.fleet.test_handover import long_prompts, read
 from tests.engine.parts import make_request
 from tests.engine.runners.goldens import checkpoint_path
+from tests.engine.runners.test_adapters import make_adapter
 
 PROMPTS = [[(first + 7 * position) % 250 + 3 for position in range(200)] for first in (1, 2, 3)]
 WAYS = (
@@ -53,6 +55,33 @@ async def test_the_tokens_are_those_of_one_engine() -> None:
             unlike = make_request(PROMPTS[0], "r", max_tokens=2, prompt_logprobs=0)
             await read(client.submit(unlike))
             assert client.handover.outcomes.total() == 9
+    finally:
+        await client.stop()
+
+
+async def test_blocks_of_an_adapter_are_handed_over_for_that_adapter_alone(tmp_path: Path) -> None:
+    base = checkpoint_path("llama_tiny")
+    adapters = {name: str(make_adapter(base, tmp_path / name, seed)) for seed, name in enumerate(("one", "two"))}
+    config = EngineConfig(
+        model_path=str(base), runtime=Runtime.OPENVINO, num_blocks=200, num_threads=1, lora_modules=adapters
+    )
+    client = make_engine(config, 2, num_prefill=1, min_split_tokens=64)
+    assert isinstance(client, FleetClient)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await client.start()
+            decode = client.replicas[1].engine
+            fields = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0}
+
+            def requests(salt: str) -> list[GenerateRequest]:
+                return [make_request(PROMPTS[0], "r", cache_salt=salt, adapter=a, **fields) for a in ("", *adapters)]
+
+            answers = [await read(client.submit(each)) for each in requests("together")]
+            expected = [await read(decode.submit(each)) for each in requests("alone")]
+            assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in expected]
+            assert len({tuple(tokens) for tokens, _ in answers}) == 3
+            assert [num_cached for _, num_cached in answers] == [192, 192, 192]
+            assert client.handover.outcomes == {HandoverOutcome.HANDED_OVER: 3}
     finally:
         await client.stop()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
@@ -29,13 +30,15 @@ def make_adapter(base: Path, folder: Path, seed: int, *, scale: float = 1.0, **f
     """Write an adapter of random matrices for the q_proj and down_proj of `base`."""
     generator = np.random.default_rng(seed)
     tensors = {}
-    for name, weight in load_file(base / "model.safetensors").items():
-        if name.endswith(("q_proj.weight", "down_proj.weight")):
-            prefix = f"base_model.model.{name.removesuffix('.weight')}"
-            for side, shape in (("A", (4, weight.shape[1])), ("B", (weight.shape[0], 4))):
-                tensors[f"{prefix}.lora_{side}.weight"] = (scale * generator.standard_normal(shape) * 0.3).astype(
-                    np.float32
-                )
+    with safe_open(base / "model.safetensors", "numpy") as weights:
+        shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
+    for name in (name for name in shapes if name.endswith(("q_proj.weight", "down_proj.weight"))):
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        num_rows, num_columns = shapes[name]
+        for side, shape in (("A", (4, num_columns)), ("B", (num_rows, 4))):
+            tensors[f"{prefix}.lora_{side}.weight"] = (scale * generator.standard_normal(shape) * 0.3).astype(
+                np.float32
+            )
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **fields}))
