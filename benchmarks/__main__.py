@@ -75,8 +75,8 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   offline       batch throughput and latency of one stream beside vLLM and OpenVINO GenAI, which it installs
                 under --out into environments of their own (5.3 GB); 15 minutes
   recovery      kill -9 of the engine under 32 streams: pause, recovery time, equality of the answers
-  outages       a fleet: one of two replicas killed (-9) or stopped under 32 streams, and a minute without the Redis
-                that names the engines, which needs redis-server (2 minutes, and 1 a repeat)
+  outages       a fleet: one of two replicas killed (-9), hung, or its machine silent, under 32 streams, and a minute
+                without the Redis that names the engines, which needs redis-server (2 minutes, and 1 a repeat)
   isolation     hostile requests beside a stream and a poller of /health: longest stalls, memory (3 minutes)
   scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   predicted-wait  the predicted wait beside the actual one and what is refused by it, 14 kinds of load, in simulated

@@ -1,15 +1,13 @@
-"""What clients of a fleet notice while a replica is killed or hangs, and while the Redis that names the engines stands
-still."""
+"""What clients of a fleet notice while a replica is killed or hangs, while an engine's machine is silent, and while the
+Redis that names the engines stands still."""
 
 import asyncio
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +19,7 @@ from redis import Redis
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.recovery import NUM_STREAMS, TIMEOUT_S, Stream, read_all
-from benchmarks.server import Server, running_server
+from benchmarks.server import Server, running_engine, running_server, write_engines
 from benchmarks.streaming.resumption import running_redis
 from gateway.checkpoint import find_checkpoint, model_name
 
@@ -39,7 +37,11 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "n": 2, "logprobs": 2},
 )
 """What a stream asks for, by its number. Each has its number for a seed."""
-LOSSES: dict[str, signal.Signals] = {"killed": signal.SIGKILL, "hung": signal.SIGSTOP}
+KILLED, HUNG, SILENT = (
+    "two replicas, one killed",
+    "two replicas, one hung",
+    "two engines over TCP, one's machine silent",
+)
 
 
 @dataclass(slots=True)
@@ -68,28 +70,49 @@ def measure(num_repeats: int, folder: Path, bundled: Path | None, report: Report
     checkpoint = bundled or find_checkpoint(None)
     name = model_name(checkpoint)
     figures: list[Figure] = []
-    for loss in LOSSES:
+    for subject in (KILLED, HUNG, SILENT):
         samples: dict[str, list[float]] = defaultdict(list)
         for repeat in range(num_repeats):
-            log = folder / f"outages-{loss}-{repeat}.log"
-            with running_server(checkpoint, log, "--replicas=2", *_options(loss)) as server:
-                for figure, value in asyncio.run(_lose_one(server, name, LOSSES[loss])):
+            with _fleet(subject, checkpoint, folder) as (server, lost):
+                for figure, value in asyncio.run(_lose_one(server, name, subject, lost)):
                     samples[figure].append(value)
-            report(f"{loss}, {repeat + 1} of {num_repeats}: {samples['longest pause of a stream'][-1]:.2f} s")
-        subject = f"two replicas, one {loss}"
-        figures += [Figure(each, subject, unit, tuple(samples[each]), t) for each, (unit, t) in _units(loss).items()]
+            report(f"{subject}, {repeat + 1} of {num_repeats}: {samples['longest pause of a stream'][-1]:.2f} s")
+        figures += [Figure(each, subject, unit, tuple(samples[each]), t) for each, (unit, t) in _units(subject).items()]
     if shutil.which("redis-server") is None:
         report("no redis-server in PATH: the minute without Redis is not measured")
         return figures
     return figures + _stop_redis(folder, checkpoint, name, report)
 
 
-def _options(loss: str) -> tuple[str, ...]:
-    return (f"--engine-heartbeat-timeout-secs={HEARTBEAT_TIMEOUT_S}",) if loss == "hung" else ()
+@contextmanager
+def _fleet(subject: str, checkpoint: Path, folder: Path) -> Iterator[tuple[Server, list[psutil.Process]]]:
+    """Start a server with two engines, and yield the processes of the one to be lost."""
+    log = folder / "outages-server.log"
+    if subject != SILENT:
+        options = (f"--engine-heartbeat-timeout-secs={HEARTBEAT_TIMEOUT_S}",) if subject == HUNG else ()
+        with running_server(checkpoint, log, "--replicas=2", *options) as server:
+            yield server, server.gateway.children()[:1]
+        return
+    with ExitStack() as stack:
+        (first, launcher), (second, _) = (
+            stack.enter_context(running_engine(checkpoint, folder / f"outages-engine-{name}.log", "--num-threads=1"))
+            for name in "ab"
+        )
+        engines = write_engines(folder / "outages-engines.json", a={"address": first}, b={"address": second})
+        server = stack.enter_context(running_server(checkpoint, log, engines))
+        lost = [launcher, *launcher.children(recursive=True)]
+        stack.callback(_each, lost, psutil.Process.resume)
+        yield server, lost
 
 
-def _units(loss: str) -> dict[str, tuple[str, Target | None]]:
-    most_s = LONGEST_PAUSE_S + (HEARTBEAT_TIMEOUT_S if loss == "hung" else 0.0)
+def _each(processes: Iterable[psutil.Process], act: Callable[[psutil.Process], None]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            act(process)
+
+
+def _units(subject: str) -> dict[str, tuple[str, Target | None]]:
+    most_s = LONGEST_PAUSE_S + (HEARTBEAT_TIMEOUT_S if subject == HUNG else 0.0)
     return {
         "longest pause of a stream": ("s", Target(most_s)),
         "longest pause before": ("s", None),
@@ -98,7 +121,9 @@ def _units(loss: str) -> dict[str, tuple[str, Target | None]]:
     }
 
 
-async def _lose_one(server: Server, model: str, loss: signal.Signals) -> Iterator[tuple[str, float]]:
+async def _lose_one(
+    server: Server, model: str, subject: str, lost: Sequence[psutil.Process]
+) -> Iterator[tuple[str, float]]:
     limits = httpx.Limits(max_connections=NUM_STREAMS + 1)
     async with httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT_S, limits=limits) as client:
         undisturbed = [MixedStream(number, model) for number in range(NUM_STREAMS)]
@@ -106,20 +131,14 @@ async def _lose_one(server: Server, model: str, loss: signal.Signals) -> Iterato
         streams = [MixedStream(number, model) for number in range(NUM_STREAMS)]
         reading = asyncio.create_task(read_all(client, streams))
         await asyncio.gather(*(stream.is_under_way.wait() for stream in streams))
-        lost = server.gateway.children()[0]
-        lost.send_signal(loss)
+        _each(lost, psutil.Process.kill if subject == KILLED else psutil.Process.suspend)
         try:
             await reading
         finally:
-            _end(lost)
+            if subject == HUNG:
+                _each(lost, psutil.Process.kill)
         metrics = (await client.get(server.metrics_url)).text
     return _judge(undisturbed, streams, metrics)
-
-
-def _end(process: psutil.Process) -> None:
-    """Kill a process that hangs, if its gateway has not done so."""
-    if process.is_running():
-        process.kill()
 
 
 def _judge(undisturbed: Sequence[Stream], streams: Sequence[Stream], metrics: str) -> Iterator[tuple[str, float]]:
@@ -140,7 +159,8 @@ def _stop_redis(folder: Path, checkpoint: Path, model: str, report: ReportProgre
         url = stack.enter_context(running_redis(folder))
         fleet = f"{url}#{FLEET}"
         for name in "ab":
-            stack.enter_context(_running_engine(checkpoint, folder / f"outages-engine-{name}.log", fleet, name))
+            options = ("--register", fleet, "--register-name", name, "--num-threads=1")
+            stack.enter_context(running_engine(checkpoint, folder / f"outages-engine-{name}.log", *options))
         server = stack.enter_context(running_server(checkpoint, folder / "outages-redis.log", f"--engines={fleet}"))
         pid = int(Redis.from_url(url).info("server")["process_id"])
         report(f"{BEFORE_S + STOPPED_S + AFTER_S:.0f} s of requests, Redis stopped for {STOPPED_S:.0f} of them")
@@ -180,20 +200,3 @@ async def _ask_meanwhile(server: Server, model: str, redis_pid: int) -> tuple[li
         os.kill(redis_pid, signal.SIGCONT)
         await asyncio.gather(*asking)
     return streams, num_failed
-
-
-@contextmanager
-def _running_engine(checkpoint: Path, log: Path, fleet: str, name: str) -> Iterator[None]:
-    """Start an engine that registers itself, and stop it."""
-    listen = ("--listen", "tcp://127.0.0.1:0", "--register", fleet, "--register-name", name, "--num-threads", "1")
-    command = (sys.executable, "-m", "cli", "engine", str(checkpoint), *listen)
-    with log.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline():
-            raise BenchmarkError(f"the engine did not start; see {log}")
-        yield
-    finally:
-        process.terminate()
-        process.communicate()

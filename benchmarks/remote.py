@@ -1,18 +1,14 @@
 """CPU time of a gateway for a token of an engine over TCP, beside one of its own: 64 streams of the bundled model."""
 
-import json
-import re
 import shutil
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
-from benchmarks.server import Server, running_server
+from benchmarks.figures import Figure, ReportProgress, Target
+from benchmarks.server import Server, running_engine, running_server, write_engines
 from benchmarks.streaming.client import Client, chat_request
 from benchmarks.streaming.streams import cores
 from engine.process.curve import make_certificates
@@ -60,10 +56,9 @@ def _gateway(subject: str, folder: Path) -> Iterator[Server]:
             yield server
         return
     keys, options = _keys(folder / "remote-keys") if subject == ENCRYPTED else ({}, ())
-    with _running_engine(folder / "remote-engine.log", options) as address:
-        engines = folder / "remote-engines.json"
-        engines.write_text(json.dumps({"engines": [{"name": "one", "address": address, **keys}]}))
-        with running_server(find_checkpoint(None), log, f"--engines={engines}") as server:
+    with running_engine(find_checkpoint(None), folder / "remote-engine.log", THREADS, *options) as (address, _):
+        engines = write_engines(folder / "remote-engines.json", one={"address": address, **keys})
+        with running_server(find_checkpoint(None), log, engines) as server:
             yield server
 
 
@@ -77,21 +72,3 @@ def _keys(folder: Path) -> tuple[dict[str, str], Sequence[str]]:
     shutil.copy(gateway_public, folder / "allowed")
     entries = {"server_key": str(public.resolve()), "client_key": str(gateway_secret.resolve())}
     return entries, ("--curve-key", str(secret), "--allowed-clients", str(folder / "allowed"))
-
-
-@contextmanager
-def _running_engine(log: Path, options: Sequence[str]) -> Iterator[str]:
-    """Start an engine that listens, yield its address, and stop it."""
-    listen = ("--listen", "tcp://127.0.0.1:0", THREADS)
-    command = (sys.executable, "-m", "cli", "engine", str(find_checkpoint(None)), *listen)
-    with log.open("w") as stderr:
-        process = subprocess.Popen((*command, *options), stdout=subprocess.PIPE, stderr=stderr, text=True)
-    try:
-        assert process.stdout is not None
-        found = re.search(r"tcp://\S+:\d+", process.stdout.readline())
-        if found is None:
-            raise BenchmarkError(f"the engine did not start; see {log}")
-        yield found[0]
-    finally:
-        process.terminate()
-        process.communicate()

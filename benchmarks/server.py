@@ -1,5 +1,6 @@
 """Runs `sluice serve` of this environment as a subprocess, and measures its memory and CPU time."""
 
+import json
 import re
 import subprocess
 import sys
@@ -72,6 +73,28 @@ def running_server(
         yield Server(*_await_ready(process, log), launched_s, psutil.Process(process.pid))
     finally:
         _stop(process)
+
+
+@contextmanager
+def running_engine(checkpoint: Path, log: Path, *options: str) -> Iterator[tuple[str, psutil.Process]]:
+    """Start an engine that listens on TCP, yield its address and its launcher's process, and stop it."""
+    command = (sys.executable, "-m", "cli", "engine", str(checkpoint), "--listen", "tcp://127.0.0.1:0", *options)
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
+    try:
+        assert process.stdout is not None
+        found = re.search(r"tcp://\S+:\d+", process.stdout.readline())
+        if found is None:
+            raise BenchmarkError(f"the engine did not start; see {log}")
+        yield found[0], psutil.Process(process.pid)
+    finally:
+        _stop(process)
+
+
+def write_engines(file: Path, **entries: dict[str, str]) -> str:
+    """Write a file of engines for `--engines`, by their names, and return that option."""
+    file.write_text(json.dumps({"engines": [{"name": name, **entry} for name, entry in entries.items()]}))
+    return f"--engines={file}"
 
 
 def _await_ready(process: "subprocess.Popen[str]", log: Path) -> tuple[str, str, str]:

@@ -74,12 +74,14 @@ class AttachedEngineClient(LinkedEngineClient):
             stream.cancel()
             stream.fail(SluiceError(ErrorCode.UNAVAILABLE, "this client has left the engine"))
         self._die("this client has left the engine")
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.wait((self._supervisor,))
-        if self._link is not None:
-            self._link.close(linger_s=ALIVE_S)
-        self._context.term()
+        try:
+            if self._supervisor is not None:
+                self._supervisor.cancel()
+                await asyncio.wait((self._supervisor,))
+        finally:  # also where this itself is cancelled
+            if self._link is not None:
+                self._link.close(linger_s=ALIVE_S)
+            self._context.term()
 
     @property
     def block_source(self) -> BlockSource | None:

@@ -14,7 +14,7 @@ from engine.client.base import EngineClient
 from engine.client.viewing import EngineViewer
 from engine.config import EngineConfig
 from engine.frames import Attach, Command, EngineView, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
-from engine.process.curve import ClientCurve, watch_connection
+from engine.process.curve import ENGINE_SILENT_MS, ClientCurve, watch_connection
 from sluice.errors import ErrorCode, SluiceError
 
 WATCH_S = 0.1
@@ -48,7 +48,7 @@ class EngineLink:
     def open(self, endpoint: str, curve: ClientCurve | None = None) -> None:
         """Connect, over TCP with the keys of `curve`. An engine that is not there yet gets what is sent once it is."""
         if endpoint.startswith("tcp://"):
-            watch_connection(self._socket, endpoint)
+            watch_connection(self._socket, endpoint, ENGINE_SILENT_MS)
             self._socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
         if curve is not None:
             self._socket.curve_publickey, self._socket.curve_secretkey = curve.keys

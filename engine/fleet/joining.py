@@ -80,17 +80,22 @@ class MemberJoiner:
     def _apply(self, members: tuple[Member, ...]) -> None:
         self.members = members
         for member in [each for each in self._connecting if each not in members]:
-            self._connecting.pop(member).cancel()
+            connecting = self._connecting.pop(member)
+            connecting.cancel()
+            self._await_at_stop(connecting)
         for member in [each for each in self._joined if each not in members]:
             replica = self._joined.pop(member)
             replica.is_draining = True
             log.info("replica %s is named no more: it gets no new requests", replica.name)
             leaving = asyncio.create_task(self._drain(replica), name=f"drain {replica.name}")
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            self._await_at_stop(leaving)
         for member in members:
             if member not in self._connecting and member not in self._joined:
                 self._connecting[member] = asyncio.create_task(self._connect(member), name=f"join {member.name}")
+
+    def _await_at_stop(self, task: asyncio.Task[None]) -> None:
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     async def _connect(self, member: Member) -> None:
         client: EngineClient | None = None

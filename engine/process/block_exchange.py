@@ -8,7 +8,7 @@ import zmq
 
 from engine.config import Listening
 from engine.frames import BlockPiece, FetchBlocks
-from engine.process.curve import CurveKeys, read_pair, watch_connection
+from engine.process.curve import CLIENT_SILENT_MS, CurveKeys, read_pair, watch_connection
 from engine.process.transport import Transport
 from engine.runners.base import ByteArray
 from engine.types import BlockSource
@@ -52,7 +52,7 @@ class SocketExchange:
         socket.set_hwm(0)
         socket.linger = 0
         if source.endpoint.startswith("tcp://"):
-            watch_connection(socket, source.endpoint)
+            watch_connection(socket, source.endpoint, CLIENT_SILENT_MS)
         if source.server_key and self._curve_key is not None:
             self._keys = self._keys or read_pair(Path(self._curve_key))
             socket.curve_publickey, socket.curve_secretkey = self._keys

@@ -9,10 +9,11 @@ import zmq.auth
 
 from sluice.errors import ErrorCode, SluiceError
 
-HEARTBEAT_MS = 300
-HEARTBEAT_TIMEOUT_MS = 1500
+HEARTBEAT_MS = 200
+ENGINE_SILENT_MS, CLIENT_SILENT_MS = 600, 1500
 """ZeroMQ asks the other end this often whether it lives, and takes it for lost without an answer for this long. Both
-ends answer on a thread of ZeroMQ's, however busy they are."""
+ends answer on a thread of ZeroMQ's, however busy they are. Streams of an engine that was only slow to answer go on
+elsewhere, or in itself; an engine that takes a client for lost has to compute its prompts anew, so it waits longer."""
 UNSENT_MS = 5000
 """The kernel gives a connection up whose data was not taken for this long."""
 HANDSHAKE_MS = 5000
@@ -79,11 +80,11 @@ def _read(file: Path) -> tuple[bytes, bytes | None]:
     return public, secret
 
 
-def watch_connection(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
-    """Let the connections that the socket makes or takes at `endpoint`, which is used next, notice within seconds that
-    the other end is gone."""
+def watch_connection(socket: "zmq.Socket[bytes]", endpoint: str, silent_ms: int) -> None:
+    """Let the connections that the socket makes or takes at `endpoint`, which is used next, notice that the other end
+    is gone: that it has not answered for `silent_ms`, or has taken nothing for seconds."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, silent_ms)
     socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
     socket.setsockopt(zmq.TCP_MAXRT, UNSENT_MS)
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)

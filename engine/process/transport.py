@@ -32,7 +32,7 @@ from engine.frames import (
     request_failed,
 )
 from engine.process.client_keys import DOMAIN, ClientKeys, RareLog
-from engine.process.curve import read_pair, watch_connection
+from engine.process.curve import CLIENT_SILENT_MS, read_pair, watch_connection
 from engine.process.prefix_feed import PrefixFeed, PrefixIndex
 from engine.runners.base import ByteArray
 from engine.types import EngineStats, RequestFailed, TokenEvent
@@ -113,7 +113,7 @@ class Transport:
         self._socket.maxmsgsize = MAX_COMMAND_BYTES
         bound = []
         for endpoint in listening.endpoints:
-            watch_connection(self._socket, endpoint)
+            watch_connection(self._socket, endpoint, CLIENT_SILENT_MS)
             try:
                 self._socket.bind(endpoint)
             except zmq.ZMQError as error:

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, LifoQueue
+from time import monotonic, sleep
 from typing import Concatenate, ParamSpec, TypeVar
 
 import apsw
@@ -31,6 +32,7 @@ _CACHE_KIB = 16384
 _MAX_IDLE_WAL_BYTES = 64 << 20
 _STEPS_PER_CANCEL_CHECK = 20_000
 """Steps of SQLite's virtual machine between checks for cancellation: about a millisecond."""
+_RETRY_S = 0.01
 _LOCKED = (apsw.BusyError, apsw.LockedError)
 _UNUSABLE = (
     *_LOCKED,
@@ -171,10 +173,25 @@ def _interrupting(connection: apsw.Connection, is_cancelled: threading.Event) ->
 def _configure(connection: apsw.Connection, limits: FileLimits) -> None:
     connection.set_busy_timeout(int(limits.busy_timeout_s * 1000))
     connection.pragma("page_size", _PAGE_BYTES)
-    connection.pragma("journal_mode", "wal")
+    _write_ahead(connection, limits.busy_timeout_s)
     connection.pragma("synchronous", "full" if limits.survives_power_cuts else "normal")
     connection.pragma("cache_size", -_CACHE_KIB)
     connection.pragma("journal_size_limit", _MAX_IDLE_WAL_BYTES)
+
+
+def _write_ahead(connection: apsw.Connection, patience_s: float) -> None:
+    """Let the file have a write-ahead log. SQLite does not wait where several connections change a new file to that at
+    once, because each would wait for the others; so this tries again."""
+    give_up_at = monotonic() + patience_s
+    while True:
+        try:
+            connection.pragma("journal_mode", "wal")
+        except apsw.BusyError:
+            if monotonic() > give_up_at:
+                raise
+            sleep(_RETRY_S)
+        else:
+            return
 
 
 @dataclass(frozen=True, slots=True)
