@@ -1,20 +1,23 @@
-"""The simulation beside a server: costs calibrated on it, a load measured on it, and the same load simulated.
+"""The simulation beside a server, with one engine and with two: costs calibrated on it, a load measured on it, and the
+same load simulated.
 
-Both are measured again in each repeat, one right after the other: a machine that is busy with something else is slower
-for a while, and the simulation can only know how fast it was during the calibration. So the load is simulated a second
-time with all costs scaled by one factor, by which the mean ITL is the measured one: what is left is the model's error.
+A calibration sends its requests in groups. Under a load whose requests come at random, the gateway and the client take
+more of the engine's cores, and a machine may be slower for a while. So a first run at another rate scales the costs, as
+`sluice simulate --measured` does, and the second is simulated with the costs of both kinds.
 """
 
 from collections import defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from benchmarks.figures import Figure, ReportProgress, Target
-from benchmarks.server import running_server
+from benchmarks.server import Server, running_server
 from benchmarks.serving import drive, milliseconds
 from engine.simulation.fleet import FleetConfig, simulate
-from engine.simulation.profile import ReplicaProfile, StepCosts, read_profile
+from engine.simulation.profile import ReplicaProfile, read_profile
+from engine.simulation.scaling import scale_costs
 from engine.simulation.summary import FleetSummary, summarize
 from engine.simulation.traces import TracedRequest, read_trace
 from gateway.checkpoint import find_checkpoint
@@ -28,39 +31,75 @@ LONGEST_PROMPT, CROWD = 512, 16
 PROMPT_TOKENS, OUTPUT_TOKENS = TokenRange(50, 300), TokenRange(32, 96)
 RUN_S, LEAST_REQUESTS, MOST_REQUESTS = 30.0, 60, 600
 USUAL_CROWD = 6
-"""Requests in flight that the load aims at."""
-WITHIN = 15.0
-TARGET = Target(WITHIN)
+"""Requests in flight that the load aims at, by the costs as calibrated."""
+FIRST_SHARE, SECOND_SHARE = 0.5, 0.7
+"""The rates of the two runs, as parts of the one with USUAL_CROWD in flight."""
+TARGET = Target(15.0)
 VOCABULARY, MAX_MODEL_LEN = 4096, 1024
-NUM_HALVINGS = 12
-"""The search for the machine's speed ends when the ratio of its bounds is within a thousandth of 1."""
+
+
+class Subject(NamedTuple):
+    """What is measured: so many engines, with these options of the server."""
+
+    name: str
+    num_replicas: int
+    options: tuple[str, ...]
+
+
+SUBJECTS = (Subject("one engine", 1, ()), Subject("two engines, a thread each", 2, ("--num-threads=1",)))
 
 
 def measure(num_repeats: int, folder: Path, model: Path | None, report: ReportProgress) -> list[Figure]:
-    """Measure the bundled model, or the checkpoint `model`, with one engine."""
-    samples: dict[tuple[str, str], list[float]] = defaultdict(list)
-    with running_server(model or find_checkpoint(None), folder / "serve-routing.log") as server:
+    """Measure the bundled model, or the checkpoint `model`. The machine has two cores for engines and all else."""
+    checkpoint = model or find_checkpoint(None)
+    figures: list[Figure] = []
+    for subject in SUBJECTS:
+        samples: dict[tuple[str, str], list[float]] = defaultdict(list)
         for repeat in range(num_repeats):
-            profile = _calibrated(server.url, folder, report)
-            rate = USUAL_CROWD / _service_s(profile)
-            count = int(min(max(RUN_S * rate, LEAST_REQUESTS), MOST_REQUESTS))
-            report(f"{count} requests, {rate:.2f} a second")
-            workload = Workload(PROMPT_TOKENS, OUTPUT_TOKENS, seed=repeat)
-            run = drive(server.url, None, VOCABULARY, (workload, RequestPace(request_rate=rate, num_requests=count)))
-            requests = _requests_of(run, folder)
-            speed, scaled = _at_equal_speed(requests, profile, milliseconds(run.summary.itl_ms.mean) / 1e3)
-            samples["speed of the machine, calibration / run", "x"].append(speed)
-            for kind, simulated in (("", _simulated(requests, profile)), (" at the run's speed", scaled)):
-                for name, unit, was, is_now in _pairs(run.summary, simulated):
-                    report(f"{name}{kind}: measured {was:,.4g}, simulated {is_now:,.4g} {unit}")
-                    if not kind:
-                        samples[f"{name}, measured", unit].append(was)
-                    samples[f"{name}{kind}, simulated", unit].append(is_now)
-                    samples[f"{name}{kind}, off by", "%"].append(100 * abs(is_now - was) / was)
-    return [
-        Figure(name, "one engine", unit, tuple(values), TARGET if name.endswith("off by") else None)
-        for (name, unit), values in samples.items()
-    ]
+            with running_server(checkpoint, folder / "serve-routing.log", *subject.options) as server:
+                profile = _calibrated(server.url, folder, report)
+            with running_server(
+                checkpoint, folder / "serve-routing.log", f"--replicas={subject.num_replicas}", *subject.options
+            ) as server:
+                _measure_server(server, subject, profile, repeat, folder, samples, report)
+        figures += [
+            Figure(name, subject.name, unit, tuple(values), TARGET if name.endswith("scaled, off by") else None)
+            for (name, unit), values in samples.items()
+        ]
+    return figures
+
+
+def _measure_server(
+    server: Server,
+    subject: Subject,
+    profile: ReplicaProfile,
+    seed: int,
+    folder: Path,
+    samples: dict[tuple[str, str], list[float]],
+    report: ReportProgress,
+) -> None:
+    fleet = FleetConfig(msgspec.structs.replace(profile, max_model_len=MAX_MODEL_LEN), subject.num_replicas)
+    first, second = (
+        _run(server, share * subject.num_replicas * USUAL_CROWD / _service_s(profile), 2 * seed + number, report)
+        for number, share in enumerate((FIRST_SHARE, SECOND_SHARE))
+    )
+    factor, scaled = scale_costs(_requests_of(first, folder), fleet, milliseconds(first.summary.itl_ms.mean) / 1e3)
+    samples["costs of the first run / as calibrated", "x"].append(factor)
+    requests = _requests_of(second, folder)
+    for kind, config in (("calibrated", fleet), ("scaled", fleet._replace(profile=scaled))):
+        for name, unit, was, is_now in _pairs(second.summary, summarize(simulate(requests, config))):
+            report(f"{subject.name}, {name}, {kind}: measured {was:,.4g}, simulated {is_now:,.4g} {unit}")
+            samples[f"{name}, {kind}, off by", "%"].append(100 * abs(is_now - was) / was)
+            if kind == "scaled":
+                samples[f"{name}, measured", unit].append(was)
+                samples[f"{name}, simulated", unit].append(is_now)
+
+
+def _run(server: Server, rate: float, seed: int, report: ReportProgress) -> Run:
+    count = int(min(max(RUN_S * rate, LEAST_REQUESTS), MOST_REQUESTS))
+    report(f"{count} requests, {rate:.2f} a second")
+    workload = Workload(PROMPT_TOKENS, OUTPUT_TOKENS, seed=seed)
+    return drive(server.url, None, VOCABULARY, (workload, RequestPace(request_rate=rate, num_requests=count)))
 
 
 def _calibrated(url: str, folder: Path, report: ReportProgress) -> ReplicaProfile:
@@ -85,23 +124,6 @@ def _requests_of(run: Run, folder: Path) -> list[TracedRequest]:
     path = folder / "routing-run.json"
     path.write_bytes(load_report.to_json(run, []))
     return read_trace(path)
-
-
-def _simulated(requests: list[TracedRequest], profile: ReplicaProfile) -> FleetSummary:
-    limits = msgspec.structs.replace(profile, max_model_len=MAX_MODEL_LEN)
-    return summarize(simulate(requests, FleetConfig(limits, 1)))
-
-
-def _at_equal_speed(requests: list[TracedRequest], profile: ReplicaProfile, itl_s: float) -> tuple[float, FleetSummary]:
-    """Return the factor on all costs by which the mean ITL is `itl_s`, and the figures with it."""
-    low, high = 0.1, 10.0
-    for _ in range(NUM_HALVINGS):
-        factor = (low * high) ** 0.5
-        costs = {name: factor * getattr(profile.costs, name) for name in profile.costs.__struct_fields__}
-        faster = msgspec.structs.replace(profile, costs=StepCosts(**costs), request_s=factor * profile.request_s)
-        summary = _simulated(requests, faster)
-        low, high = (factor, high) if (summary.itl_s.mean or 0.0) < itl_s else (low, factor)
-    return factor, summary
 
 
 def _pairs(measured: Summary, simulated: FleetSummary) -> list[tuple[str, str, float, float]]:

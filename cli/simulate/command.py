@@ -18,6 +18,7 @@ from engine.config import SchedulerPolicy
 from engine.fleet.router import RouterSettings, RoutingPolicy
 from engine.simulation.fleet import FleetConfig, FleetRun, simulate
 from engine.simulation.profile import ReplicaProfile, bundled_profile, read_profile
+from engine.simulation.scaling import measured_itl_s, scale_costs
 from engine.simulation.summary import FleetSummary, LatencyTargets, find_replicas, summarize
 from engine.simulation.traces import FORMATS, TracedRequest, read_trace, scaled
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
@@ -40,7 +41,8 @@ traces (told by the first line, or --format):
   load      what `sluice load --json FILE` wrote: a measured run again, on other fleets
 
 costs (--costs): JSON with the limits of a replica and what its steps cost, which `sluice load --calibrate FILE`
-measures against a running server. Without it: the bundled model on two CPU cores.
+measures against a running server. Without it: the bundled model on two CPU cores. On a CPU, steps take longer once many
+clients keep the gateway busy too: --measured scales the costs to a run under load.
 
 examples:
   sluice simulate trace.jsonl --replicas 8
@@ -48,6 +50,7 @@ examples:
   sluice simulate trace.jsonl --speed 2 --ttft-target 500 --itl-target 50 --html report.html
   sluice simulate trace.jsonl --ttft-target 500 --find-replicas 64    # how many are enough
   sluice load --calibrate my-gpu.json && sluice simulate trace.jsonl --costs my-gpu.json
+  sluice load --request-rate 20 --json run.json && sluice simulate trace.jsonl --measured run.json
 
 measurements: TTFT, ITL and E2E as `sluice load` defines them, from a request's arrival. goodput: requests a second that
 met every target; the ITL target holds for the 99th percentile of a request's own gaps. hit rate: part of the
@@ -139,7 +142,19 @@ def _config(arguments: argparse.Namespace) -> FleetConfig:
     except ValueError as error:
         raise _invalid(str(error)) from None
     router = RouterSettings(policy=RoutingPolicy(arguments.router), seed=arguments.seed)
+    if arguments.measured is not None:
+        profile = _scaled_profile(arguments, FleetConfig(profile, arguments.measured_replicas, router))
     return FleetConfig(profile, arguments.replicas, router, SchedulerPolicy(arguments.policy))
+
+
+def _scaled_profile(arguments: argparse.Namespace, fleet: FleetConfig) -> ReplicaProfile:
+    itl_s = measured_itl_s(arguments.measured)
+    factor, profile = scale_costs(read_trace(arguments.measured, "load"), fleet, itl_s)
+    if not arguments.quiet:
+        sys.stderr.write(
+            f"costs times {factor:.2f}, by which the measured run has its mean ITL of {1e3 * itl_s:.2f} ms\n"
+        )
+    return profile
 
 
 def _fields(profile: ReplicaProfile) -> dict[str, object]:
@@ -197,6 +212,16 @@ def _parser() -> OneLineParser:
     fleet.add_argument("--seed", type=_number(int, 0), default=0, metavar="N", help="turns equal replicas round (0)")
     replica = parser.add_argument_group("replica", "in place of what --costs says")
     replica.add_argument("--costs", type=Path, metavar="FILE", help="limits and costs of a replica, as JSON")
+    replica.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="a run against such replicas that `sluice load --json` wrote: all costs are scaled by the factor by which "
+        "it has its mean ITL",
+    )
+    replica.add_argument(
+        "--measured-replicas", type=count, default=1, metavar="N", help="replicas that served --measured (%(default)s)"
+    )
     replica.add_argument("--num-blocks", type=count, metavar="N", help="KV cache blocks")
     replica.add_argument("--block-size", type=count, metavar="N", help="tokens of a block")
     replica.add_argument("--max-num-seqs", type=count, metavar="N", help="most sequences in a step")

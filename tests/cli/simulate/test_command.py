@@ -10,8 +10,11 @@ import msgspec
 import pytest
 
 from cli.simulate.command import command
+from engine.simulation.fleet import FleetConfig, simulate
 from engine.simulation.profile import ReplicaProfile, StepCosts, bundled_profile, read_profile
+from engine.simulation.summary import summarize
 from engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
+from engine.simulation.traces import read_trace
 from sluice.errors import SluiceError
 
 SHAPE = SharedPrefixes(num_requests=60, rate=40.0, num_prefixes=4, prefix_tokens=256, own_tokens=(20, 40))
@@ -155,3 +158,45 @@ def test_costs_are_what_the_profile_says(run: Run, tmp_path: Path) -> None:
     summary = json.loads(out.read_bytes())["summary"]
     assert summary["ttft_s"]["p50"] == pytest.approx(1.0)
     assert summary["e2e_s"]["p50"] == pytest.approx(1.0 + 2 * 1.5)
+
+
+def load_row(at_s: float, num_prompt: int, num_output: int) -> dict[str, float]:
+    """Return a request as `sluice load --json` writes it."""
+    output = {"output_tokens": num_output, "output_tokens_asked": num_output}
+    return {"intended_s": at_s, "prompt_tokens": num_prompt, **output}
+
+
+def test_costs_are_scaled_to_a_measured_run(run: Run, trace: Path, tmp_path: Path) -> None:
+    """The run is one that costs three times as much would give."""
+    slow = bundled_profile()
+    costs = {name: 3 * getattr(slow.costs, name) for name in slow.costs.__struct_fields__}
+    slow = msgspec.structs.replace(slow, costs=StepCosts(**costs), request_s=3 * slow.request_s)
+    report = {"requests": [load_row(r.at_s, r.num_prompt, r.num_output) for r in read_trace(trace)]}
+    measured = tmp_path / "run.json"
+    measured.write_text(json.dumps(report))
+    itl_s = summarize(simulate(read_trace(measured, "load"), FleetConfig(slow, 2))).itl_s.mean
+    assert itl_s is not None
+    measured.write_text(json.dumps(report | {"summary": {"itl_ms": {"mean": 1e3 * itl_s}}}))
+    code, shown, errors = run(trace, "--measured", measured, "--measured-replicas", 2)
+    assert code == 0
+    assert [float(factor) for factor in re.findall(r"costs times ([\d.]+)", errors)] == [pytest.approx(3.0, rel=0.01)]
+    assert shown != run(trace)[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{}", "it has no mean ITL"),
+        ('{"summary": {"itl_ms": {"mean": null}}}', "it has no mean ITL"),
+        ('{"summary": {"itl_ms": {"mean": 9e9}}, "requests": [ROW]}', "is out of reach"),
+    ],
+)
+def test_a_measured_run_that_says_nothing_is_refused(
+    run: Run, trace: Path, tmp_path: Path, text: str, problem: str
+) -> None:
+    row = load_row(0.0, 10, 10)
+    measured = tmp_path / "run.json"
+    measured.write_text(text.replace("ROW", json.dumps(row)))
+    code, _, errors = run(trace, "--measured", measured)
+    assert code == 2
+    assert problem in errors

@@ -1,0 +1,50 @@
+"""Costs of a replica under load, from a measured run: a calibration sends its requests in groups, while clients that
+come at random keep a gateway busy, which shares the engine's cores where there is no GPU."""
+
+import json
+from pathlib import Path
+
+import msgspec
+
+from engine.simulation.fleet import FleetConfig, simulate
+from engine.simulation.profile import ReplicaProfile, StepCosts
+from engine.simulation.summary import summarize
+from engine.simulation.traces import TracedRequest
+from sluice.errors import invalid
+
+LEAST, MOST = 0.1, 10.0
+NUM_HALVINGS = 12
+"""The search ends when the ratio of its bounds is within a thousandth of 1."""
+
+
+def measured_itl_s(path: Path) -> float:
+    """Return the mean time between two tokens of a run that `sluice load --json` has written. Raises INVALID."""
+    try:
+        itl_ms = float(json.loads(path.read_text())["summary"]["itl_ms"]["mean"])
+    except OSError as error:
+        raise invalid("measured", f"{path} cannot be read: {error.strerror}") from error
+    except (KeyError, TypeError, ValueError):
+        message = f"{path} is no report of `sluice load --json` whose answers have two tokens: it has no mean ITL"
+        raise invalid("measured", message) from None
+    return itl_ms / 1e3
+
+
+def scale_costs(requests: list[TracedRequest], fleet: FleetConfig, itl_s: float) -> tuple[float, ReplicaProfile]:
+    """Return the factor, and the profile with all costs times it, by which `fleet` serves `requests` at a mean ITL of
+    `itl_s`. Raises INVALID where none from LEAST to MOST does."""
+    low, high = LEAST, MOST
+    for _ in range(NUM_HALVINGS):
+        factor = (low * high) ** 0.5
+        mean_s = summarize(simulate(requests, fleet._replace(profile=_times(fleet.profile, factor)))).itl_s.mean
+        low, high = (factor, high) if (mean_s or 0.0) < itl_s else (low, factor)
+    if low == LEAST or high == MOST:
+        message = (
+            f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: costs times {factor:.2g} do not give it"
+        )
+        raise invalid("measured", message)
+    return factor, _times(fleet.profile, factor)
+
+
+def _times(profile: ReplicaProfile, factor: float) -> ReplicaProfile:
+    costs = {name: factor * getattr(profile.costs, name) for name in profile.costs.__struct_fields__}
+    return msgspec.structs.replace(profile, costs=StepCosts(**costs), request_s=factor * profile.request_s)
