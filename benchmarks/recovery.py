@@ -65,6 +65,8 @@ class Stream:
 
     async def read(self, client: httpx.AsyncClient) -> None:
         async with client.stream("POST", "/v1/completions", json=self.body()) as response:
+            if response.is_error:
+                raise BenchmarkError(f"stream {self.number} was refused: {(await response.aread()).decode()}")
             async for line in response.aiter_lines():
                 if line.startswith("data: {"):
                     self._take(msgspec.json.decode(line.removeprefix("data: ")))

@@ -25,7 +25,7 @@ CONNECT_MS = 2000
 _REFUSALS: dict[int, str] = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "it does not allow the key of this client",
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it wants CURVE keys where this client has none, or the other way round",
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake failed; its public key may be another one",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it did not answer the handshake, or its public key is another one",
 }
 _POLLIN = int(zmq.POLLIN)  # pyzmq's enumeration takes microseconds to compare
 
