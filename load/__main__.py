@@ -2,6 +2,8 @@
 
 import argparse
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from load.config import LoadConfigError
@@ -17,18 +19,9 @@ INTERRUPTED = 130
 
 def command(argv: list[str]) -> int:
     """Measure a streaming LLM server: latencies, throughput, failures."""
-    if argv[:1] == ["compare"]:
-        from load.compare_command import compare
-
-        return compare(argv[1:])
-    if argv[:1] == ["ab"]:
-        from load.compare_command import ab
-
-        return ab(argv[1:])
-    if argv[:1] == ["perf-analyzer"]:
-        from load.perf_analyzer import perf_analyzer
-
-        return perf_analyzer(argv[1:])
+    other = _subcommand(argv[0]) if argv else None
+    if other is not None:
+        return other(argv[1:])
     arguments = parser().parse_args(argv)
     # Imported only after the options are checked, since rich takes long.
     from rich.console import Console
@@ -45,7 +38,7 @@ def command(argv: list[str]) -> int:
         return USAGE_ERROR
     except KeyboardInterrupt:  # before the first measured request
         return INTERRUPTED
-    report.print_report(run, Console(soft_wrap=True))
+    report.print_report(run, report.report_console())
     if arguments.json is not None:
         arguments.json.write_bytes(report.to_json(run, argv))
     if arguments.csv is not None:
@@ -59,6 +52,36 @@ def command(argv: list[str]) -> int:
     return int(run.summary.num_failed > 0 and not arguments.allow_failures)
 
 
+def _subcommand(name: str) -> Callable[[list[str]], int] | None:
+    """Return the command of this name, None for the options of a run. Only what is needed is imported."""
+    match name:
+        case "compare":
+            from load.compare_command import compare
+
+            return compare
+        case "ab":
+            from load.compare_command import ab
+
+            return ab
+        case "sweep":
+            from load.sweep import sweep
+
+            return sweep
+        case "perf-analyzer":
+            from load.compatible.perf_analyzer import perf_analyzer
+
+            return perf_analyzer
+        case "vllm-bench":
+            from load.compatible.vllm_bench import vllm_bench
+
+            return vllm_bench
+        case "genai-perf":
+            from load.compatible.genai_perf import genai_perf
+
+            return genai_perf
+    return None
+
+
 def _calibrate(arguments: argparse.Namespace) -> int:
     """Measure what the server's steps cost, and write it."""
     from load.calibrate import calibrate_blocking
@@ -66,7 +89,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     longest = arguments.prompt_tokens.high if arguments.prompt_tokens is not None else LONGEST_PROMPT
     crowd = arguments.concurrency or LARGEST_CROWD
     try:
-        found = calibrate_blocking(make_config(arguments), longest, crowd, partial(_report, arguments.quiet))
+        config = replace(make_config(arguments), metrics_url=None, measures_energy=False)
+        found = calibrate_blocking(config, longest, crowd, partial(_report, arguments.quiet))
     except (LoadConfigError, RunError) as error:
         sys.stderr.write(f"sluice load: {error}\n")
         return USAGE_ERROR

@@ -59,7 +59,7 @@ def compare(argv: list[str]) -> int:
     except LoadConfigError as error:
         sys.stderr.write(f"sluice load compare: {error}\n")
         return _USAGE_ERROR
-    console = Console(soft_wrap=True, highlight=False)
+    console = report.report_console()
     for name, each in (("A", a), ("B", b)):
         console.print(f"{name}  {each.title}: {each.num_requests} requests, {each.num_failed} failed", markup=False)
     _print(compare_reports(a, b), console)
@@ -87,7 +87,7 @@ def ab(argv: list[str]) -> int:
         return _USAGE_ERROR
     except KeyboardInterrupt:
         return _INTERRUPTED
-    console = Console(soft_wrap=True, highlight=False)
+    console = report.report_console()
     console.print(f"A  {report.title_of(rounds[0][0])}\nB  {report.title_of(rounds[0][1])}", markup=False)
     _print(compare_rounds(rounds), console)
     num_failed = [sum(pair[place].summary.num_failed for pair in rounds) for place in (0, 1)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 
 class LoadConfigError(ValueError):
@@ -22,6 +22,7 @@ class ApiKind(StrEnum):
     GENERATE = "generate"
     EMBEDDINGS = "embeddings"
     RERANK = "rerank"
+    RAG = "rag"
     INFER = "infer"
     INFER_BINARY = "infer_binary"
     GRPC_INFER = "grpc_infer"
@@ -43,10 +44,11 @@ class TokenRange:
 
     low: int
     high: int
+    unit: ClassVar[str] = "token"
 
     def __post_init__(self) -> None:
         if not 1 <= self.low <= self.high:
-            raise LoadConfigError(f"token range {self.low}..{self.high}: must satisfy 1 <= low <= high")
+            raise LoadConfigError(f"{self.unit} range {self.low}..{self.high}: must satisfy 1 <= low <= high")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -57,10 +59,58 @@ class TokenRange:
         except LoadConfigError:
             raise
         except ValueError:
-            raise LoadConfigError(f"{text!r}: write a number of tokens (128) or a range (32..256)") from None
+            raise LoadConfigError(f"{text!r}: write a number of {cls.unit}s (8) or a range (2..8)") from None
 
     def __str__(self) -> str:
         return str(self.low) if self.low == self.high else f"{self.low}..{self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRange(TokenRange):
+    """Numbers of turns to draw from uniformly, both ends included."""
+
+    unit: ClassVar[str] = "turn"
+
+
+@dataclass(frozen=True, slots=True)
+class SecondsRange:
+    """Seconds to draw from uniformly, both ends included."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse `2` or `0.5..3`. Raises LoadConfigError."""
+        low, dots, high = text.partition("..")
+        try:
+            found = cls(float(low), float(high if dots else low))
+        except ValueError:
+            found = cls(-1.0, -1.0)
+        if not 0.0 <= found.low <= found.high < float("inf"):
+            raise LoadConfigError(f"{text!r}: write seconds (2) or a range of them (0.5..3)")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """The tools of every request. `functions` are JSON objects with name, description and parameters."""
+
+    functions: tuple[dict[str, Any], ...]
+    choice: str = "auto"
+    """auto, required, none, or the name of a tool that must be called."""
+
+    def __post_init__(self) -> None:
+        names = [each.get("name") for each in self.functions]
+        if self.choice not in ("auto", "required", "none", *names):
+            known = ", ".join(map(str, names))
+            raise LoadConfigError(
+                f"tool choice {self.choice!r}: write auto, required, none or the name of one: {known}"
+            )
+
+    @property
+    def names_tool(self) -> bool:
+        return self.choice not in ("auto", "required", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +153,21 @@ class Workload:
     """First dimension of the tensors of a v2 model, where that varies."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Shapes of the inputs of a v2 model, by name, for dimensions that vary."""
+    turns: TokenRange = TurnRange(1, 1)
+    """Turns of each session. Each later one carries the turns before it, with the server's answers."""
+    think_s: SecondsRange = SecondsRange(0.0, 0.0)
+    """Time from the end of an answer to the next turn of its session."""
+    stores_turns: bool = True
+    """Whether later turns of responses name the response before them, which the server keeps, instead of all turns."""
+    num_images: int = 0
+    """Images of each turn: PNGs of random blocks."""
+    image_size: tuple[int, int] = (512, 512)
+    """Width and height in pixels."""
+    tool_use: ToolUse | None = None
+    json_schema: dict[str, Any] | None = None
+    """A JSON schema that every answer must meet."""
+    collection: str = "sluice"
+    """The collection of documents that questions are about."""
 
     def __post_init__(self) -> None:
         if self.prefix_tokens >= self.prompt_tokens.low:
@@ -180,3 +245,16 @@ class LoadConfig:
     pace: RequestPace
     workload: Workload = Workload()
     slo: Slo | None = None
+    num_processes: int = 1
+    """Processes of the client, each with a share of the requests."""
+    metrics_url: str | None = None
+    """The page of the server's metrics, or `auto`; None where none is read."""
+    measures_energy: bool = False
+
+    def __post_init__(self) -> None:
+        concurrency = self.pace.concurrency
+        if concurrency is not None and self.num_processes > concurrency:
+            raise LoadConfigError(
+                f"{self.num_processes} processes for a concurrency of {concurrency}: "
+                "at most one for each request in flight"
+            )

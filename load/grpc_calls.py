@@ -14,7 +14,8 @@ import grpc.aio
 import numpy as np
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from load.apis import Api, ParsedEvent, Prompt
+from load.apis import Api, Context, ParsedEvent, Prompt
+from load.apis.base import NO_CONTEXT
 from load.apis.triton import Input, TensorMetadata, draw_inputs, planned_inputs, raw_bytes
 from load.callers import until
 from load.clock import Clock
@@ -32,7 +33,9 @@ class GrpcApi(Api):
     def path(self, model: str) -> str:
         return ""
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
         raise AssertionError("messages of gRPC are made by GrpcCaller")
 
     def parse(self, data: bytes) -> ParsedEvent:

@@ -71,6 +71,29 @@ def _plots(run: Run, samples: dict[str, Samples]) -> list[str]:
     ]
     plots.append(line_plot("Requests a second", rates, "s"))
     plots.append(line_plot("TTFT in ms by the time of the intended send", [_ttft_by_time(served, begin_s)], "s"))
+    plots += _server_plots(run, begin_s)
+    return plots
+
+
+def _server_plots(run: Run, begin_s: float) -> list[str]:
+    """Plot the requests in the server over time, by its metrics, and the TTFT by the number of the turn."""
+    plots = []
+    samples = run.watched.server.samples if run.watched.server is not None else ()
+    if len(samples) > 1:
+        times = [max(0.0, each.at_s - begin_s) for each in samples]
+        lines = [
+            Line("running", _BLUE, times, [each.running for each in samples]),
+            Line("waiting", _RED, times, [each.waiting for each in samples]),
+        ]
+        plots.append(line_plot("Sequences in the server (its batch and its queue)", lines, "s"))
+    known = [each for each in run.summary.turns if each.ttft_ms.p50 is not None]
+    if len(known) > 1:
+        turns = [float(each.turn) for each in known]
+        lines = [
+            Line("p50", _BLUE, turns, [each.ttft_ms.p50 or 0.0 for each in known]),
+            Line("p99", _RED, turns, [each.ttft_ms.p99 or 0.0 for each in known]),
+        ]
+        plots.append(line_plot("TTFT in ms by the number of the turn", lines, "turn"))
     return plots
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import csv
 import shlex
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from load.config import LoadConfig
 from load.intervals import latency_samples
 from load.run import Run
 from load.stream import LiveCounts, RequestResult
-from load.summary import Summary
+from load.summary import Summary, TurnFigures
 
 SECRET_FLAGS = ("--api-key", "--header")
 MAX_EXAMPLE_CHARS = 160
@@ -27,6 +28,8 @@ REDRAW_INTERVAL_S = 0.5
 LINE_INTERVAL_S = 5.0
 BUSY_CLIENT = 0.8
 """The share of the run from which on the client's own CPU time may have slowed what it measured."""
+FILE_WIDTH = 160
+"""Columns of a report that goes to a file or another program, which must not lose figures."""
 LATENCY_COLUMNS = ("p50", "p90", "p95", "p99", "p99.9", "mean", "max", "samples")
 
 
@@ -76,6 +79,11 @@ def _progress_line(counts: LiveCounts, rate: _Rate) -> str:
     )
 
 
+def report_console() -> Console:
+    """Return the console for reports."""
+    return Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+
+
 def print_report(run: Run, console: Console) -> None:
     """Print the report: latencies, throughput, goodput and failures."""
     console.print(f"\n{title_of(run)}", style="bold", markup=False, highlight=False)
@@ -92,6 +100,8 @@ def title_of(run: Run) -> str:
     if pace.request_rate is not None:
         limit = f", at most {pace.concurrency} in flight" if pace.concurrency else ""
         how = f"{pace.request_rate:g} requests/s ({pace.arrival}{limit})"
+    if run.config.workload.turns.high > 1:
+        how = f"sessions of {run.config.workload.turns} turns, {how}"
     if pace.replay_speed is not None:
         how = f"the trace at {pace.replay_speed:g} times its speed"
     return f"{run.model} at {target.url}, {target.api}, {how}"
@@ -117,6 +127,7 @@ def latency_rows(summary: Summary) -> Iterator[tuple[str, list[str]]]:
         "ITL": summary.itl_ms,
         "TPOT": summary.tpot_ms,
         "E2E": summary.e2e_ms,
+        "retrieval": summary.retrieval_ms,
         "client wait": summary.client_wait_ms,
     }
     for name, d in rows.items():
@@ -139,14 +150,57 @@ def report_lines(run: Run) -> Iterator[str]:
     yield f"requests  {s.num_served} served, {s.num_failed} failed{_left(s)}{end}"
     for label, failure in s.failures.items():
         yield f"  {label}: {failure.count}, first: {failure.example[:MAX_EXAMPLE_CHARS]}"
+    if run.config.workload.tool_use is not None:
+        yield f"tools     {s.num_tool_calls} calls, each of a tool that was offered and with valid arguments"
+    yield from map(_turn_line, s.turns)
+    yield from _server_lines(run)
     cost_us = run.client_cpu_us_per_event
     cost = "" if cost_us is None else f", {cost_us:.1f} us a token event"
-    yield f"client    {run.client_cpu_s:.2f} s of CPU{cost}"
-    if s.wall_s and run.client_cpu_s > BUSY_CLIENT * s.wall_s:
+    num_processes = run.config.num_processes
+    processes = f", {num_processes} processes" if num_processes > 1 else ""
+    yield f"client    {run.client_cpu_s:.2f} s of CPU{cost}{processes}"
+    if s.wall_s and run.busiest_cpu_s > BUSY_CLIENT * s.wall_s:
         yield (
-            f"warning   this client was busy for {run.client_cpu_s / s.wall_s:.0%} of the run: it may have been the "
-            "limit, not the server. Run several clients, or one on another machine"
+            f"warning   this client was busy for {run.busiest_cpu_s / s.wall_s:.0%} of the run: it may have been the "
+            f"limit, not the server. Use --processes {2 * num_processes}, or a client on another machine"
         )
+
+
+def _turn_line(figures: TurnFigures) -> str:
+    failed = f", {figures.num_failed} failed" if figures.num_failed else ""
+    prompt = "" if figures.prompt_tokens is None else f", {figures.prompt_tokens:,.0f} prompt tokens"
+    return (
+        f"turn {figures.turn:<5}{figures.num_served} served{failed}{prompt}, TTFT p50 {_ms(figures.ttft_ms.p50)} and "
+        f"p99 {_ms(figures.ttft_ms.p99)}, E2E p50 {_ms(figures.e2e_ms.p50)}"
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f} ms"
+
+
+def _server_lines(run: Run) -> Iterator[str]:
+    """Yield what the server's metrics and the meters say, or why they say nothing."""
+    server, energy = run.watched.server, run.watched.energy
+    if server is not None:
+        phases = ", ".join(f"{name} {ms:,.2f} ms" for name, ms in server.phases_ms.items())
+        of = f" (means of {server.num_requests} requests, by {server.software}'s metrics)" if phases else ""
+        most = max((each.running for each in server.samples), default=0.0)
+        queue = max((each.waiting for each in server.samples), default=0.0)
+        batch = f", {server.batch:.2f} sequences in a step" if server.batch is not None else ""
+        yield f"server    {phases or 'no times of requests'}{of}"
+        yield f"          at most {most:g} running and {queue:g} waiting in {len(server.samples)} readings{batch}"
+    elif run.watched.missing:
+        yield f"server    its metrics are unavailable: {run.watched.missing[:MAX_EXAMPLE_CHARS]}"
+    if energy is None:
+        return
+    if not energy.joules:
+        yield f"energy    unavailable: {energy.missing}"
+        return
+    tokens = run.summary.output_tokens
+    each = f", {energy.total_j / tokens:.4g} J an output token" if tokens else ""
+    parts = ", ".join(f"{joules:,.1f} J by {name}" for name, joules in energy.joules.items())
+    yield f"energy    {parts}{each}{f' (without {energy.missing})' if energy.missing else ''}"
 
 
 def _left(summary: Summary) -> str:
@@ -166,9 +220,18 @@ def _targets(config: LoadConfig) -> str:
 
 def to_json(run: Run, argv: Sequence[str]) -> bytes:
     """Encode everything about a run except secrets: config, machine, figures, every request."""
+    return encode_document(document_of(run, argv))
+
+
+def encode_document(document: dict[str, Any]) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(document, enc_hook=_encode_path), indent=1)
+
+
+def document_of(run: Run, argv: Sequence[str]) -> dict[str, Any]:
+    """Return what `to_json` encodes."""
     config = asdict(run.config)
     config["target"]["headers"] = [name for name, _ in run.config.target.headers]
-    document = {
+    return {
         "tool": "sluice load",
         "command": shlex.join(["sluice", "load", *shown_command(argv)]),
         "started_at": run.started_at,
@@ -180,6 +243,10 @@ def to_json(run: Run, argv: Sequence[str]) -> bytes:
         "was_interrupted": run.was_interrupted,
         "client_cpu_s": run.client_cpu_s,
         "client_cpu_us_per_event": run.client_cpu_us_per_event,
+        "busiest_cpu_s": run.busiest_cpu_s,
+        "server": run.watched.server,
+        "server_missing": run.watched.missing,
+        "energy": run.watched.energy,
         "summary": run.summary,
         "intervals_ms": {
             name: dict(zip(("p50", "p99"), samples.intervals((50.0, 99.0)), strict=True))
@@ -187,7 +254,6 @@ def to_json(run: Run, argv: Sequence[str]) -> bytes:
         },
         "requests": [_request_row(result) for result in run.results],
     }
-    return msgspec.json.format(msgspec.json.encode(document, enc_hook=_encode_path), indent=1)
 
 
 def write_csv(run: Run, path: Path) -> None:
@@ -220,6 +286,7 @@ def _request_row(result: RequestResult) -> dict[str, Any]:
     times = result.event_times_s
     return {
         "index": result.planned.index,
+        "turn": result.planned.turn,
         "prompt_tokens_asked": result.planned.prompt_tokens,
         "output_tokens_asked": result.planned.output_tokens,
         "prompt_tokens": result.prompt_tokens,
@@ -231,6 +298,8 @@ def _request_row(result: RequestResult) -> dict[str, Any]:
         "ttft_s": result.ttft_s,
         "tpot_s": result.tpot_s,
         "e2e_s": result.e2e_s,
+        "retrieval_s": result.retrieval_s,
+        "num_tool_calls": result.num_tool_calls,
         "finish_reason": result.finish_reason,
         "has_left": result.has_left,
         "failure": result.failure,

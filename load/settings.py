@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from load.config import LoadConfig, LoadConfigError, LoadTarget, RequestPace, TokenRange, Workload
+from load.config import LoadConfig, LoadConfigError, LoadTarget, RequestPace, TokenRange, ToolUse, Workload
 from load.traces import read_trace
 
 
@@ -18,16 +18,37 @@ def make_config(arguments: argparse.Namespace) -> LoadConfig:
             seed=arguments.seed,
             vocab_size=arguments.vocab_size,
             tokenizer=arguments.tokenizer,
-            ignore_eos=not arguments.allow_eos,
+            ignore_eos=not (arguments.allow_eos or arguments.tools or arguments.json_schema),
             extra_body=arguments.extra_body,
             prefix_tokens=arguments.prefix_tokens,
             num_prefixes=arguments.num_prefixes,
             cancelled_share=arguments.cancel_share,
             trace=arguments.trace,
             shapes=dict(arguments.shape),
+            turns=arguments.turns,
+            think_s=arguments.think_time,
+            stores_turns=not arguments.resend_history,
+            num_images=arguments.images,
+            image_size=arguments.image_size,
+            tool_use=_tool_use(arguments),
+            json_schema=arguments.json_schema,
+            collection=arguments.collection,
         ),
         slo=arguments.slo,
+        num_processes=arguments.processes,
+        metrics_url=None if arguments.metrics_url == "none" else arguments.metrics_url,
+        measures_energy=True,
     )
+
+
+def _tool_use(arguments: argparse.Namespace) -> ToolUse | None:
+    if arguments.tools is None:
+        if arguments.tool_choice != "auto":
+            raise LoadConfigError("--tool-choice goes with --tools")
+        return None
+    if arguments.turns.high > 1:
+        raise LoadConfigError("--tools: with --turns a call would need a result before the next turn; use one of them")
+    return ToolUse(arguments.tools, arguments.tool_choice)
 
 
 def _target(arguments: argparse.Namespace) -> LoadTarget:

@@ -1,11 +1,12 @@
 """One request on the wire: its stream of events, its measurement, and whether it counts as served."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from load.apis import Api, Framing, ParsedEvent, Prompt
+from load.answers import Answer, AnswerCheck
+from load.apis import Api, Framing, ParsedEvent, Prompt, Turn
 from load.splitters import SPLITTERS, Splitter, WholeBody
 
 DONE = b"[DONE]"
@@ -23,6 +24,9 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     CONNECTION = "connection"
     GRPC = "grpc"
+    SCHEMA = "schema"
+    """The answer is not JSON that meets the schema."""
+    TOOL_CALL = "tool_call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,16 @@ class PlannedRequest:
     """The token event after which its client leaves; None for one that reads to the end."""
     at_s: float | None = None
     """When a trace has it sent, in seconds from its start; None without a trace that has times."""
+    images: tuple[str, ...] = ()
+    """PNG images in base64."""
+    turn: int = 1
+    """Its number in its session."""
+    think_s: float = 0.0
+    """Time from the end of the turn before it to its intended send."""
+    later: "tuple[PlannedRequest, ...]" = ()
+    """The other turns of its session, where it is the first."""
+    history: tuple[Turn, ...] = ()
+    """The turns before it, known once they have been answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +88,14 @@ class RequestResult:
     failure: Failure | None
     has_left: bool = False
     """Whether this client broke it off, as planned. Such a request counts neither as served nor as failed."""
+    sources_at_s: float | None = None
+    """When the result of a retrieval arrived."""
+    num_tool_calls: int = 0
+
+    @property
+    def retrieval_s(self) -> float | None:
+        """Seconds from the intended send to the result of the retrieval."""
+        return None if self.sources_at_s is None else self.sources_at_s - self.intended_s
 
     @property
     def is_ok(self) -> bool:
@@ -128,6 +150,11 @@ class StreamReader:
     leaves_after: int | None = None
     """Number of token events after which `on_leaving` is called."""
     on_leaving: Callable[[], None] = lambda: None
+    checks: Mapping[FailureKind, AnswerCheck] = field(default_factory=dict)
+    """What an answer must meet, by the kind of failure where it does not."""
+    answer: Answer = field(default_factory=Answer)
+    """The answer itself, where the API keeps it."""
+    sources_at_s: float | None = None
     times_s: "array[float]" = field(default_factory=lambda: array("d"))
     last_read_s: float = 0.0
     finish_reason: str | None = None
@@ -173,6 +200,10 @@ class StreamReader:
             self.counts.num_token_events += 1
             if len(self.times_s) == self.leaves_after:
                 self.on_leaving()
+        if event.has_sources:
+            self.sources_at_s = at
+        if self.api.keeps_answers:
+            self.answer.add(event)
         self._record(event)
 
     def _record(self, event: ParsedEvent) -> None:
@@ -211,7 +242,7 @@ class StreamReader:
             return Failure(FailureKind.HTTP, self._error_body.decode(errors="replace"), self._status)
         if isinstance(self._events, WholeBody) and transport_failure is None:
             self._on_event(self._events.take(), self.last_read_s)
-        return self._failure or transport_failure or self._check_end(requested_tokens)
+        return self._failure or transport_failure or self._check_end(requested_tokens) or self._check_answer()
 
     def _check_end(self, requested_tokens: int) -> Failure | None:
         if self.api.has_terminator and not self._is_terminated:
@@ -231,3 +262,10 @@ class StreamReader:
         return Failure(
             FailureKind.SHORT, f"{self.output_tokens} of {requested_tokens} tokens, counted by {self.counted_by}"
         )
+
+    def _check_answer(self) -> Failure | None:
+        for kind, check in self.checks.items():
+            wrong = check(self.answer)
+            if wrong is not None:
+                return Failure(kind, f"{wrong} (finish reason {self.finish_reason})")
+        return None

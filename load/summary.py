@@ -32,12 +32,28 @@ class Distribution:
         return cls(int(values.size), float(values.mean()), p50, p90, p95, p99, p99_9, float(values.max()))
 
 
+NO_SAMPLES = Distribution.of_seconds(())
+
+
 @dataclass(frozen=True, slots=True)
 class FailureCount:
     """The number of requests that failed in one way, and the detail of the first."""
 
     count: int
     example: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFigures:
+    """The figures of one turn of all sessions: the first, the second and so on."""
+
+    turn: int
+    num_served: int
+    num_failed: int
+    prompt_tokens: float | None
+    """Mean number of the prompt's tokens, those of the turns before included; None where the server sent no count."""
+    ttft_ms: Distribution
+    e2e_ms: Distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +89,12 @@ class Summary:
     """Time from the intended send until this client began to send, no fault of the server. Includes failed requests."""
     goodput_per_s: float | None
     """Served requests per second that met every target; None without targets."""
+    retrieval_ms: Distribution = NO_SAMPLES
+    """Time from the intended send to what a retrieval found."""
+    num_tool_calls: int = 0
+    """Tool calls of the served requests."""
+    turns: tuple[TurnFigures, ...] = ()
+    """Figures by the number of the turn, where a session has several."""
 
 
 def summarize(results: Sequence[RequestResult], slo: Slo | None) -> Summary:
@@ -101,6 +123,29 @@ def summarize(results: Sequence[RequestResult], slo: Slo | None) -> Summary:
         e2e_ms=Distribution.of_seconds(r.e2e_s for r in served),
         client_wait_ms=Distribution.of_seconds(r.client_wait_s for r in results),
         goodput_per_s=None if slo is None else sum(meets_slo(r, slo) for r in served) * per_second,
+        retrieval_ms=Distribution.of_seconds(r.retrieval_s for r in served if r.retrieval_s is not None),
+        num_tool_calls=sum(r.num_tool_calls for r in served),
+        turns=_by_turn(results),
+    )
+
+
+def _by_turn(results: Sequence[RequestResult]) -> tuple[TurnFigures, ...]:
+    last = max((r.planned.turn for r in results), default=1)
+    if last == 1:
+        return ()
+    return tuple(_turn_figures(turn, [r for r in results if r.planned.turn == turn]) for turn in range(1, last + 1))
+
+
+def _turn_figures(turn: int, results: Sequence[RequestResult]) -> TurnFigures:
+    served = [result for result in results if result.is_ok]
+    counts = [r.prompt_tokens for r in served if r.prompt_tokens is not None]
+    return TurnFigures(
+        turn,
+        len(served),
+        sum(result.failure is not None for result in results),
+        sum(counts) / len(counts) if counts else None,
+        Distribution.of_seconds(r.ttft_s for r in served if r.ttft_s is not None),
+        Distribution.of_seconds(r.e2e_s for r in served),
     )
 
 

@@ -6,6 +6,7 @@ Prompts are random, so that no prefix cache of the server makes them cheap.
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +15,8 @@ import numpy as np
 
 from load.apis import Prompt
 from load.config import ApiKind, Arrival, LoadConfigError, RequestPace, Workload
+from load.images import draw_images
+from load.shares import WHOLE, Share
 from load.stream import PlannedRequest
 from load.traces import TracedRequest, read_trace
 
@@ -25,7 +28,7 @@ them can only other new some could time these two may then do first any my now s
 
 NUM_STABLE_WORDS = 512
 MAX_FITTING_ROUNDS = 16
-WARMUP_STREAM, REQUEST_STREAM, ARRIVAL_STREAM, PREFIX_STREAM = range(4)
+WARMUP_STREAM, REQUEST_STREAM, ARRIVAL_STREAM, PREFIX_STREAM, TURN_STREAM, IMAGE_STREAM = range(6)
 """Independent random streams of one seed: none shifts with the length of another."""
 
 
@@ -38,30 +41,43 @@ class PromptSource(Protocol):
 
 
 def planned_requests(
-    workload: Workload, prompts: PromptSource, stream: int = REQUEST_STREAM
+    workload: Workload, prompts: PromptSource, stream: int = REQUEST_STREAM, share: Share = WHOLE
 ) -> Iterator[PlannedRequest]:
-    """Yield requests without end, or those of the trace. Request i does not depend on those before it."""
-    if workload.trace is not None:
-        yield from _traced_requests(workload, read_trace(workload.trace), prompts, stream)
-        return
+    """Yield requests without end, or those of the trace. Request i does not depend on those before it.
+
+    A request with later turns is the first of a session.
+    """
+    requests = _traced_requests if workload.trace is not None else _drawn_requests
+    for planned in requests(workload, prompts, stream, share):
+        yield _with_turns(planned, workload, prompts, stream)
+
+
+def _drawn_requests(workload: Workload, prompts: PromptSource, stream: int, share: Share) -> Iterator[PlannedRequest]:
     prefixes = [
         prompts.make(np.random.default_rng((workload.seed, PREFIX_STREAM, number)), workload.prefix_tokens)
         for number in range(workload.num_prefixes if workload.prefix_tokens else 0)
     ]
-    for index in itertools.count():
+    for index in share.indices():
         rng = np.random.default_rng((workload.seed, stream, index))
-        prompt_tokens = int(rng.integers(workload.prompt_tokens.low, workload.prompt_tokens.high, endpoint=True))
-        output_tokens = int(rng.integers(workload.output_tokens.low, workload.output_tokens.high, endpoint=True))
+        prompt_tokens, output_tokens = _lengths(rng, workload)
         prompt = prompts.make(rng, prompt_tokens - workload.prefix_tokens)
         if prefixes:
             prompt = _joined(prefixes[int(rng.integers(len(prefixes)))], prompt)
         yield PlannedRequest(index, prompt, prompt_tokens, output_tokens, _leaving(rng, workload, output_tokens))
 
 
-def _traced_requests(
-    workload: Workload, trace: list[TracedRequest], prompts: PromptSource, stream: int
-) -> Iterator[PlannedRequest]:
-    for index, traced in enumerate(trace):
+def _lengths(rng: np.random.Generator, workload: Workload) -> tuple[int, int]:
+    """Draw the tokens of a prompt and of its answer."""
+    prompt, output = workload.prompt_tokens, workload.output_tokens
+    prompt_tokens = int(rng.integers(prompt.low, prompt.high, endpoint=True))
+    return prompt_tokens, int(rng.integers(output.low, output.high, endpoint=True))
+
+
+def _traced_requests(workload: Workload, prompts: PromptSource, stream: int, share: Share) -> Iterator[PlannedRequest]:
+    assert workload.trace is not None, "planned_requests asks only for a workload with a trace"
+    for index, traced in enumerate(read_trace(workload.trace)):
+        if not share.owns(index):
+            continue
         rng = np.random.default_rng((workload.seed, stream, index))
         prompt: Prompt
         if traced.text is not None and not isinstance(prompts, TokenIds):
@@ -70,6 +86,36 @@ def _traced_requests(
             prompt = _pieced(workload, traced, prompts, rng)
         leaving = _leaving(rng, workload, traced.output_tokens)
         yield PlannedRequest(index, prompt, traced.prompt_tokens, traced.output_tokens, leaving, traced.at_s)
+
+
+def _with_turns(first: PlannedRequest, workload: Workload, prompts: PromptSource, stream: int) -> PlannedRequest:
+    """Add images to a request, and the later turns of its session."""
+    if workload.turns.high == 1 and not workload.num_images:
+        return first
+    rng = np.random.default_rng((workload.seed, TURN_STREAM, stream, first.index))
+    num_turns = int(rng.integers(workload.turns.low, workload.turns.high, endpoint=True))
+    later = []
+    for number in range(2, num_turns + 1):
+        think_s = float(rng.uniform(workload.think_s.low, workload.think_s.high))
+        prompt_tokens, output_tokens = _lengths(rng, workload)
+        turn = PlannedRequest(
+            first.index,
+            prompts.make(rng, prompt_tokens),
+            prompt_tokens,
+            output_tokens,
+            _leaving(rng, workload, output_tokens),
+            turn=number,
+            think_s=think_s,
+        )
+        later.append(_with_images(turn, workload, stream))
+    return replace(_with_images(first, workload, stream), later=tuple(later))
+
+
+def _with_images(planned: PlannedRequest, workload: Workload, stream: int) -> PlannedRequest:
+    if not workload.num_images:
+        return planned
+    rng = np.random.default_rng((workload.seed, IMAGE_STREAM, stream, planned.index, planned.turn))
+    return replace(planned, images=draw_images(rng, workload.num_images, workload.image_size))
 
 
 def _pieced(workload: Workload, traced: TracedRequest, prompts: PromptSource, rng: np.random.Generator) -> Prompt:
@@ -97,11 +143,15 @@ def _leaving(rng: np.random.Generator, workload: Workload, output_tokens: int) -
 
 
 def due_requests(
-    requests: Iterator[PlannedRequest], pace: RequestPace, seed: int
+    requests: Iterator[PlannedRequest], pace: RequestPace, seed: int, share: Share = WHOLE
 ) -> Iterator[tuple[float, PlannedRequest]]:
-    """Yield each request of an open loop with the seconds from the run's start to its intended send."""
+    """Yield each request of an open loop with the seconds from the run's start to its intended send.
+
+    Request i has arrival i, whoever sends it: the processes of a client together send the asked arrivals.
+    """
     if pace.replay_speed is None:
-        yield from zip(arrival_offsets(pace, seed), requests, strict=False)
+        offsets = (offset for index, offset in enumerate(arrival_offsets(pace, seed)) if share.owns(index))
+        yield from zip(offsets, requests, strict=False)
         return
     for planned in requests:
         assert planned.at_s is not None, "make_config checks that the trace has times"
@@ -148,7 +198,14 @@ def _moment(pace: RequestPace, num_due: float) -> float | None:
 
 def requests_for(pace: RequestPace, requests: Iterator[PlannedRequest]) -> Iterator[PlannedRequest]:
     """Limit requests to the number of `pace`. They are made at once, to keep that work out of the measurement."""
-    return requests if pace.num_requests is None else iter(list(itertools.islice(requests, pace.num_requests)))
+    if pace.num_requests is None:
+        return requests
+    return iter(list(first_requests(requests, pace.num_requests)))
+
+
+def first_requests(requests: Iterator[PlannedRequest], number: int) -> Iterator[PlannedRequest]:
+    """Limit requests, or a share of them, to the first `number` of all."""
+    return itertools.takewhile(lambda planned: planned.index < number, requests)
 
 
 def prompt_source(api: ApiKind, workload: Workload) -> PromptSource:

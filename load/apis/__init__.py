@@ -1,11 +1,13 @@
 """The APIs that a run can call. Each is one class: the body of a request, and the parsing of an answer."""
 
-from load.apis.base import Api, Framing, ParsedEvent, Prompt
+from load.apis.base import Api, Context, Extra, Framing, ParsedEvent, Prompt, Turn
 from load.apis.messages import MessagesApi
 from load.apis.ollama import OllamaChatApi
-from load.apis.openai import ChatApi, CompletionsApi, EmbeddingsApi, RerankApi, ResponsesApi
+from load.apis.openai import ChatApi, CompletionsApi, EmbeddingsApi, RerankApi
+from load.apis.rag import RagApi
+from load.apis.responses import ResponsesApi
 from load.apis.triton import GenerateApi, GenerateStreamApi, InferApi, InferBinaryApi
-from load.config import ApiKind
+from load.config import ApiKind, LoadConfigError, Workload
 
 _APIS: dict[ApiKind, type[Api]] = {
     ApiKind.CHAT: ChatApi,
@@ -17,6 +19,7 @@ _APIS: dict[ApiKind, type[Api]] = {
     ApiKind.GENERATE: GenerateApi,
     ApiKind.EMBEDDINGS: EmbeddingsApi,
     ApiKind.RERANK: RerankApi,
+    ApiKind.RAG: RagApi,
     ApiKind.INFER: InferApi,
     ApiKind.INFER_BINARY: InferBinaryApi,
 }
@@ -27,4 +30,20 @@ def make_api(kind: ApiKind) -> Api:
     return _APIS[kind]()
 
 
-__all__ = ["Api", "Framing", "ParsedEvent", "Prompt", "make_api"]
+def check_extras(kind: ApiKind, workload: Workload) -> None:
+    """Raise LoadConfigError where requests of this API cannot have what the workload asks for."""
+    asked = {
+        Extra.TURNS: workload.turns.high > 1,
+        Extra.IMAGES: workload.num_images > 0,
+        Extra.TOOLS: workload.tool_use is not None,
+        Extra.JSON_SCHEMA: workload.json_schema is not None,
+    }
+    for extra in (each for each, is_asked in asked.items() if is_asked):
+        takers = [str(each) for each, api in _APIS.items() if extra in api.takes]
+        if kind not in takers:
+            raise LoadConfigError(f"{extra}: requests of --api {kind} cannot have it; those of {', '.join(takers)} can")
+    if kind is ApiKind.OLLAMA_CHAT and workload.tool_use is not None and workload.tool_use.choice != "auto":
+        raise LoadConfigError("--tool-choice: Ollama's API has none")
+
+
+__all__ = ["Api", "Context", "Extra", "Framing", "ParsedEvent", "Prompt", "Turn", "check_extras", "make_api"]

@@ -24,6 +24,46 @@ class Framing(StrEnum):
     """The body is the one event, and no token event: such an answer has an E2E but no TTFT."""
 
 
+class Extra(StrEnum):
+    """What requests may have besides a prompt, by the option that asks for it."""
+
+    TURNS = "--turns"
+    IMAGES = "--images"
+    TOOLS = "--tools"
+    JSON_SCHEMA = "--json-schema"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An earlier turn of a conversation."""
+
+    prompt: str
+    images: tuple[str, ...]
+    answer: str
+    response_id: str | None = None
+    """The name under which the server keeps the turn; None where it keeps none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a request has besides its prompt: the turns before it, and PNG images in base64."""
+
+    history: tuple[Turn, ...] = ()
+    images: tuple[str, ...] = ()
+
+
+NO_CONTEXT = Context()
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """A piece of a tool call: its place among the calls of the answer, the name if it is here, new arguments."""
+
+    place: int
+    name: str | None
+    arguments: str
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedEvent:
     """The content of one event."""
@@ -39,6 +79,13 @@ class ParsedEvent:
     error: str | None = None
     is_last: bool = False
     """Whether a complete stream ends with this event."""
+    text: str | None = None
+    """The text itself, without reasoning, from an API that keeps answers."""
+    calls: tuple[CallPart, ...] = ()
+    """The pieces of tool calls, from an API that keeps answers."""
+    response_id: str | None = None
+    has_sources: bool = False
+    """Whether it tells what a retrieval found."""
 
 
 TOKEN = ParsedEvent(has_text=True)
@@ -53,12 +100,18 @@ class Api(ABC):
     """Whether a complete stream has a last event of its own: `[DONE]`, or one that `parse` says is the last."""
     has_output_tokens: ClassVar[bool] = True
     """Whether answers have a requested number of tokens, which complete ones then must have."""
+    takes: ClassVar[frozenset[Extra]] = frozenset()
+    """What bodies can have besides a prompt."""
+    keeps_answers: bool = False
+    """Whether `parse` returns texts and tool calls too, which costs time."""
 
     @abstractmethod
     def path(self, model: str) -> str: ...
 
     @abstractmethod
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes: ...
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes: ...
 
     @abstractmethod
     def parse(self, data: bytes) -> ParsedEvent:
@@ -86,3 +139,12 @@ def encode_body(fields: dict[str, Any], workload: Workload) -> bytes:
 def sampling(workload: Workload) -> dict[str, Any]:
     """Return the fields that make answers greedy, and as long as asked where the workload wants that."""
     return {"temperature": 0.0, **({"ignore_eos": True} if workload.ignore_eos else {})}
+
+
+def conversation(prompt: Prompt, context: Context, content: Callable[[Prompt, tuple[str, ...]], Any]) -> list[Any]:
+    """Return the messages of a conversation. `content` makes that of a user's message from its text and images."""
+    messages: list[Any] = []
+    for turn in context.history:
+        messages.append({"role": "user", "content": content(turn.prompt, turn.images)})
+        messages.append({"role": "assistant", "content": turn.answer})
+    return [*messages, {"role": "user", "content": content(prompt, context.images)}]

@@ -1,11 +1,24 @@
 """Anthropic's messages."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis.base import TOKEN, Api, ParsedEvent, Prompt, encode_body, error_message, sampling
-from load.config import Workload
+from load.apis.base import (
+    NO_CONTEXT,
+    TOKEN,
+    Api,
+    CallPart,
+    Context,
+    Extra,
+    ParsedEvent,
+    Prompt,
+    conversation,
+    encode_body,
+    error_message,
+    sampling,
+)
+from load.config import ToolUse, Workload
 
 
 class _Usage(msgspec.Struct):
@@ -22,19 +35,29 @@ class _Message(msgspec.Struct):
 class _Delta(msgspec.Struct):
     text: str | None = None
     thinking: str | None = None
+    partial_json: str | None = None
     stop_reason: str | None = None
+
+
+class _Block(msgspec.Struct):
+    type: str = ""
+    name: str | None = None
 
 
 class _Event(msgspec.Struct):
     type: str = ""
+    index: int = 0
     message: _Message | None = None
+    content_block: _Block | None = None
     delta: _Delta | None = None
     usage: _Usage | None = None
     error: Any = None
 
 
 class MessagesApi(Api):
-    """`POST /v1/messages` with one user message. The stream ends with `message_stop`."""
+    """`POST /v1/messages`. The stream ends with `message_stop`."""
+
+    takes: ClassVar = frozenset(Extra)
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_Event).decode
@@ -45,16 +68,24 @@ class MessagesApi(Api):
     def headers(self) -> tuple[tuple[str, str], ...]:
         return (("anthropic-version", "2023-06-01"),)
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
-        messages = [{"role": "user", "content": prompt}]
-        fields = {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": True}
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
+        messages = conversation(prompt, context, _content)
+        fields: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": max_tokens, "stream": True}
+        if workload.tool_use is not None:
+            fields |= _tools(workload.tool_use)
+        if workload.json_schema is not None:
+            fields["output_config"] = {"format": {"type": "json_schema", "schema": workload.json_schema}}
         return encode_body(fields | sampling(workload), workload)
 
     def parse(self, data: bytes) -> ParsedEvent:
         event = self._decode(data)
         match event.type:
-            case "content_block_delta" if event.delta is not None and (event.delta.text or event.delta.thinking):
-                return TOKEN
+            case "content_block_delta" if event.delta is not None:
+                return self._token(event.delta, event.index)
+            case "content_block_start" if event.content_block is not None and event.content_block.type == "tool_use":
+                return ParsedEvent(calls=(CallPart(event.index, event.content_block.name, ""),))
             case "message_start" if event.message is not None and event.message.usage is not None:
                 return ParsedEvent(prompt_tokens=_prompt_tokens(event.message.usage))
             case "message_delta":
@@ -65,6 +96,39 @@ class MessagesApi(Api):
             case "error":
                 return ParsedEvent(error=error_message(event.error), is_last=True)
         return ParsedEvent()
+
+    def _token(self, delta: _Delta, place: int) -> ParsedEvent:
+        if not (delta.text or delta.thinking or delta.partial_json):
+            return ParsedEvent()
+        if not self.keeps_answers:
+            return TOKEN
+        calls = (CallPart(place, None, delta.partial_json),) if delta.partial_json else ()
+        return ParsedEvent(has_text=True, text=delta.text, calls=calls)
+
+
+def _content(prompt: Prompt, images: tuple[str, ...]) -> Any:
+    if not images:
+        return prompt
+    pictures = [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": each}} for each in images
+    ]
+    return [*pictures, {"type": "text", "text": prompt}]
+
+
+def _tools(use: ToolUse) -> dict[str, Any]:
+    tools = [
+        {
+            "name": each["name"],
+            "description": each.get("description", ""),
+            "input_schema": each.get("parameters", {"type": "object"}),
+        }
+        for each in use.functions
+    ]
+    choice = {"type": "tool", "name": use.choice} if use.names_tool else {"type": _CHOICES[use.choice]}
+    return {"tools": tools, "tool_choice": choice}
+
+
+_CHOICES = {"auto": "auto", "required": "any", "none": "none"}
 
 
 def _prompt_tokens(usage: _Usage) -> int | None:

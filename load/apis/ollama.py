@@ -1,16 +1,39 @@
 """Ollama's chats."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis.base import TOKEN, Api, Framing, ParsedEvent, Prompt, encode_body, sampling
+from load.apis.base import (
+    NO_CONTEXT,
+    TOKEN,
+    Api,
+    CallPart,
+    Context,
+    Extra,
+    Framing,
+    ParsedEvent,
+    Prompt,
+    conversation,
+    encode_body,
+    sampling,
+)
 from load.config import Workload
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class _ToolCall(msgspec.Struct):
+    function: _Function
 
 
 class _Message(msgspec.Struct):
     content: str = ""
     thinking: str | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Line(msgspec.Struct):
@@ -23,25 +46,39 @@ class _Line(msgspec.Struct):
 
 
 class OllamaChatApi(Api):
-    """`POST /api/chat` with one user message. Events are lines of JSON; the last says `done`."""
+    """`POST /api/chat`. Events are lines of JSON; the last says `done`."""
 
     framing: ClassVar = Framing.JSON_LINES
+    takes: ClassVar = frozenset(Extra)
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(_Line).decode
+        self._num_calls = 0
 
     def path(self, model: str) -> str:
         return "/api/chat"
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
         options = {"num_predict": max_tokens, **sampling(workload)}
-        messages = [{"role": "user", "content": prompt}]
-        return encode_body({"model": model, "messages": messages, "stream": True, "options": options}, workload)
+        messages = conversation(prompt, context, lambda text, _: text)
+        # Ollama has the images of a message beside its text.
+        images = (*(turn.images for turn in context.history), context.images)
+        for message, pictures in zip(messages[::2], images, strict=True):
+            message |= {"images": list(pictures)} if pictures else {}
+        fields: dict[str, Any] = {"model": model, "messages": messages, "stream": True, "options": options}
+        if workload.tool_use is not None:
+            fields["tools"] = [{"type": "function", "function": each} for each in workload.tool_use.functions]
+        if workload.json_schema is not None:
+            fields["format"] = workload.json_schema
+        return encode_body(fields, workload)
 
     def parse(self, data: bytes) -> ParsedEvent:
         line = self._decode(data)
-        has_text = line.message is not None and bool(line.message.content or line.message.thinking)
-        if has_text and not line.done and line.error is None:
+        message = line.message or _Message()
+        has_text = bool(message.content or message.thinking or message.tool_calls)
+        if has_text and not line.done and line.error is None and not self.keeps_answers:
             return TOKEN
         return ParsedEvent(
             has_text=has_text,
@@ -50,4 +87,14 @@ class OllamaChatApi(Api):
             finish_reason=line.done_reason,
             error=line.error,
             is_last=line.done,
+            text=message.content if self.keeps_answers else None,
+            calls=self._calls(message) if self.keeps_answers else (),
+        )
+
+    def _calls(self, message: _Message) -> tuple[CallPart, ...]:
+        """Return the calls of a line, each of which is whole. Its place only tells it from those of other lines."""
+        first, self._num_calls = self._num_calls, self._num_calls + len(message.tool_calls or ())
+        return tuple(
+            CallPart(first + number, each.function.name, bytes(each.function.arguments).decode())
+            for number, each in enumerate(message.tool_calls or ())
         )

@@ -1,17 +1,42 @@
-"""OpenAI's APIs: completions, chats and responses, which stream; embeddings and rerank, which do not."""
+"""OpenAI's completions and chats, which stream, and its embeddings and rerank, which do not."""
 
 from typing import Any, ClassVar
 
 import msgspec
 
-from load.apis.base import TOKEN, Api, Framing, ParsedEvent, Prompt, encode_body, error_message, sampling
-from load.config import Workload
+from load.apis.base import (
+    NO_CONTEXT,
+    TOKEN,
+    Api,
+    CallPart,
+    Context,
+    Extra,
+    Framing,
+    ParsedEvent,
+    Prompt,
+    conversation,
+    encode_body,
+    error_message,
+    sampling,
+)
+from load.config import ToolUse, Workload
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct, frozen=True):
+    index: int = 0
+    function: _Function = _Function()
 
 
 class _Delta(msgspec.Struct, frozen=True):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[_ToolCall] | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -23,8 +48,6 @@ class _Choice(msgspec.Struct, frozen=True):
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -46,106 +69,83 @@ class CompletionsApi(Api):
     def path(self, model: str) -> str:
         return "/v1/completions"
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
-        return encode_body(self._asking(prompt) | _streamed(model, max_tokens, workload), workload)
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
+        return encode_body(self._asking(prompt, workload, context) | _streamed(model, max_tokens, workload), workload)
 
     def parse(self, data: bytes) -> ParsedEvent:
         chunk = self._decode(data)
         choice = chunk.choices[0] if chunk.choices else _NO_CHOICE
-        text = self._text(choice)
-        if text and choice.finish_reason is None and chunk.usage is None and chunk.error is None:
+        has_text = self._has_text(choice)
+        is_plain = choice.finish_reason is None and chunk.usage is None and chunk.error is None
+        if has_text and is_plain and not self.keeps_answers:
             return TOKEN
         usage = chunk.usage or _Usage()
+        delta = choice.delta or _NO_DELTA
         return ParsedEvent(
-            has_text=bool(text),
+            has_text=has_text,
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             finish_reason=choice.finish_reason,
             error=None if chunk.error is None else error_message(chunk.error),
+            text=delta.content if self.keeps_answers else None,
+            calls=_call_parts(delta) if self.keeps_answers else (),
         )
 
-    def _asking(self, prompt: Prompt) -> dict[str, Any]:
+    def _asking(self, prompt: Prompt, workload: Workload, context: Context) -> dict[str, Any]:
         return {"prompt": prompt}
 
-    def _text(self, choice: _Choice) -> str | None:
-        return choice.text
+    def _has_text(self, choice: _Choice) -> bool:
+        return bool(choice.text)
 
 
 class ChatApi(CompletionsApi):
-    """`POST /v1/chat/completions` with one user message. The server's chat template adds its own tokens."""
+    """`POST /v1/chat/completions`. The server's chat template adds its own tokens."""
+
+    takes: ClassVar = frozenset(Extra)
 
     def path(self, model: str) -> str:
         return "/v1/chat/completions"
 
-    def _asking(self, prompt: Prompt) -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": prompt}]}
+    def _asking(self, prompt: Prompt, workload: Workload, context: Context) -> dict[str, Any]:
+        fields: dict[str, Any] = {"messages": conversation(prompt, context, _content)}
+        if workload.tool_use is not None:
+            fields |= chat_tools(workload.tool_use)
+        if workload.json_schema is not None:
+            schema = {"name": "answer", "schema": workload.json_schema, "strict": True}
+            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return fields
 
-    def _text(self, choice: _Choice) -> str | None:
+    def _has_text(self, choice: _Choice) -> bool:
         delta = choice.delta or _NO_DELTA
-        return delta.content or delta.reasoning_content or delta.reasoning
+        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls)
+
+
+def _content(prompt: Prompt, images: tuple[str, ...]) -> Any:
+    if not images:
+        return prompt
+    pictures = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{each}"}} for each in images]
+    return [*pictures, {"type": "text", "text": prompt}]
+
+
+def chat_tools(use: ToolUse) -> dict[str, Any]:
+    """Return the fields of tools as chats have them."""
+    choice: Any = use.choice
+    if use.names_tool:
+        choice = {"type": "function", "function": {"name": use.choice}}
+    return {"tools": [{"type": "function", "function": each} for each in use.functions], "tool_choice": choice}
+
+
+def _call_parts(delta: _Delta) -> tuple[CallPart, ...]:
+    return tuple(
+        CallPart(each.index, each.function.name, each.function.arguments or "") for each in delta.tool_calls or ()
+    )
 
 
 def _streamed(model: str, max_tokens: int, workload: Workload) -> dict[str, Any]:
     length = {"max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
     return {"model": model, **length, **sampling(workload)}
-
-
-class _Incomplete(msgspec.Struct):
-    reason: str | None = None
-
-
-class _Response(msgspec.Struct):
-    usage: _Usage | None = None
-    error: Any = None
-    incomplete_details: _Incomplete | None = None
-
-
-class _ResponseEvent(msgspec.Struct):
-    type: str = ""
-    delta: Any = None
-    response: _Response | None = None
-    message: str | None = None
-    """Of an event of the type `error`."""
-
-
-class ResponsesApi(Api):
-    """`POST /v1/responses` with one input text. The stream ends with `response.completed` or a like event."""
-
-    def __init__(self) -> None:
-        self._decode = msgspec.json.Decoder(_ResponseEvent).decode
-
-    def path(self, model: str) -> str:
-        return "/v1/responses"
-
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
-        length = {"max_output_tokens": max_tokens, "stream": True, "store": False}
-        return encode_body({"model": model, "input": prompt, **length, **sampling(workload)}, workload)
-
-    def parse(self, data: bytes) -> ParsedEvent:
-        event = self._decode(data)
-        if event.type.endswith((".output_text.delta", ".reasoning_text.delta")):
-            return TOKEN if event.delta else ParsedEvent()
-        if event.type == "error":
-            return ParsedEvent(error=event.message or "error", is_last=True)
-        if event.type not in _RESPONSE_ENDS:
-            return ParsedEvent()
-        return _response_end(event.response or _Response(), event.type)
-
-
-_RESPONSE_ENDS = ("response.completed", "response.incomplete", "response.failed")
-
-
-def _response_end(response: _Response, kind: str) -> ParsedEvent:
-    usage = response.usage or _Usage()
-    error = error_message(response.error or "failed") if kind == "response.failed" else None
-    is_cut = kind == "response.incomplete"
-    return ParsedEvent(
-        prompt_tokens=usage.input_tokens,
-        completion_tokens=usage.output_tokens,
-        finish_reason="length" if is_cut else "stop",
-        error=error,
-        is_last=True,
-    )
 
 
 class _WholeAnswer(msgspec.Struct):
@@ -167,7 +167,9 @@ class EmbeddingsApi(Api):
     def path(self, model: str) -> str:
         return "/v1/embeddings"
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
         return encode_body({"model": model, "input": prompt}, workload)
 
     def parse(self, data: bytes) -> ParsedEvent:
@@ -183,7 +185,9 @@ class RerankApi(EmbeddingsApi):
     def path(self, model: str) -> str:
         return "/v1/rerank"
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
         words = str(prompt).split()
         size = max(1, len(words) // 4)
         documents = [" ".join(words[start : start + size]) for start in range(0, len(words), size)]

@@ -8,7 +8,18 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 
-from load.apis.base import Api, Fetch, Framing, ParsedEvent, Prompt, encode_body, error_message, sampling
+from load.apis.base import (
+    NO_CONTEXT,
+    Api,
+    Context,
+    Fetch,
+    Framing,
+    ParsedEvent,
+    Prompt,
+    encode_body,
+    error_message,
+    sampling,
+)
 from load.config import LoadConfigError, Workload
 
 
@@ -31,7 +42,9 @@ class GenerateStreamApi(Api):
     def path(self, model: str) -> str:
         return f"/v2/models/{model}/generate_stream"
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
         fields = {"text_input": prompt, "max_tokens": max_tokens, "stream": self.is_streamed}
         return encode_body(fields | {"return_num_output_tokens": True} | sampling(workload), workload)
 
@@ -111,7 +124,9 @@ class InferApi(Api):
     def path(self, model: str) -> str:
         return f"/v2/models/{model}/infer"
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
         inputs = [
             self._header(each) | {"data": values.ravel().tolist()} for each, values in draw_inputs(self._inputs, prompt)
         ]
@@ -135,7 +150,9 @@ class InferBinaryApi(InferApi):
         super().__init__()
         self._header_length = 0
 
-    def body(self, model: str, prompt: Prompt, max_tokens: int, workload: Workload) -> bytes:
+    def body(
+        self, model: str, prompt: Prompt, max_tokens: int, workload: Workload, context: Context = NO_CONTEXT
+    ) -> bytes:
         inputs, raw = [], []
         for each, values in draw_inputs(self._inputs, prompt):
             raw.append(raw_bytes(each, values))

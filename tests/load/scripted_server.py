@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from load.__main__ import command
 from load.config import LoadConfig, LoadTarget, RequestPace, TokenRange, Workload
 from load.run import Run, run_load
 from load.stream import Failure
@@ -72,11 +73,16 @@ async def good_stream(wire: Wire) -> None:
     wire.finish(wire.body["max_tokens"])
 
 
+async def not_found(wire: Wire) -> None:
+    await wire.whole("404 Not Found", b"{}")
+
+
 @dataclass
 class ScriptedServer:
-    """Answers every POST by the script; GET /v1/models names one model."""
+    """Answers every POST by the script; GET /v1/models names one model, other GETs are answered by `get`."""
 
     script: Script
+    get: Script = not_found
     wires: list[Wire] = field(default_factory=list)
     num_connections: int = 0
     url: str = ""
@@ -99,14 +105,17 @@ class ScriptedServer:
         if head.startswith(b"GET /v1/models "):
             await wire.whole("200 OK", b'{"data": [{"id": "first"}, {"id": "second"}]}')
             return
+        if head.startswith(b"GET "):
+            await self.get(wire)
+            return
         self.wires.append(wire)
         await self.script(wire)
 
 
 @asynccontextmanager
-async def serving(script: Script) -> AsyncIterator[ScriptedServer]:
+async def serving(script: Script, get: Script = not_found) -> AsyncIterator[ScriptedServer]:
     """Run a scripted server on a free port. Handlers that still wait at the end are cancelled."""
-    scripted = ScriptedServer(script)
+    scripted = ScriptedServer(script, get)
     handlers: set[asyncio.Task[None]] = set()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -161,7 +170,8 @@ def load_config(url: str, **settings: Any) -> LoadConfig:
         pace["concurrency"] = 1
     for part, kind in ((target, LoadTarget), (workload, Workload), (pace, RequestPace)):
         part |= {name: value for name, value in settings.items() if name in kind.__dataclass_fields__}
-    return LoadConfig(LoadTarget(url, **target), RequestPace(**pace), Workload(**workload), settings.get("slo"))
+    rest = {name: settings[name] for name in ("slo", "num_processes", "metrics_url") if name in settings}
+    return LoadConfig(LoadTarget(url, **target), RequestPace(**pace), Workload(**workload), **rest)
 
 
 def run_against(script: Script, **settings: Any) -> Run:
@@ -179,3 +189,15 @@ def only_failure(script: Script, **settings: Any) -> Failure:
     (result,) = run_against(script, **settings).results
     assert result.failure is not None
     return result.failure
+
+
+def command_against(script: Script, *words: str) -> tuple[int, ScriptedServer]:
+    """Run `sluice load` with these words; URL stands for the script's, PORT for its port. Returns the exit status."""
+
+    async def scenario() -> tuple[int, ScriptedServer]:
+        async with serving(script) as server:
+            port = server.url.rpartition(":")[2]
+            argv = [word.replace("URL", server.url).replace("PORT", port) for word in words]
+            return await asyncio.to_thread(command, argv), server
+
+    return asyncio.run(scenario())

@@ -7,7 +7,8 @@ import pytest
 from load.apis import Api, ParsedEvent, make_api
 from load.apis.messages import MessagesApi
 from load.apis.ollama import OllamaChatApi
-from load.apis.openai import ChatApi, CompletionsApi, EmbeddingsApi, RerankApi, ResponsesApi
+from load.apis.openai import ChatApi, CompletionsApi, EmbeddingsApi, RerankApi
+from load.apis.responses import ResponsesApi
 from load.apis.triton import GenerateStreamApi, InferApi, InferBinaryApi
 from load.config import ApiKind, LoadConfigError, Workload
 
@@ -86,7 +87,7 @@ def test_what_is_not_the_protocol_raises(data: bytes, message: str) -> None:
         ({"type": "response.created", "response": {"usage": None}}, ParsedEvent()),
         ({"type": "response.output_text.delta", "delta": "a"}, TOKEN),
         ({"type": "response.reasoning_text.delta", "delta": "hm"}, TOKEN),
-        ({"type": "response.function_call_arguments.delta", "delta": "{"}, ParsedEvent()),
+        ({"type": "response.function_call_arguments.delta", "delta": "{"}, TOKEN),
         (
             {"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 4}}},
             ParsedEvent(prompt_tokens=3, completion_tokens=4, finish_reason="stop", is_last=True),

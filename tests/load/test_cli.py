@@ -1,21 +1,17 @@
-import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from load.__main__ import command
-from tests.load.scripted_server import Script, ScriptedServer, Wire, good_stream, serving
+from load.report import report_lines
+from tests.load.scripted_server import Script, ScriptedServer, Wire, command_against, good_stream, run_against
 
 
 def run_command(script: Script, *flags: str) -> tuple[int, ScriptedServer]:
-    async def scenario() -> tuple[int, ScriptedServer]:
-        async with serving(script) as server:
-            argv = ["--url", server.url, "--quiet", "--output-tokens", "3", *flags]
-            return await asyncio.to_thread(command, argv), server
-
-    return asyncio.run(scenario())
+    return command_against(script, "--url", "URL", "--quiet", "--output-tokens", "3", *flags)
 
 
 async def broken(wire: Wire) -> None:
@@ -93,6 +89,11 @@ def test_an_unreachable_server_is_said_plainly(capsys: pytest.CaptureFixture[str
         (["--api", "grpc"], "chat"),
         (["--api-k", "hush"], "unrecognized"),
         (["--json", "/nowhere/run.json"], "a folder that exists"),
+        (["--turns", "0"], "1 <= low <= high"),
+        (["--think-time", "-1"], "write seconds"),
+        (["--image-size", "640"], "WIDTHxHEIGHT"),
+        (["--json-schema", "/nowhere.json"], "/nowhere.json: No such file"),
+        (["--tools", "/dev/null"], "not JSON"),
     ],
 )
 def test_bad_flags_are_refused_with_what_is_allowed(
@@ -102,3 +103,35 @@ def test_bad_flags_are_refused_with_what_is_allowed(
         command(flags)
     assert exit_info.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tool-choice", "required"], "--tool-choice goes with --tools"),
+        (["--api", "chat", "--tools", "builtin", "--turns", "2"], "--tools: with --turns"),
+        (["--api", "ollama_chat", "--tools", "builtin", "--tool-choice", "none"], "Ollama's API has none"),
+        (["--concurrency", "2", "--processes", "3"], "at most one for each request in flight"),
+        (["--images", "1"], "--images: requests of --api completions cannot have it"),
+    ],
+)
+def test_what_does_not_go_together_is_said(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(good_stream, *flags)[0] == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_busy_client_names_the_way_out() -> None:
+    run = run_against(good_stream)
+    busy = replace(run, busiest_cpu_s=run.summary.wall_s)
+    assert any("Use --processes 2" in line for line in report_lines(busy))
+    idle = replace(run, busiest_cpu_s=0.0)
+    assert not any("warning" in line for line in report_lines(idle))
+
+
+def test_energy_and_metrics_are_said_to_be_unavailable(capsys: pytest.CaptureFixture[str]) -> None:
+    run_command(good_stream, "--num-requests", "1")
+    printed = capsys.readouterr().out
+    assert "server    its metrics are unavailable: " in printed
+    assert "energy    " in printed
+    run_command(good_stream, "--num-requests", "1", "--metrics-url", "none")
+    assert "metrics" not in capsys.readouterr().out

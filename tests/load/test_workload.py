@@ -9,6 +9,7 @@ import tokenizers
 from load.config import ApiKind, Arrival, LoadConfigError, RequestPace, TokenRange, Workload
 from load.stream import PlannedRequest
 from load.workload import (
+    REQUEST_STREAM,
     WARMUP_STREAM,
     ApproximateWords,
     FittedWords,
@@ -63,8 +64,8 @@ def test_a_missing_tokenizer_is_a_settings_error() -> None:
 WORKLOAD = Workload(TokenRange(32, 256), TokenRange(64, 192), seed=3)
 
 
-def plan(count: int, workload: Workload = WORKLOAD, **stream: int) -> list[PlannedRequest]:
-    return list(islice(planned_requests(workload, TokenIds(100), **stream), count))
+def plan(count: int, workload: Workload = WORKLOAD, stream: int = REQUEST_STREAM) -> list[PlannedRequest]:
+    return list(islice(planned_requests(workload, TokenIds(100), stream), count))
 
 
 def test_the_seed_alone_decides() -> None:

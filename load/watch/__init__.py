@@ -1,0 +1,1 @@
+"""What a run learns beside its requests: from the server's metrics, and from meters of energy."""
