@@ -25,6 +25,8 @@ class Line(NamedTuple):
     color: str
     x: Sequence[float]
     y: Sequence[float]
+    names: Sequence[str] = ()
+    """A text for each point; empty where points are not marked."""
 
 
 def render_report(title: str, lines: Sequence[str], tables: Sequence[str], plots: Sequence[str]) -> str:
@@ -49,15 +51,19 @@ def table_row(name: str, value: str) -> str:
 
 def line_plot(title: str, lines: Sequence[Line], unit: str) -> str:
     """Return a figure of lines over one axis from 0 to the largest `x`, whose unit is `unit`."""
-    most_x = max(line.x[-1] for line in lines) or 1.0
+    most_x = max(max(line.x) for line in lines) or 1.0
     most_y = _round_up(max(max(line.y) for line in lines))
     marks, labels = [], []
     for place, line in enumerate(lines):
-        points = " ".join(
-            f"{_MARGIN + x / most_x * (_WIDTH - _MARGIN):.1f},{_HEIGHT - y / most_y * (_HEIGHT - 20):.1f}"
+        spots = [
+            (f"{_MARGIN + x / most_x * (_WIDTH - _MARGIN):.1f}", f"{_HEIGHT - y / most_y * (_HEIGHT - 20):.1f}")
             for x, y in zip(line.x, line.y, strict=True)
-        )
+        ]
+        points = " ".join(map(",".join, spots))
         marks.append(f'<polyline class="line" stroke="{line.color}" points="{points}"/>')
+        for (x, y), name in zip(spots, line.names, strict=False):
+            marks.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{line.color}"/>')
+            marks.append(f'<text x="{x}" y="{y}" dx="-6" dy="-8" text-anchor="end">{html.escape(name)}</text>')
         spot = f'x="{_WIDTH - 90}" y="{34 + 16 * place}" style="fill: {line.color}"'
         labels.append(f"<text {spot}>{html.escape(line.label)}</text>")
     ends = f'<text x="{_MARGIN}" y="{_HEIGHT + 16}">0</text>'
