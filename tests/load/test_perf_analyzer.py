@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from load.__main__ import command
+from load.compatible.perf_analyzer import LevelRange, ServerSplit, bottleneck
 from load.config import LoadConfigError
-from load.perf_analyzer import LevelRange, ServerSplit, bottleneck
 from tests.gateway.http.v2.models import all_models, identity
 from tests.gateway.http.v2.small_server import small_server
 from tests.gateway.v2.small_service import SmallService

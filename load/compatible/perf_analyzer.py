@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from load.compatible.common import FAILED, INTERRUPTED, USAGE_ERROR, http_url, ignore, refuse
 from load.config import ApiKind, Arrival, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Workload
 from load.connection import ConnectionPool
-from load.options import argument, at_least, new_file, shape
 from load.run import Run, RunError, get_json, run_load
+from load.values import argument, at_least, new_file, shape
 
-_FAILED, _USAGE_ERROR, _INTERRUPTED = 1, 2, 130
 _DESCRIPTION = """\
 Measure a model of a v2 server (Triton, Sluice) as NVIDIA's perf_analyzer does, by its own flags.
 
@@ -118,20 +118,21 @@ def perf_analyzer(argv: list[str]) -> int:
         measurements = list(_measurements(arguments))
     except (LoadConfigError, RunError) as error:
         sys.stderr.write(f"sluice load perf-analyzer: {error}\n")
-        return _USAGE_ERROR
+        return USAGE_ERROR
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED
     if arguments.latency_report_file is not None:
         _write_csv(arguments.latency_report_file, measurements, is_rate=arguments.request_rate_range is not None)
     if any(each.run.was_interrupted for each in measurements):
-        return _INTERRUPTED
-    return _FAILED if any(each.run.summary.num_failed for each in measurements) else 0
+        return INTERRUPTED
+    return FAILED if any(each.run.summary.num_failed for each in measurements) else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         "sluice load perf-analyzer",
         description=_DESCRIPTION,
+        usage="%(prog)s [OPTION ...]",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -172,7 +173,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--input-data", choices=("random",), default="random", help="tensors (%(default)s)")
     add("--input-tensor-format", choices=("binary", "json"), default="binary", help="as bytes, or as JSON")
     add("--collect-metrics", action="store_true", help="taken; the server's times are read always")
-    add("--async", "--sync", "-a", "-v", "--verbose", action="store_true", help="taken, without effect")
+    ignore(options, "--async", "--sync", "-a", "-v", "--verbose")
+    ignore(options, "-s", "--stability-percentage", "-r", "--max-trials", "--max-threads", has_value=True)
+    refuse(options, "`sluice load --api grpc_stream` measures streams", "--streaming")
+    shared = "tensors travel in the request; `sluice load --api infer_binary` measures the same"
+    refuse(options, shared, "--shared-memory", "--output-shared-memory-size")
+    refuse(options, "measure one load after the other with --concurrency-range", "--periodic-concurrency-range")
+    refuse(options, "the levels are all measured", "-l", "--latency-threshold", "--binary-search")
+    refuse(options, "sequences are no part of this client", "--num-of-sequences", "--sequence-length")
     add("--percentile", type=at_least(1), choices=(50, 90, 95, 99), metavar="N", help="show this, not the mean")
     add(
         "-f",
@@ -201,7 +209,7 @@ def _measurements(arguments: argparse.Namespace) -> Iterator[Measurement]:
 
 
 def _config(arguments: argparse.Namespace, level: float, is_rate: bool) -> LoadConfig:
-    url = arguments.url if "://" in arguments.url else f"http://{arguments.url}"
+    url = http_url(arguments.url)
     duration_s = arguments.duration or (arguments.duration_ms or arguments.measurement_interval) / 1e3
     is_binary = arguments.input_tensor_format == "binary"
     return LoadConfig(
