@@ -46,6 +46,7 @@ from benchmarks.streaming import (
     beside_vllm,
     embeddings,
     flat_memory,
+    load_clients,
     parsing,
     resumption,
     served,
@@ -121,6 +122,8 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   resumption    10,000 streams cut at random bytes, at one gateway, and at two of which one is killed: lost and repeated
                 events, memory, CPU time; the latter need redis-server (5 minutes)
   stalls        the longest gap of streams beside a prompt of 60,000 tokens and a body of 20 MB (2 minutes)
+  load-clients  `sluice load` beside NVIDIA's AIPerf, which it installs under --out, on the same server in turns: how
+                far their figures differ (5 minutes)
   workers       requests/s with one gateway process and with two (--http-workers), an engine that computes nothing;
                 needs wrk (3 minutes a repeat)
   peer          the serving workloads against the server at --peer-url
@@ -199,6 +202,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "flat-memory": lambda: flat_memory.measure(arguments.requests, arguments.out, report),
         "resumption": lambda: resumption.measure(arguments.out, report),
         "stalls": lambda: stalls.measure(repeats, arguments.out, arguments.only, report),
+        "load-clients": lambda: load_clients.measure(repeats, arguments.out, arguments.only, report),
         "workers": lambda: workers.measure(repeats, arguments.out, report),
         "peer": lambda: _measure_peer(arguments),
     }
@@ -221,7 +225,8 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="TEXT",
-        help="parts of `isolation`, `predicted-wait`, `streams`, `stalls`, `triton` and `routing` with TEXT",
+        help="parts of `isolation`, `predicted-wait`, `streams`, `stalls`, `triton`, `routing` and `load-clients` with "
+        "TEXT",
     )
     parser.add_argument(
         "--requests",
