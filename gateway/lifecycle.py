@@ -24,6 +24,8 @@ from gateway.listeners import GrpcEndpoint, Listeners, SocketFolder, is_loopback
 from gateway.options.config import ServeConfig
 from gateway.process_settings import favour_event_loop, raise_file_limit
 from gateway.start_checks import check_start
+from gateway.telemetry.log_ring import find_ring
+from gateway.telemetry.log_socket import LogSocket
 from sluice.errors import ErrorCode, SluiceError
 from sluice.heap import settle_objects
 from sluice.start_times import START_TIMES
@@ -97,6 +99,7 @@ class GatewayServer:
         self._started = started
         self._sockets = SocketFolder() if config.http.num_workers > 1 else None
         self._engine = None if checkpoint is None else make_model_engine(config, checkpoint, self._choose_socket)
+        self._log_socket: LogSocket | None = None
         self._stopping = asyncio.Event()
         self._signalled = 0.0
         self._service: InferenceService | None = None
@@ -157,6 +160,8 @@ class GatewayServer:
 
     async def run(self) -> None:
         """Start, serve until a signal, shut down. Raises SluiceError where the model cannot be served."""
+        ring = find_ring()
+        self._log_socket = None if ring is None else LogSocket(ring)
         serving = asyncio.create_task(self._start_and_watch(), name="serving")
         stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
         try:
@@ -370,6 +375,8 @@ class GatewayServer:
             self._listeners.close()
             if self._sockets is not None:
                 self._sockets.close()
+            if self._log_socket is not None:
+                self._log_socket.close()
 
     def _engines(self) -> "list[Engine]":
         """Return MODEL's engine, which exists from the start, and those of loaded models."""

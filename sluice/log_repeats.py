@@ -40,7 +40,9 @@ class RepeatLimiter:
 
     def take(self, record: logging.LogRecord) -> list[logging.LogRecord]:
         """Return the records to be written now: first those that say how often others were repeated."""
-        request_id = "" if self._find_request is None else self._find_request()
+        request_id = getattr(record, "own_request_id", "") or (
+            "" if self._find_request is None else self._find_request()
+        )
         now, key = self._clock(), (record.name, record.levelno, record.getMessage(), request_id)
         with self._lock:
             due = list(self._end_windows(now))

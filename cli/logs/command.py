@@ -23,7 +23,7 @@ from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionErr
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOOK_S = 0.2
 _OVERVIEW = """\
-Show the log of a running server's gateway process, or of a log file in either format.
+Show the log of a running server with its engines and workers, or of a log file in either format.
 """
 _EPILOG = """\
 examples:

@@ -13,22 +13,28 @@ _TEXT = re.compile(
     r"(?P<time>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?) (?P<level>[A-Z]+) (?P<logger>\S+) "
     r"\[(?P<id>.*?)\] (?P<message>.*)"
 )
+_GATEWAY = "gateway"
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A line of a log with those that belong to it. `time` is in seconds since 1970."""
+    """A line of a log with those that belong to it. `time` is in seconds since 1970, `process` the one that wrote the
+    line, "" for a file, which does not say it."""
 
     time: float
     level: str
     logger: str
     request_id: str
     message: str
+    process: str = ""
 
     def to_text(self) -> str:
-        """Return the line as it stands in a log of text, with the time of this machine's zone."""
+        """Return the line as it stands in a log of text, with the time of this machine's zone, and with the name of
+        every process but the gateway's."""
         at = datetime.fromtimestamp(self.time).isoformat(" ", "milliseconds")
-        return f"{at} {self.level} {self.logger} [{self.request_id}] {self.message}"
+        process = "" if self.process == _GATEWAY else self.process
+        whose = " ".join(each for each in (process, self.request_id) if each not in ("", "-")) or "-"
+        return f"{at} {self.level} {self.logger} [{whose}] {self.message}"
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ def entry_of(fields: dict[str, Any]) -> LogEntry:
         str(fields["logger"]),
         str(fields["request_id"]),
         str(fields["message"]),
+        str(fields.get("process", "")),
     )
 
 

@@ -48,6 +48,7 @@ from engine.types import BlockSource, EngineInfo, GenerateRequest
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError
 from sluice.files import files_mark
+from sluice.log_relay import about
 from sluice.spans import current_span
 
 log = logging.getLogger(__name__)
@@ -458,7 +459,8 @@ class EngineClient(ABC):
         return bool(abandoned.poisonous or abandoned.exhausted)
 
     def _abandon(self, stream_id: int, message: str) -> None:
-        log.error("request %s is not tried again: %s", self._streams[stream_id].request.request_id, message)
+        id_ = self._streams[stream_id].request.request_id
+        log.error("request %s is not tried again: %s", id_, message, extra=about(id_))
         self._fail(stream_id, SluiceError(ErrorCode.INTERNAL, message))
 
     def _end_recovery(self, recovery_s: float) -> None:

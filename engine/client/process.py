@@ -33,7 +33,7 @@ from engine.runtimes import RUNTIMES, choose_runtime
 from engine.types import BlockSource, EngineInfo
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
-from sluice.log_lines import JSON, is_logging_json
+from sluice.log_relay import ProcessLog
 
 log = logging.getLogger(__name__)
 
@@ -274,10 +274,9 @@ class EngineProcess:
         """Start `python -m module` and wait until its model is loaded. Raises SluiceError if that fails. Its session is
         its own, so that processes it starts (a launcher's ranks, a library's workers) end with it."""
         endpoint = f"ipc://{self.socket_file}"
-        level = logging.getLevelName(logging.root.level) + (f"/{JSON}" if is_logging_json() else "")
         config_file = self.folder / "config"
         config_file.write_bytes(msgspec.json.encode(config))  # only this user can access the folder
-        arguments = (endpoint, str(os.getpid()), level, str(config_file))
+        arguments = (endpoint, str(os.getpid()), ProcessLog.as_here().to_argument(), str(config_file))
         command = (*config.launcher, _python(module, config), "-m", module, *arguments)
         try:
             self._process = await asyncio.create_subprocess_exec(

@@ -14,6 +14,7 @@ from engine.scheduling.admission import check_reported_queue
 from engine.types import EngineInfo, EngineStats, GenerateRequest
 from engine.validation import check_request, num_tokens_after
 from sluice.errors import ErrorCode, SluiceError
+from sluice.log_relay import about
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ class Renderings:
         except SluiceError as error:
             outcome = error
         except Exception:
-            log.exception("the images of request %s cannot be prepared", command.request.request_id)
+            id_ = command.request.request_id
+            log.exception("the images of request %s cannot be prepared", id_, extra=about(id_))
             outcome = SluiceError(ErrorCode.INTERNAL, "the engine failed to prepare these images; its log says why")
         del self.tasks[command.stream_id]
         self._on_rendered(command, outcome)

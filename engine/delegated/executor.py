@@ -50,6 +50,7 @@ from engine.types import (
 )
 from engine.validation import check_lengths, check_request
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.log_relay import about
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +216,8 @@ class DelegatedExecutor:
         except SluiceError as error:
             self._failures.append(request_failed(command.stream_id, error))
         except Exception:
-            log.exception("request %s cannot be put to %s", command.request.request_id, self._runtime.title)
+            id_ = command.request.request_id
+            log.exception("request %s cannot be put to %s", id_, self._runtime.title, extra=about(id_))
             unforeseen = SluiceError(ErrorCode.INTERNAL, "the engine failed to prepare this request; its log says why")
             self._failures.append(request_failed(command.stream_id, unforeseen))
 

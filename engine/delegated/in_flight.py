@@ -13,6 +13,7 @@ from engine.blocks import blocks_for
 from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta, RuntimeFailure, internal_error
 from engine.types import EventDetail, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
+from sluice.log_relay import about
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +177,8 @@ class InFlightTable:
         try:
             sequence.handle.abort()
         except Exception as error:
-            log.warning("request %s could not be aborted: %s", sequence.request.request_id, error)
+            id_ = sequence.request.request_id
+            log.warning("request %s could not be aborted: %s", id_, error, extra=about(id_))
 
     def drop_unended(self, now: float) -> bool:
         """Drop aborted requests whose last response does not come, so that they keep no blocks from others. Returns
@@ -187,7 +189,8 @@ class InFlightTable:
             if each.aborted_at is not None and now - each.aborted_at > ABORT_GRACE_S
         ]
         for sequence in overdue:
-            log.warning("%s did not end the aborted request %s", self._runtime.title, sequence.request.request_id)
+            id_ = sequence.request.request_id
+            log.warning("%s did not end the aborted request %s", self._runtime.title, id_, extra=about(id_))
             self._tasks[sequence.stream_id].cancel()
         return bool(overdue)
 
@@ -219,7 +222,8 @@ class InFlightTable:
             self._listener.on_failure(sequence, error)
             return
         except Exception:  # it would go on in the runtime unless it were aborted
-            log.exception("a response to request %s cannot be read", sequence.request.request_id)
+            id_ = sequence.request.request_id
+            log.exception("a response to request %s cannot be read", id_, extra=about(id_))
             self._listener.on_failure(sequence, internal_error())
             return
         if delta.finish_reason is FinishReason.CANCELLED:
@@ -237,8 +241,9 @@ class InFlightTable:
         if sequence.is_answered:
             return
         if failure.error.code is ErrorCode.INTERNAL:
-            where = f"request {sequence.request.request_id} failed in {self._runtime.title}"
-            log.error("%s: %s", where, error, exc_info=None if failure.is_response else error)
+            id_, cause = sequence.request.request_id, None if failure.is_response else error
+            text = "request %s failed in %s: %s"
+            log.error(text, id_, self._runtime.title, error, exc_info=cause, extra=about(id_))
             await asyncio.sleep(HEALTH_CHECK_DELAY_S)
             if not await self._runtime.is_healthy():
                 self._listener.on_lost(error)
@@ -248,7 +253,8 @@ class InFlightTable:
     def _on_done(self, sequence: DelegatedSequence, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            log.error("reading request %s failed", sequence.request.request_id, exc_info=error)
+            id_ = sequence.request.request_id
+            log.error("reading request %s failed", id_, exc_info=error, extra=about(id_))
             self._listener.on_failure(sequence, internal_error())
         self._remove(sequence)
 

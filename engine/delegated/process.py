@@ -17,6 +17,7 @@ from engine.frames import LoadFailed, Ready, StepFrame
 from engine.process.bootstrap import bootstrap, freeze_heap
 from engine.process.transport import Transport
 from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.log_relay import relay_own_logs
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def run(argv: list[str], load: Load) -> int:
                 message = "events of the prefix cache are our own executor's; vLLM has kv_events_config for its own"
                 raise invalid("kv_events_endpoint", message)
             runtime = load(config)
+            relay_own_logs()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 return runner.run(_serve(runtime, config, transport, started))
         except SluiceError as error:

@@ -1,5 +1,5 @@
-"""The engine process: `python -m engine.process ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE`. Clients are DEALERs of its
-ROUTER socket. The loop polls it between steps, so that no second thread competes for Python's lock."""
+"""The engine process: `python -m engine.process ENDPOINT PARENT_PID LOG CONFIG_FILE`. Clients are DEALERs of its ROUTER
+socket. The loop polls it between steps, so that no second thread competes for Python's lock."""
 
 import logging
 import sys

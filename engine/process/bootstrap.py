@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,10 +13,13 @@ import msgspec
 from engine.config import EngineConfig
 from engine.process.process_group import end_with
 from engine.process.transport import Transport
-from sluice.log_lines import JSON, JsonFormatter, TextFormatter
+from sluice.log_lines import JsonFormatter, TextFormatter
+from sluice.log_relay import LogRelay, ProcessLog
 from sluice.log_repeats import LimitedHandler
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s [engine] %(message)s"
+log = logging.getLogger(__name__)
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s"
 
 _COLLECTED_OBJECTS = 50_000
 """A collection of as many new objects takes about a millisecond."""
@@ -23,14 +27,12 @@ _COLLECTED_OBJECTS = 50_000
 
 @contextmanager
 def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
-    """Yield the configuration and the transport for ENDPOINT PARENT_PID LOG_LEVEL CONFIG_FILE, with a client connected.
-    `/json` after the level asks for lines of JSON. The configuration is in a file, which is removed, because every user
-    of the machine can read a command line. The process never outlives the gateway, because an orphaned engine would
-    keep its memory and cores for no use."""
-    endpoint, parent, log_level, config_file = argv
-    level, _, log_format = log_level.partition("/")
-    logging.basicConfig(level=level, handlers=[LimitedHandler()])
-    logging.root.handlers[0].setFormatter(JsonFormatter("engine") if log_format == JSON else TextFormatter(_LOG_FORMAT))
+    """Yield the configuration and the transport for ENDPOINT PARENT_PID LOG CONFIG_FILE, with a client connected. LOG
+    is a `ProcessLog`. The configuration is in a file, which is removed, because every user of the machine can read a
+    command line. The process never outlives the gateway, because an orphaned engine would keep its memory and cores for
+    no use."""
+    endpoint, parent, process_log, config_file = argv
+    _configure_logging(ProcessLog.from_argument(process_log))
     # Only the gateway ends the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -43,6 +45,24 @@ def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
         yield config, transport
     finally:
         transport.close()
+
+
+def _configure_logging(process_log: ProcessLog) -> None:
+    """Log to standard error, and to the process that collects lines where there is one."""
+    handler = LimitedHandler()
+    handler.setFormatter(JsonFormatter() if process_log.is_json else TextFormatter(_LOG_FORMAT))
+    handler.addFilter(_name_request)
+    logging.basicConfig(level=process_log.level, handlers=[handler])
+    if process_log.socket_name:
+        try:
+            logging.root.addHandler(LogRelay(process_log.socket_name, f"engine-{os.getpid()}"))
+        except OSError as error:
+            log.warning("the lines of this engine are not shown by the gateway, whose socket refuses them: %s", error)
+
+
+def _name_request(record: logging.LogRecord) -> bool:
+    record.request_id = getattr(record, "own_request_id", None) or "engine"
+    return True
 
 
 def collect_rarely() -> None:

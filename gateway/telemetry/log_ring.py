@@ -8,11 +8,10 @@ import msgspec
 
 from engine.recent import Recent
 from sluice.log_lines import message_of
+from sluice.log_relay import LineCollector, cut_message
 from sluice.log_repeats import RepeatLimiter
 
 MAX_LINES = 2000
-MAX_MESSAGE_CHARS = 4000
-"""A longer message is cut, so that the lines have a bound."""
 
 
 class LogLine(msgspec.Struct, frozen=True):
@@ -26,8 +25,8 @@ class LogLine(msgspec.Struct, frozen=True):
     process: str = "gateway"
 
 
-class LogRing(logging.Handler):
-    """Keeps the last lines that this process logs. Any thread may log."""
+class LogRing(LineCollector):
+    """Keeps the last lines that this process logs, and those that others send to it. Any thread may log."""
 
     def __init__(self, find_request: Callable[[], str] | None = None) -> None:
         """`find_request` returns the id of the request that a line is about."""
@@ -43,12 +42,11 @@ class LogRing(logging.Handler):
         return passes
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.add(LogLine(record.created, record.levelname, record.name, _request_id(record), message_of(record)))
+        message, process = cut_message(message_of(record)), getattr(record, "own_process", "gateway")
+        self.add(LogLine(record.created, record.levelname, record.name, _request_id(record), message, process))
 
     def add(self, line: LogLine) -> None:
-        """Add a line."""
-        if len(line.message) > MAX_MESSAGE_CHARS:
-            line = msgspec.structs.replace(line, message=line.message[:MAX_MESSAGE_CHARS] + " ...")
+        """Add a line, which another process may have logged."""
         with self._guard:
             self._lines.append(line)
 

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from gateway.telemetry.log_ring import LogRing
 from sluice.log_lines import JsonFormatter, TextFormatter
+from sluice.log_relay import LogRelay
 from sluice.log_repeats import LimitedHandler
 
 current_request_id: ContextVar[str] = ContextVar("current_request_id", default="-")
@@ -25,18 +26,19 @@ class RequestIdFilter(logging.Filter):
         return True
 
 
-def configure_logging(level: str, file: str = "", *, is_json: bool = False) -> None:
+def configure_logging(level: str, file: str = "", *, is_json: bool = False, relay: LogRelay | None = None) -> None:
     """Log from `level` up to standard error, or to `file`. The web server's own lines show at debug only.
 
     With `file`, lines that engines and libraries write to standard error go there too; the command's own, to
-    `sys.stderr`, still reach the terminal. Raises OSError for a file that cannot be written.
+    `sys.stderr`, still reach the terminal. The last lines are kept to be shown, or sent by `relay` to the process that
+    shows them. Raises OSError for a file that cannot be written.
     """
     handler = LimitedHandler(_redirect_stderr(file) if file else None, current_request_id.get)
     handler.addFilter(RequestIdFilter())
     handler.setFormatter(JsonFormatter("-") if is_json else TextFormatter(_FORMAT))
-    ring = LogRing(current_request_id.get)
-    ring.addFilter(RequestIdFilter())
-    logging.basicConfig(level=level.upper(), handlers=[handler, ring])
+    shown = LogRing(current_request_id.get) if relay is None else relay
+    shown.addFilter(RequestIdFilter())
+    logging.basicConfig(level=level.upper(), handlers=[handler, shown])
     if level != "debug":
         for name in ("uvicorn", "aiobotocore", "botocore", "httpx", "httpx2"):
             logging.getLogger(name).setLevel(max(logging.WARNING, logging.root.level))

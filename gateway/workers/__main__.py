@@ -17,6 +17,7 @@ from gateway.workers.messages import ToWorker, Welcome
 from gateway.workers.wire import Wire
 from gateway.workers.worker import Worker
 from sluice.log_lines import JSON
+from sluice.log_relay import LogRelay
 
 
 async def _run(link_socket: socket.socket, listener: socket.socket) -> None:
@@ -27,8 +28,10 @@ async def _run(link_socket: socket.socket, listener: socket.socket) -> None:
     if not isinstance(welcome, Welcome):
         return  # the host has ended
     config: ServeConfig = pickle.loads(welcome.config)
-    current_request_id.set(f"worker-{welcome.number}")  # in all lines that are about no request
-    configure_logging(config.logging.lowest_level, is_json=config.logging.time_format == JSON)
+    name = f"worker-{welcome.number}"
+    current_request_id.set(name)  # in all lines that are about no request
+    relay = LogRelay(welcome.log_socket, name, current_request_id.get) if welcome.log_socket else None
+    configure_logging(config.logging.lowest_level, is_json=config.logging.time_format == JSON, relay=relay)
     await Worker(link, welcome.number, config, welcome.socket).run(listener)
 
 

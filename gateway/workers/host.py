@@ -26,6 +26,7 @@ from gateway.workers.slot import Slot, WorkerMaker
 from pipelines.llm.model import LlmModel, llm_text_of
 from pipelines.llm.sharing import SharedModel, describe_shared
 from sluice.errors import SluiceError
+from sluice.log_relay import collecting_socket
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class WorkerPool(Collector):
         self._counts = WorkerCounts()
         assert service.quotas is not None
         maker = WorkerMaker(
-            Welcome(0, pickle.dumps(config), str(folder / "requests")),
+            Welcome(0, pickle.dumps(config), str(folder / "requests"), collecting_socket()),
             self._counts,
             service.quotas,
             config.shutdown.heartbeat_timeout_s,

@@ -38,11 +38,13 @@ class Piece(msgspec.Struct, tag=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
-    """The first message to a worker. `config` is its pickled ServeConfig, `socket` takes forwarded requests."""
+    """The first message to a worker. `config` is its pickled ServeConfig, `socket` takes forwarded requests,
+    `log_socket` the lines that it logs, "" for none."""
 
     number: int
     config: bytes
     socket: str
+    log_socket: str = ""
 
 
 class Served(msgspec.Struct, tag=True, frozen=True):

@@ -114,11 +114,13 @@ def test_what_models_print_is_json_in_a_json_log_and_about_no_request(tmp_path: 
         assert client.post("/v2/models/printer/infer", json=body).status_code == 500
         until(lambda: "starting another" in server.log)
         lines = [json.loads(line) for line in server.log.splitlines()]
+        shown = client.get("/v1/admin/logs").json()["data"]
     printed = [line for line in lines if line["message"].startswith("[printer_0] ")]
     assert printed[0]["message"] == "[printer_0] before the fault"
     assert "Fatal Python error: Segmentation fault" in printed[1]["message"]
     lost = [line for line in lines if line["message"].endswith("starting another")]
     assert {line["request_id"] for line in (*printed, *lost)} == {"-"}
+    assert [line["process"] for line in shown if line["message"] == printed[0]["message"]] == ["printer_0"]
 
 
 def test_a_full_disk_behind_standard_output_does_not_stop_the_server(checkpoint: Path) -> None:

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 
+from sluice.log_relay import from_process
+
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 4096
@@ -94,11 +96,13 @@ class PrintedOutput:
 
     def _log_late(self, level: int) -> None:
         if num_left_out := self._num_late - len(self._late):
-            log.log(level, "[%s] %d lines left out: more than %d a second", self._name, num_left_out, 2 * MAX_LINES)
+            text = "[%s] %d lines left out: more than %d a second"
+            log.log(level, text, self._name, num_left_out, 2 * MAX_LINES, extra=from_process(self._name))
         self._log(self._late, level)
         self._late.clear()
         self._num_now = self._num_late = 0
 
     def _log(self, lines: Iterable[bytes], level: int) -> None:
         for line in lines:
-            log.log(level, "[%s] %s", self._name, line.decode(errors="backslashreplace"))
+            text = line.decode(errors="backslashreplace")
+            log.log(level, "[%s] %s", self._name, text, extra=from_process(self._name))

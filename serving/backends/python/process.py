@@ -15,6 +15,7 @@ from serving.backends.python.environments import WorkerLaunch
 from serving.backends.python.output import PrintedOutput
 from serving.backends.python.shared_memory import BatchProgress, create_progress_file
 from sluice.errors import ErrorCode, SluiceError
+from sluice.log_relay import from_process
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class WorkerProcess:
             ):
                 self._on_message(message)
             case frames.LogLine(level, location, text):
-                log.log(level, "[%s %s] %s", self._name, location, text)
+                log.log(level, "[%s %s] %s", self._name, location, text, extra=from_process(self._name))
             case frames.WorkerStarted():
                 if not self._started.done():
                     self._started.set_result(None)

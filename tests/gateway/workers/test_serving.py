@@ -337,6 +337,10 @@ async def test_streams_of_workers_go_on_when_the_engine_is_killed(enduring: Serv
         await asyncio.gather(*(reader.is_under_way.wait() for reader in readers))
         enduring.engine().kill()
         assert await reading == expected
+        logged = await client.get("/v1/admin/logs", params={"level": "error"})
+    lost = [line for line in logged.json()["data"] if line["logger"] == "engine.client.attached"]
+    assert {line["process"] for line in lost} == {"worker-1", "worker-2"}, "the host shows what workers log"
+    assert all("requests wait" in line["message"] and line["request_id"] == "-" for line in lost)
 
 
 async def test_a_model_is_unloaded_after_the_streams_of_the_workers(checkpoint: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ function isMatch(line: Warning, words: string, isError: boolean): boolean {
 }
 
 function asLine(line: Warning): string {
-  return `${asTime(line.time)} ${line.level} ${line.logger} [${line.request_id}] ${line.message}`;
+  return `${asTime(line.time)} ${line.level} ${line.process} ${line.logger} [${line.request_id}] ${line.message}`;
 }
 
 function asTime(seconds: number): string {
