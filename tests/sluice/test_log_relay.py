@@ -11,7 +11,7 @@ import pytest
 
 from gateway.telemetry.log_ring import LogLine, LogRing
 from gateway.telemetry.log_socket import MAX_LINE_BYTES, LogSocket
-from sluice.log_relay import MAX_MESSAGE_CHARS, LogRelay, ProcessLog, about
+from sluice.log_relay import MAX_MESSAGE_CHARS, LogRelay, ProcessLog, about, relay_own_logs
 from sluice.log_repeats import MOST
 from tests.server_process import PATIENCE_S
 
@@ -108,6 +108,20 @@ async def test_what_is_no_line_ends_its_own_connection_alone(caplog: pytest.LogC
         assert (await wait_for(ring, 1))[0].message == "well"
         relay.close()
     assert caplog.text.count("cannot be read") == 2
+
+
+async def test_a_library_with_a_log_of_its_own_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = logging.getLogger("tests.library_with_a_log_of_its_own")
+    monkeypatch.setattr(library, "propagate", False)
+    async with collecting() as ring:
+        relay = LogRelay(ring.socket_name, "engine-7")
+        monkeypatch.setattr(logging.root, "handlers", [*logging.root.handlers, relay])
+        relay_own_logs()
+        relay_own_logs()
+        library.warning("the cache is small")
+        library.removeHandler(relay)
+        relay.close()
+        assert [each.message for each in await wait_for(ring, 1)] == ["the cache is small"]
 
 
 def test_a_process_is_told_how_to_log() -> None:
