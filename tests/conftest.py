@@ -47,6 +47,7 @@ _LONG = {
     "gateway/http/console/test_chat.py",
     "gateway/http/console/test_infer.py",
     "gateway/http/console/test_operator.py",
+    "gateway/http/console/test_pictures.py",
     "gateway/http/console/test_rag.py",
     "gateway/http/streams/test_two_gateways.py",
     "gateway/test_reloading.py",
