@@ -245,6 +245,14 @@ class TenantTokens(msgspec.Struct, frozen=True, array_like=True, gc=False):
     generated: int = 0
 
 
+class BlockHolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A running sequence and its KV blocks: how many it has, and the most that it may need."""
+
+    request_id: str
+    num_blocks: int
+    num_worst_case: int
+
+
 class BlockMap(msgspec.Struct, frozen=True, array_like=True):
     """The states of the KV blocks, a byte for each cell of `blocks_per_cell` blocks (`engine.kv_cache.BlockState`).
     A cell of several blocks has the state that most of those have that are not free."""
@@ -253,6 +261,16 @@ class BlockMap(msgspec.Struct, frozen=True, array_like=True):
     blocks_per_cell: int
     num_shared: int
     """Blocks that several sequences hold."""
+    owners: bytes = b""
+    """A byte for each cell, which tells of the first of its blocks that has its state: 0 for nobody, n for the n-th of
+    `holders` (a shared block has one of those that hold it), `OTHER_HOLDER` for a sequence beyond the list, `RESERVED`
+    for a free block that is among the next to be handed out, as many as running sequences have still reserved."""
+    holders: list[BlockHolder] = []
+    """The sequences with the most blocks."""
+
+
+OTHER_HOLDER, RESERVED = 254, 255
+"""Numbers in `BlockMap.owners` that stand for no single sequence."""
 
 
 class EngineView(msgspec.Struct, frozen=True, array_like=True, tag="view"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import IntEnum
+from itertools import islice
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -151,6 +152,15 @@ class KvCacheManager:
         states[self.pool.cached_numbers()] = BlockState.CACHED
         return states
 
+    def block_owners(self, numbers: dict[int, int]) -> NDArray[np.uint8]:
+        """Return the owner of each block, [num_blocks] uint8: what `numbers` has for the row of its table, 0 for none.
+        A block that several sequences share has one of them."""
+        by_row = np.zeros(self.tables.num_rows, np.uint8)
+        by_row[list(numbers.keys())] = list(numbers.values())
+        owners = np.zeros(self.pool.num_blocks, np.uint8)
+        owners[self.tables.all_blocks()] = np.repeat(by_row, self.tables.counts())
+        return owners
+
     def check(self, running: Collection[Sequence]) -> None:
         """Assert that the reference counts match the block tables of the running sequences."""
         self.pool.check()
@@ -250,6 +260,11 @@ class BlockPool:
         """Return the numbers of the free blocks in the index."""
         return np.fromiter(self._cached, np.int64, len(self._cached))
 
+    def next_blocks(self, count: int) -> list[int]:
+        """Return the free blocks that are allocated next, at most `count`."""
+        empty = list(reversed(self._empty[max(0, len(self._empty) - count) :]))
+        return [*empty, *islice(self._cached, count - len(empty))]
+
     def find(self, hashes: Iterable[BlockHash]) -> list[int]:
         """Return the blocks of the longest indexed beginning of the chain `hashes`."""
         found: list[int] = []
@@ -333,6 +348,14 @@ class BlockTables:
         self._rows = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)
         self._counts = np.zeros(max_num_seqs, np.int32)
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._counts)
+
+    def counts(self) -> NDArray[np.int32]:
+        """Return how many blocks each row has, in their order in `all_blocks`."""
+        return self._counts
 
     def open(self) -> int:
         """Return an empty row for a sequence that starts to run."""

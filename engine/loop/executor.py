@@ -195,7 +195,8 @@ class InflightExecutor:
 
     def view(self, question: AskView) -> EngineView:
         """Answer who watches. To be called between steps, or while the engine handles commands."""
-        return msgspec.structs.replace(self._work.view(question), block_map=draw_block_map(self.kv))
+        drawn = draw_block_map(self.kv, self._running.values(), self._num_reserved_blocks())
+        return msgspec.structs.replace(self._work.view(question), block_map=drawn)
 
     def check_invariants(self) -> None:
         """Assert that blocks, sequences and counters are consistent. For tests, and cheap enough for an idle engine."""

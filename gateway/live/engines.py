@@ -216,4 +216,6 @@ def _blocks(stats: EngineStats, info: EngineInfo | None, drawn: BlockMap | None)
 def _block_map(drawn: BlockMap | None) -> BlockMapPart | None:
     if drawn is None or not drawn.cells:
         return None
-    return BlockMapPart(b64encode(drawn.cells).decode(), len(drawn.cells), drawn.blocks_per_cell)
+    cells, owners = b64encode(drawn.cells).decode(), b64encode(drawn.owners).decode()
+    holders = [(each.request_id, each.num_blocks, each.num_worst_case) for each in drawn.holders]
+    return BlockMapPart(cells, len(drawn.cells), drawn.blocks_per_cell, owners, holders)

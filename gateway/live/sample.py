@@ -67,12 +67,18 @@ class BlocksPart(msgspec.Struct, frozen=True):
     free: int
 
 
+HolderRow = tuple[str, int, int]
+"""A sequence's request id, its blocks, and the most that it may need."""
+
+
 class BlockMapPart(msgspec.Struct, frozen=True):
-    """The states of the blocks: `cells` is base64 of a byte a cell."""
+    """The states and the owners of the blocks: `cells` and `owners` are base64 of a byte a cell."""
 
     cells: str
     num_cells: int
     blocks_per_cell: int
+    owners: str
+    holders: list[HolderRow]
 
 
 StepRow = tuple[float, float, int, int, int]

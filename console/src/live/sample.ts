@@ -85,7 +85,14 @@ export interface BlockMap {
   cells: string;
   blocks_per_cell: number;
   num_cells: number;
+  /** Base64 of one byte a cell: 0 nobody, n the n-th holder, 254 a sequence that is not listed, 255 reserved. */
+  owners: string;
+  /** The running sequences with the most blocks. */
+  holders: Holder[];
 }
+
+/** A request's id, its blocks, and the most that it may need. */
+export type Holder = [string, number, number];
 
 /** When the step ended, how many milliseconds it took, its prefill tokens, decode tokens and sequences. */
 export type Step = [number, number, number, number, number];

@@ -10,10 +10,12 @@ export interface CanvasProps {
   draw: (context: CanvasRenderingContext2D, width: number, height: number) => void;
   /** Returns what is at a point, for the line under the picture; "" for nothing. */
   describe?: (x: number, y: number, width: number) => string;
+  /** Called with the point of a click. */
+  onPick?: (x: number, y: number, width: number) => void;
 }
 
 /** A picture as wide as its place, drawn again with each change of its place, its theme or what it shows. */
-export function Canvas({ label, height, draw, describe }: CanvasProps) {
+export function Canvas({ label, height, draw, describe, onPick }: CanvasProps) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [width, setWidth] = useState(0);
   const [point, setPoint] = useState<[number, number] | null>(null);
@@ -37,6 +39,7 @@ export function Canvas({ label, height, draw, describe }: CanvasProps) {
         aria-label={label}
         onPointerMove={describe && follow}
         onPointerLeave={() => setPoint(null)}
+        onClick={onPick && ((event) => onPick(event.offsetX, event.offsetY, width))}
       />
       {describe && <p class="drawing-line">{(point && describe(...point, width)) || "\u00a0"}</p>}
     </div>

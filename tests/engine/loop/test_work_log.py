@@ -1,14 +1,10 @@
-"""What an engine records while somebody watches: steps, waits, tokens of tenants, and the picture of its blocks."""
+"""What an engine records while somebody watches: steps, waits and tokens of tenants."""
 
 from pytest import MonkeyPatch
 
-from engine.blocks import BlockHash
 from engine.frames import AskView, TenantTokens
-from engine.kv_cache import BlockState, KvCacheManager
 from engine.loop import work_log
-from engine.loop.block_map import draw_block_map
 from engine.loop.work_log import OTHERS, WorkLog
-from engine.types import EngineInfo
 
 
 class Clock:
@@ -59,59 +55,3 @@ def test_further_tenants_count_together(monkeypatch: MonkeyPatch) -> None:
         "b": TenantTokens(0, 1),
         OTHERS: TenantTokens(0, 2),
     }
-
-
-def make_cache(num_blocks: int) -> KvCacheManager:
-    """Make a cache for two sequences."""
-    info = EngineInfo(
-        runtime="openvino",
-        model_type="",
-        dtype="",
-        vocab_size=8,
-        eos_token_ids=(),
-        max_model_len=num_blocks,
-        block_size=1,
-        num_blocks=num_blocks,
-        max_num_seqs=2,
-        max_num_batched_tokens=8,
-        load_seconds=0.0,
-    )
-    return KvCacheManager(info, is_prefix_caching=True)
-
-
-def hold(kv: KvCacheManager, row: int, count: int) -> list[int]:
-    blocks = kv.pool.allocate(count)
-    kv.tables.append(row, blocks)
-    return blocks
-
-
-def test_the_map_shows_each_block() -> None:
-    kv = make_cache(8)
-    assert set(draw_block_map(kv).cells) == {BlockState.FREE}
-    [cached] = kv.pool.allocate(1)
-    kv.pool.index(cached, BlockHash(b"1" * 16))
-    kv.pool.release([cached])
-    first, second = kv.tables.open(), kv.tables.open()
-    owned, shared = hold(kv, first, 2)
-    kv.pool.share([shared])
-    kv.tables.append(second, [shared])
-    drawn = draw_block_map(kv)
-    assert drawn.blocks_per_cell == 1 and drawn.num_shared == 1
-    states = dict(enumerate(drawn.cells))
-    assert states.pop(cached) == BlockState.CACHED and states.pop(shared) == BlockState.SHARED
-    assert states.pop(owned) == BlockState.OWNED
-    assert set(states.values()) == {BlockState.FREE} and len(states) == 5
-
-
-def test_a_cell_of_several_blocks_shows_what_is_in_them() -> None:
-    kv = make_cache(7)
-    row = kv.tables.open()
-    hold(kv, row, 1)  # blocks are handed out from the first on
-    drawn = draw_block_map(kv, max_cells=3)
-    assert drawn.blocks_per_cell == 3
-    assert list(drawn.cells) == [BlockState.OWNED, BlockState.FREE, BlockState.FREE], "one of three is held"
-    [shared] = hold(kv, row, 1)
-    kv.tables.append(kv.tables.open(), [shared])
-    assert list(draw_block_map(kv, max_cells=3).cells) == [3, 0, 0], "of two as frequent states the higher one"
-    hold(kv, row, 1)
-    assert list(draw_block_map(kv, max_cells=3).cells) == [2, 0, 0], "two are owned, one is shared"

@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from engine.frames import OTHER_HOLDER, RESERVED
 from engine.kv_cache import BlockState
 from gateway.access.identity import RouteGroup
 from gateway.http.access import find_place
@@ -67,7 +68,8 @@ def seen(server: ServerProcess) -> dict[str, Any]:
     with server.client() as client, generating(client, 3):
         for sample in samples_of(client):
             [engine] = sample["engines"]
-            if engine["steps"] and sample["sequences"]["total"] == 3 and sample["throughput"]["running"] == 3:
+            is_running = sample["sequences"]["total"] == sample["throughput"]["running"] == 3
+            if engine["steps"] and is_running and len(engine["block_map"]["holders"]) == 3:
                 return sample
     raise AssertionError("the stream has ended")
 
@@ -90,6 +92,11 @@ def test_the_engine_and_its_blocks_are_seen(seen: dict[str, Any], server: Server
     cells = base64.b64decode(drawn.cells)
     assert len(cells) == drawn.num_cells == -(-blocks.total // drawn.blocks_per_cell)
     assert any(cell >= BlockState.OWNED for cell in cells)
+    owners = base64.b64decode(drawn.owners)
+    assert len(owners) == drawn.num_cells and set(owners) <= {0, 1, 2, 3, OTHER_HOLDER, RESERVED}
+    assert all(bool(owner) or cell < BlockState.OWNED for cell, owner in zip(cells, owners, strict=True))
+    assert {each[0] for each in drawn.holders} == {each["request_id"] for each in seen["sequences"]["items"]}
+    assert all(0 < num_blocks <= num_worst_case for _, num_blocks, num_worst_case in drawn.holders)
     assert blocks.used + blocks.free == blocks.total and blocks.reserved >= blocks.used > 0
 
 

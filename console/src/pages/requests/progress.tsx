@@ -1,3 +1,4 @@
+import { sequenceColor } from "../../live/colors";
 import type { Sequence } from "../../live/sample";
 import { count } from "../../ui/format";
 import { Meter } from "../../ui/layout";
@@ -11,6 +12,7 @@ export function Progress({ sequence, isBare }: { sequence: Sequence; isBare?: bo
         <span class="soft" title={sequence.request_id}>
           {!isBare && (
             <>
+              <i class="swatch" style={{ background: sequenceColor(sequence.request_id) }} />{" "}
               <span class="mono">{sequence.request_id.slice(-8)}</span> {sequence.tenant}
             </>
           )}

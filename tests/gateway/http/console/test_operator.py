@@ -82,6 +82,9 @@ def test_tokens_are_seen_to_flow(console_server: ServerProcess, console: Console
         page = console.show("engines", MODEL)
         expect(page.get_by_role("img", name=matching(r"[1-9]\d* owned"))).to_be_visible()
         expect(page.get_by_role("img", name=matching("^Map of"))).to_be_visible()
+        holder = page.get_by_role("group", name="Sequences by their blocks").get_by_role("button", name="flow").first
+        holder.click()
+        expect(page.get_by_role("link", name="Its timeline")).to_have_attribute("href", "#/timelines/flow")
         expect(page.get_by_role("img", name=matching(r"The last [1-9]\d* steps"))).to_be_visible()
         expect(page.get_by_role("progressbar", name="Tokens of flow").first).to_be_visible()
 
