@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from engine.client.counters import NO_STATS
-from engine.histograms import EngineHistograms
+from engine.loop.recorder import Step, WorkRecorder
 from engine.types import EngineInfo, FinishReason
 from gateway.options.goodput import GoodputTargets
 from gateway.options.telemetry import ALIAS_FAMILIES
@@ -55,9 +55,9 @@ class _Engines(Collector):
     """Collects the families of so many engines."""
 
     def __init__(self, names: list[str]) -> None:
-        histograms = EngineHistograms()
-        histograms.add_step(0.01, 3, 40)
-        stats = msgspec.structs.replace(NO_STATS, num_running=3, steps_total=9, histograms=histograms.packed())
+        recorder = WorkRecorder()
+        recorder.record_step(Step(3, 3, 37, 40, 0.01, 0.009))
+        stats = msgspec.structs.replace(NO_STATS, num_running=3, steps_total=9, histograms=recorder.histograms())
         engine = SimpleNamespace(
             stats=stats,
             num_restarts=0,

@@ -4,8 +4,6 @@ All counts and sums are one flat array of float64, which frames carry as bytes: 
 than one with a list of numbers, and arrays of several engines are added element by element.
 """
 
-from array import array
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,38 +30,9 @@ PREFILL_SECONDS = EngineHistogram("prefill_seconds", _WAIT_SECONDS)
 HISTOGRAMS = (STEP_SECONDS, STEP_SEQUENCES, STEP_TOKENS, QUEUE_SECONDS, PREFILL_SECONDS)
 _WIDTHS = [len(each.bounds) + 2 for each in HISTOGRAMS]
 """Each distribution's elements: a count for each bound, one for what is above them, and the sum of the values."""
-_STARTS = dict(zip(HISTOGRAMS, (sum(_WIDTHS[:n]) for n in range(len(_WIDTHS))), strict=True))
-_SIZE = sum(_WIDTHS)
-
-
-class EngineHistograms:
-    """The distributions of one engine. Only its loop writes to them."""
-
-    def __init__(self) -> None:
-        self._elements = array("d", [0.0] * _SIZE)
-
-    def add_step(self, seconds: float, num_seqs: int, num_tokens: int) -> None:
-        """Count a step that ran `num_tokens` tokens of `num_seqs` sequences."""
-        self._add(STEP_SECONDS, seconds)
-        self._add(STEP_SEQUENCES, num_seqs)
-        self._add(STEP_TOKENS, num_tokens)
-
-    def add_wait(self, seconds: float) -> None:
-        """Count the time from a sequence's submission to its admission."""
-        self._add(QUEUE_SECONDS, seconds)
-
-    def add_prefill(self, seconds: float) -> None:
-        """Count the time from a sequence's admission to its first token."""
-        self._add(PREFILL_SECONDS, seconds)
-
-    def _add(self, histogram: EngineHistogram, value: float) -> None:
-        start, bounds = _STARTS[histogram], histogram.bounds
-        self._elements[start + bisect_left(bounds, value)] += 1.0
-        self._elements[start + len(bounds) + 1] += value
-
-    def packed(self) -> bytes:
-        """Return the counts so far, as `EngineStats.histograms` has them."""
-        return self._elements.tobytes()
+STARTS = dict(zip(HISTOGRAMS, (sum(_WIDTHS[:n]) for n in range(len(_WIDTHS))), strict=True))
+"""The place of each distribution's first element."""
+SIZE = sum(_WIDTHS)
 
 
 class Distribution(NamedTuple):
@@ -78,7 +47,7 @@ def unpack(packed: bytes) -> list[Distribution]:
     """Return the distributions of packed counts; all 0 where there are none, or where they are another version's."""
     elements = _elements(packed).tolist()
     found = []
-    for each, start in _STARTS.items():
+    for each, start in STARTS.items():
         end = start + len(each.bounds) + 1
         found.append(Distribution(each, elements[start:end], elements[end]))
     return found
@@ -93,4 +62,4 @@ def add_packed(one: bytes, other: bytes) -> bytes:
 
 def _elements(packed: bytes) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
     found = np.frombuffer(packed, np.float64)
-    return found if len(found) == _SIZE else np.zeros(_SIZE)
+    return found if len(found) == SIZE else np.zeros(SIZE)

@@ -56,7 +56,8 @@ class Trial:
         self._clock = clock
         self._executor = InflightExecutor(runner, config, self, self._take, clock.now)
         # The executor keeps only sums of predictions and waits.
-        self._executor._intake = _RecordingIntake(self, self._executor.info, config, clock.now)
+        intake = _RecordingIntake(self, self._executor.info, config, clock.now)
+        self._executor._intake = self._executor._sequences._intake = intake
         self.outcomes: list[Outcome] = []
         self._due: list[tuple[float, int, Command]] = []
         self._num_open = 0

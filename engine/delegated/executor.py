@@ -142,13 +142,13 @@ class DelegatedExecutor:
             predicted_wait_s=self._predicted_wait_s,
             **self._admission.stats(started),
             iteration=self._recorder.iteration,
-            histograms=self._recorder.histograms.packed(),
+            histograms=self._recorder.histograms(),
             **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )
 
     def view(self, question: AskView) -> EngineView:
         """Answer who watches."""
-        return self._recorder.work.view(question)
+        return self._recorder.view(question)
 
     # -- one turn: obey commands, check deadlines, admit, emit
 
@@ -324,9 +324,7 @@ class DelegatedExecutor:
             sequence.is_in_flight = True
             sequence.queue_s = now - sequence.submitted_at
             self._admission.forecast.record_wait(sequence, sequence.queue_s)
-            self._recorder.histograms.add_wait(sequence.queue_s)
-            if self._recorder.work.is_on:
-                self._recorder.work.record_wait(sequence.queue_s)
+            self._recorder.record_wait(sequence.queue_s)
             self._deadlines.add(sequence.stream_id, sequence.deadline)
             self._in_flight.submit(sequence)
 
@@ -372,7 +370,7 @@ class DelegatedExecutor:
         if sequence.has_images and not sequence.has_begun:
             detail = msgspec.structs.replace(detail or EventDetail(), num_prompt_tokens=sequence.num_prompt)
         if delta.token_ids:
-            self._recorder.record_tokens(sequence, len(delta.token_ids), self._clock())
+            self._recorder.record_output(sequence, len(delta.token_ids), self._clock())
             sequence.num_output += len(delta.token_ids)
             self._charge(sequence, CHARGED_TOKENS)
         if delta.detail is not None and delta.detail.num_cached_tokens is not None:
@@ -412,8 +410,7 @@ class DelegatedExecutor:
         fresh = sequence.num_output - sequence.num_charged
         if fresh >= at_least:
             self._admission.queue.charge(sequence, fresh)
-            if self._recorder.work.is_on:
-                self._recorder.work.record_tokens(sequence.tenant, 0, fresh)
+            self._recorder.record_tokens(sequence.tenant, 0, fresh)
             sequence.num_charged = sequence.num_output
 
     def _dismiss(self, sequence: DelegatedSequence) -> None:

@@ -7,24 +7,20 @@ from collections.abc import Collection
 from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import Iteration
 from engine.forecast.wait import WaitForecast
-from engine.histograms import EngineHistograms
-from engine.loop.step import Counters
-from engine.loop.work_log import WorkLog
+from engine.loop.recorder import Step, WorkRecorder
 from engine.types import EngineInfo, IterationStats
 
 SILENCE_S = 5.0
 """Without statistics for so long while something runs, there are none."""
 
 
-class StatisticsRecorder:
-    """Counts the work done and teaches the forecast how long steps take. Written by the executor, on its loop."""
+class StatisticsRecorder(WorkRecorder):
+    """Records the work done and teaches the forecast how long steps take. Written by the executor, on its loop."""
 
     def __init__(self, info: EngineInfo, forecast: WaitForecast, iteration: IterationStats | None, now: float) -> None:
         """`iteration` is one that ran before."""
-        self.counters = Counters()
-        self.histograms = EngineHistograms()
+        super().__init__()
         self.iteration = iteration
-        self.work = WorkLog()
         self.num_cached_blocks = 0
         """Blocks that hold a prefix which requests could reuse."""
         self._last_iteration_at = -math.inf if iteration is None else now
@@ -34,16 +30,16 @@ class StatisticsRecorder:
 
     # -- from responses
 
-    def record_tokens(self, sequence: DelegatedSequence, num_tokens: int, now: float) -> None:
+    def record_output(self, sequence: DelegatedSequence, num_tokens: int, now: float) -> None:
         """Count tokens that a response brought; `sequence` does not count them yet."""
         num_prefill = sequence.num_tokens if sequence.num_tokens_left > 1 else 0
         self.counters.generation_tokens += num_tokens
         if sequence.num_output == 0:
-            self.histograms.add_prefill(now - sequence.submitted_at - sequence.queue_s)
+            self.record_prefill(now - sequence.submitted_at - sequence.queue_s)
         step = self._estimator.observe(sequence.stream_id, num_prefill, now)
         if step is not None and not self.has_iterations(now):
             num_seqs, num_prefill, seconds = step
-            self._record_step(num_seqs, num_prefill, num_seqs, seconds)
+            self._take_step(num_seqs, num_prefill, num_seqs, seconds)
 
     def record_prompt(self, sequence: DelegatedSequence, num_cached: int) -> None:
         """Count a prompt of which `num_cached` tokens needed no computing. Runtimes tell it early, late or never."""
@@ -51,8 +47,7 @@ class StatisticsRecorder:
         self.counters.cached_tokens += num_cached
         self._forecast.observe_prompt(sequence.num_prompt, num_cached)
         self.counters.prompt_tokens += sequence.num_prompt - num_cached
-        if self.work.is_on:
-            self.work.record_tokens(sequence.tenant, sequence.num_prompt - num_cached, 0)
+        self.record_tokens(sequence.tenant, sequence.num_prompt - num_cached, 0)
 
     def on_busy(self, now: float) -> None:
         """The runtime has something to do again."""
@@ -78,15 +73,13 @@ class StatisticsRecorder:
         num_decoding = stats.num_generation or 0
         num_seqs = (stats.num_context or 0) + num_decoding
         if num_seqs:
-            self._record_step(num_seqs, stats.context_tokens or 0, num_decoding, iteration.seconds)
+            self._take_step(num_seqs, stats.context_tokens or 0, num_decoding, iteration.seconds)
 
-    def _record_step(self, num_seqs: int, num_prefill: int, num_decode: int, seconds: float) -> None:
+    def _take_step(self, num_seqs: int, num_prefill: int, num_decode: int, seconds: float) -> None:
         self.counters.steps += 1
         self.counters.runner_seconds += seconds
-        self.histograms.add_step(seconds, num_seqs, num_prefill + num_decode)
+        self.record_step(Step(num_seqs, num_decode, num_prefill, num_prefill + num_decode, seconds, seconds))
         self._forecast.observe_step(num_seqs, num_prefill, seconds)
-        if self.work.is_on:
-            self.work.record_step(seconds, num_prefill, num_decode, num_seqs)
 
     def blocks_used(self, in_flight: Collection[DelegatedSequence]) -> int:
         """Return the blocks in use by the last iteration, else an estimate from the requests in flight."""

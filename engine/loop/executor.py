@@ -2,7 +2,6 @@
 block tables and the free list. Other threads send commands."""
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -26,7 +25,6 @@ from engine.frames import (
     UnloadAdapter,
     request_failed,
 )
-from engine.histograms import EngineHistograms
 from engine.kv_cache import KvCacheManager
 from engine.kv_tiers.peers import BlockExchange
 from engine.kv_tiers.returns import PrefixReturns, copy_seconds
@@ -36,18 +34,17 @@ from engine.loop.block_map import draw_block_map
 from engine.loop.handover import make_handover
 from engine.loop.intake import Intake
 from engine.loop.load import engine_info, make_drafter
-from engine.loop.step import BuiltBatch, Counters, build_batch, commit_tokens, observe_drafts, record_prompt, take_event
-from engine.loop.step_marks import StepMarks
-from engine.loop.work_log import WorkLog
+from engine.loop.recorder import StepRecorder
+from engine.loop.sequences import RunningSequences
+from engine.loop.step import BuiltBatch, build_batch, commit_tokens, observe_drafts, record_prompt
 from engine.runners.base import FloatArray, Runner
 from engine.sampling.cores import Cores
-from engine.scheduling.admission import deadline_error
 from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import StepLimits, find_policy
-from engine.sequence import NO_ROW, Sequence
+from engine.sequence import Sequence
 from engine.speculation.drafter import TokenPrices
-from engine.types import EngineStats, FinishReason, RequestFailed, TokenEvent
-from sluice.errors import ErrorCode, SluiceError
+from engine.types import EngineStats
+from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +53,6 @@ HEARTBEAT_S = 0.5
 
 MAX_COMMANDS = 32
 """Most commands handled at once; a submit takes about a tenth of a millisecond."""
-
-CHARGED_TOKENS = 16
-"""Output is charged to its tenant in pieces of this size: one by one it would take a tenth of the step's own time."""
 
 POLL_S = 0.002
 """Wait for commands of a loop that has nothing to run while a grammar is compiled or an adapter is read."""
@@ -101,28 +95,22 @@ class InflightExecutor:
         tiers = make_tiers(runner, config, None if self._handover is None else self._handover.peers)
         is_caching, has_tiers = config.enable_prefix_caching, tiers is not None
         self.kv = KvCacheManager(self.info, is_prefix_caching=is_caching, has_tiers=has_tiers)
+        self._recorder = StepRecorder(clock)
+        drafter = make_drafter(config, self.kv, draft_runner)
         self._intake = Intake(self.info, config, clock)
+        self._sequences = RunningSequences(self._intake, self.kv, self._recorder, clock, drafter)
+        self._running = self._sequences.running
         self._returns = None if tiers is None else self._make_returns(tiers)
         if self._handover is not None:
             self._handover.offer(self.kv.pool)
             self.info = msgspec.structs.replace(self.info, block_identity=self._handover.identity)
-        self._drafter = make_drafter(config, self.kv, draft_runner)
         self._predicted_wait_s = self._last_prediction = 0.0
         self._cores = Cores(config.num_threads)
-        self._running: dict[int, Sequence] = {}
         self._inbox: deque[Command] = deque()
-        self._events: list[TokenEvent] = []
-        self._failures: list[RequestFailed] = []
-        self._counters = Counters()
-        self._work = WorkLog(clock)
-        self._histograms = EngineHistograms()
         self._is_shut_down = False
         self._is_stalled = False
         """Whether the last step had nothing to run."""
         self._last_emit = 0.0
-        self._marks = StepMarks(clock)
-        self._run_began = self._run_ended = 0.0
-        """When the runner began the last batch, and when it was done."""
 
     def _make_returns(self, tiers: KvTiers) -> PrefixReturns:
         return PrefixReturns(tiers, self.kv, self._policy, self.info, self._intake.forecast.pace, self._clock)
@@ -144,37 +132,29 @@ class InflightExecutor:
     def step(self) -> None:
         """Wait for work if there is none, then run one batch and emit its events."""
         commands = self._drain(self._idle_wait_s())
-        started, runner_before = self._clock(), self._counters.runner_seconds
-        self._marks.begin(started)
+        started = self._clock()
+        self._recorder.begin(started)
         self._handle(commands)
-        self._expire(started)
+        self._sequences.expire(started)
         self._enqueue_compiled()
-        self._marks.mark("intake")
+        self._recorder.mark("intake")
         if self._adapters.is_changing:
             self._change_adapters()
         if self._handover is not None and self._handover.is_sending:
             self._handover.send(copy_seconds(self._running.values()))
         plan = self._plan()
-        self._marks.mark("plan")
+        self._recorder.mark("plan")
         self._intake.note_admitted(candidate.sequence for candidate in plan.admitted)
         if not plan.is_empty:
             self._run_plan(plan)
         self._is_stalled = plan.is_empty
         self._emit_frame()
         if not plan.is_empty:
-            self._marks.mark("emit")
-            self._marks.end(plan, len(self._running), len(self._intake))
-            runner_seconds = self._counters.runner_seconds - runner_before
-            overhead_seconds = self._clock() - started - runner_seconds
-            self._counters.overhead_seconds += overhead_seconds
-            num_prefill = sum(chunk.num_tokens for chunk in plan.prefill)
-            num_seqs, step_seconds = len(plan.decode) + len(plan.prefill), runner_seconds + overhead_seconds
-            self._intake.forecast.observe_step(num_seqs, num_prefill, step_seconds)
-            num_tokens = num_prefill + len(plan.decode) + sum(plan.num_drafts)
-            self._histograms.add_step(step_seconds, num_seqs, num_tokens)
-            self._intake.forecast.pace.observe(num_prefill, runner_seconds)
-            if self._work.is_on:
-                self._work.record_step(step_seconds, num_prefill, len(plan.decode), num_seqs)
+            self._recorder.mark("emit")
+            step = self._recorder.end(plan, len(self._running), len(self._intake))
+            forecast = self._intake.forecast
+            forecast.observe_step(step.num_seqs, step.num_prefill, step.seconds)
+            forecast.pace.observe(step.num_prefill, step.runner_seconds)
 
     def stats(self) -> EngineStats:
         pool = self.kv.pool
@@ -183,20 +163,20 @@ class InflightExecutor:
             num_waiting=len(self._intake),
             num_blocks_used=pool.num_used,
             num_blocks_free=pool.num_free,
-            num_blocks_reserved=self._num_reserved_blocks(),
+            num_blocks_reserved=self._sequences.num_reserved_blocks,
             num_blocks_cached=pool.num_cached,
             predicted_wait_s=self._predicted_wait_s,
             kv_tiers=None if self._returns is None else self._returns.tiers.stats(),
             handover=None if self._handover is None else self._handover.stats(),
-            histograms=self._histograms.packed(),
+            histograms=self._recorder.histograms(),
             **self._intake.stats(len(self._running)),
-            **self._counters.totals(),  # type: ignore[arg-type]
+            **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )
 
     def view(self, question: AskView) -> EngineView:
         """Answer who watches. To be called between steps, or while the engine handles commands."""
-        drawn = draw_block_map(self.kv, self._running.values(), self._num_reserved_blocks())
-        return msgspec.structs.replace(self._work.view(question), block_map=drawn)
+        drawn = draw_block_map(self.kv, self._running.values(), self._sequences.num_reserved_blocks)
+        return msgspec.structs.replace(self._recorder.view(question), block_map=drawn)
 
     def check_invariants(self) -> None:
         """Assert that blocks, sequences and counters are consistent. For tests, and cheap enough for an idle engine."""
@@ -205,7 +185,8 @@ class InflightExecutor:
         assert len(running) <= self._config.max_num_seqs
         if self._policy.reserves_worst_case:
             assert self.stats().num_blocks_reserved <= self.info.num_blocks, "over-committed"
-            assert self._counters.preemptions == self._counters.recomputed_tokens == 0
+            counters = self._recorder.counters
+            assert counters.preemptions == counters.recomputed_tokens == 0
 
     # -- commands
 
@@ -228,26 +209,26 @@ class InflightExecutor:
                 case Submit():
                     self._submit(command)
                 case Cancel():
-                    self._cancel(command.stream_id)
+                    self._sequences.cancel(command.stream_id)
                 case LoadAdapter() | UnloadAdapter():
                     self._adapters.begin(command)
                 case FetchBlocks() if self._handover is not None:
                     self._handover.answer(command)
                 case Profile(seconds):
-                    self._marks.record(seconds)
+                    self._recorder.profile(seconds)
                 case Shutdown():
                     self._is_shut_down = True
                     for sequence in [*self._running.values(), *self._intake]:
-                        self._cancel(sequence.stream_id)
+                        self._sequences.cancel(sequence.stream_id)
 
     def _submit(self, command: Submit) -> None:
-        free_blocks = self.info.num_blocks - self._num_reserved_blocks()
+        free_blocks = self.info.num_blocks - self._sequences.num_reserved_blocks
         name = command.request.adapter
         adapter = self._adapters.number_and_digest(name) if name else (0, "")
         try:
             self._intake.submit(command, self._running.values(), free_blocks, self._clock(), adapter)
         except SluiceError as error:
-            self._failures.append(request_failed(command.stream_id, error))
+            self._sequences.failures.append(request_failed(command.stream_id, error))
             return
         sequence = self._intake.get(command.stream_id)
         if command.source is not None and self._handover is not None and sequence is not None:
@@ -261,60 +242,39 @@ class InflightExecutor:
             self.info = msgspec.structs.replace(self.info, **self._adapters.facts())
             self._intake.use(self.info)
 
-    def _num_reserved_blocks(self) -> int:
-        """Return how many blocks running sequences use or may still need. A shared block counts once."""
-        missing = sum(s.worst_case_blocks - s.num_allocated_blocks for s in self._running.values())
-        return self.kv.pool.num_used + missing
-
-    def _cancel(self, stream_id: int) -> None:
-        sequence = self._running.get(stream_id) or self._intake.get(stream_id)
-        if sequence is not None:
-            if stream_id in self._running:  # a stop string cancels too, so this is an ending like any other
-                self._intake.forecast.observe_end(sequence, is_cancelled=True)
-            else:
-                self._intake.forecast.observe_leaving(sequence, self._clock() - sequence.submitted_at)
-            self._finish(sequence, FinishReason.CANCELLED)
-
     def _enqueue_compiled(self) -> None:
         if self._intake.is_compiling:
             for sequence, error in self._intake.enqueue_compiled():
-                self._fail(sequence, error)
-
-    def _expire(self, now: float) -> None:
-        """Fail the sequences that are past a deadline."""
-        running = [sequence for sequence in self._running.values() if now >= sequence.deadline]
-        for sequence in [*self._intake.expired(now), *running]:
-            self._counters.timeouts += 1
-            self._fail(sequence, deadline_error(sequence, now))
+                self._sequences.fail(sequence, error)
 
     # -- one step
 
     def _plan(self) -> StepPlan[Sequence]:
         running = list(self._running.values())
-        if self._drafter is not None:
+        if self._sequences.drafter is not None:
             self._draft(running)
         max_seqs, max_tokens = self._config.max_num_seqs, self._config.max_num_batched_tokens
         beside, alone = self._intake.forecast.pace.max_prefill_tokens()
         if self._returns is not None:
             self._returns.bring_back(self._intake.queue, running)
-        num_free, may_have_drafts = self.kv.pool.num_free, self._drafter is not None
+        num_free, may_have_drafts = self.kv.pool.num_free, self._sequences.drafter is not None
         limits = StepLimits(max_seqs, max_tokens, num_free, beside, alone, may_have_drafts)
         waiting = self.kv.candidates(self._intake.queue, running)
         return plan_step(running, waiting, limits, self._policy, self.kv.num_private_blocks)
 
     def _draft(self, running: list[Sequence]) -> None:
         """Propose drafts for decoding sequences, unless the blocks for them could force a preemption."""
-        assert self._drafter is not None
+        assert self._sequences.drafter is not None
         decoding = [sequence for sequence in running if sequence.num_tokens_left == 1]
         max_blocks = blocks_for(self._config.num_speculative_tokens, self.info.block_size) + 1
         has_blocks = self._policy.reserves_worst_case or self.kv.pool.num_free >= max_blocks * len(running)
         if not decoding or not has_blocks:
             return
         try:
-            self._drafter.propose(decoding, TokenPrices(*self._intake.forecast.token_prices(len(running))))
+            self._sequences.drafter.propose(decoding, TokenPrices(*self._intake.forecast.token_prices(len(running))))
         except Exception:
             log.exception("drafting failed; there is no speculation from here on")
-            self._drafter = None
+            self._sequences.drafter = None
             for sequence in decoding:
                 sequence.drafts = []
 
@@ -325,22 +285,22 @@ class InflightExecutor:
             for sequence in built.sampling:
                 if sequence.sampling.constraint is not None:
                     sequence.sampling.constraint.prepare()
-            self._marks.mark("build")
+            self._recorder.mark("build")
             logits = self._run_batch(built)
-            self._marks.mark("run")
+            self._recorder.mark("run")
             self._handle(self._drain(0.0))
             self._commit(plan, built, logits)
-            self._marks.mark("commit")
+            self._recorder.mark("commit")
         except Exception:
-            log.exception("step %d failed; its sequences end in an error", self._counters.steps)
-            self._fail_step(plan)
+            log.exception("step %d failed; its sequences end in an error", self._recorder.counters.steps)
+            self._sequences.fail_step(plan)
 
     def _apply(self, plan: StepPlan[Sequence]) -> None:
         for sequence in plan.preempted:
-            self._preempt(sequence)
+            self._sequences.preempt(sequence)
         for candidate in plan.admitted:
             self.kv.start(candidate)
-            self._start(candidate.sequence)
+            self._sequences.start(candidate.sequence)
         self.kv.allocate_next(plan.decode)
         for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=False):
             self.kv.allocate(sequence, sequence.num_computed + 1 + num_drafts)
@@ -350,146 +310,43 @@ class InflightExecutor:
             num_prefill = sum(chunk.num_tokens for chunk in plan.prefill)
             self._returns.keep_reclaimed(num_prefill, is_decoding=bool(plan.decode))
 
-    def _start(self, sequence: Sequence) -> None:
-        self._intake.queue.admit(sequence)
-        self._running[sequence.stream_id] = sequence
-        if sequence.was_preempted:
-            if sequence.timing is not None:
-                sequence.timing.resume(self._clock())
-            self._counters.recomputed_tokens += max(sequence.num_discarded - sequence.num_computed, 0)
-            return
-        if not sequence.has_sampling:
-            sequence.start_sampling(self.info.vocab_size, None)
-        sequence.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt)
-        self._counters.cached_tokens += sequence.num_cached_tokens
-        self._intake.forecast.observe_prompt(sequence.num_prompt, sequence.num_cached_tokens)
-        sequence.queue_s = self._clock() - sequence.submitted_at
-        self._intake.forecast.record_wait(sequence, sequence.queue_s)
-        self._histograms.add_wait(sequence.queue_s)
-        if self._work.is_on:
-            self._work.record_wait(sequence.queue_s)
-            self._work.record_tokens(sequence.tenant, sequence.num_prompt - sequence.num_cached_tokens, 0)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Release the blocks of a running sequence. It resumes before new sequences of its priority start."""
-        del self._running[sequence.stream_id]
-        sequence.num_discarded, sequence.was_preempted = sequence.num_computed, True
-        sequence.drafts = []
-        if sequence.timing is not None:
-            sequence.timing.pause(self._clock())
-        sequence.may_return, sequence.return_deadline = True, math.inf
-        self.kv.release(sequence)
-        if self._drafter is not None:
-            self._drafter.forget(sequence.stream_id)
-        self._intake.queue.requeue(sequence)
-        self._counters.preemptions += 1
-
     def _run_batch(self, built: BuiltBatch) -> FloatArray:
-        self._run_began = self._clock()
+        began = self._clock()
         logits = self._runner.run(built.step)
-        self._run_ended = self._clock()
-        self._counters.runner_seconds += self._run_ended - self._run_began
-        self._counters.steps += 1
+        self._recorder.record_run(began, self._clock())
         return logits
 
     def _commit(self, plan: StepPlan[Sequence], built: BuiltBatch, logits: FloatArray) -> None:
-        self._count_prompts(plan)
+        self._sequences.note_computed(plan)
         if built.prompt_rows:
             record_prompt(built, logits, self._cores)
         outcomes, failures = commit_tokens(built, logits, plan.num_drafts, self._cores)
-        self._marks.mark("sample")
+        self._recorder.mark("sample")
         if plan.num_drafts:
-            assert self._drafter is not None
-            observe_drafts(plan, self._drafter, self._counters)
-        if self._drafter is not None and plan.decode:
+            assert self._sequences.drafter is not None
+            observe_drafts(plan, self._sequences.drafter, self._recorder.counters)
+        if self._sequences.drafter is not None and plan.decode:
             num_tokens = sum(len(sequence.fresh_token_ids) for sequence in plan.decode)
             self._intake.forecast.observe_tokens(len(plan.decode), num_tokens)
         for sequence, error in failures:  # before indexing, so that no sequence shares what gave no finite logits
-            self._fail(sequence, error)
+            self._sequences.fail(sequence, error)
         self.kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
-        events, now = self._events, self._clock()
-        for sequence, reason in outcomes:
-            self._counters.generation_tokens += len(sequence.fresh_token_ids)
-            if reason is None:
-                events.append(take_event(sequence, None, now))
-                if sequence.num_output - sequence.num_charged >= CHARGED_TOKENS:
-                    self._charge(sequence)
-            else:
-                self._intake.forecast.observe_end(sequence)
-                self._finish(sequence, reason)
-
-    def _count_prompts(self, plan: StepPlan[Sequence]) -> None:
-        """Count the prompt tokens of a step that has run, and the prefills that are complete with it."""
-        complete = []
-        for sequence in plan.decode:
-            sequence.num_computed += 1
-            if sequence.num_output == 0:  # the last token of a prompt whose other tokens were in the cache
-                self._counters.prompt_tokens += 1
-                complete.append(sequence)
-        for chunk in plan.prefill:
-            sequence = chunk.sequence
-            sequence.num_computed += chunk.num_tokens
-            if sequence.timing is not None:
-                sequence.timing.add_chunk(self._run_began, self._run_ended, chunk.num_tokens)
-            if not sequence.was_preempted:
-                self._counters.prompt_tokens += chunk.num_tokens
-            if sequence.num_output == 0 and sequence.num_tokens_left == 0:
-                complete.append(sequence)
-        now = self._clock() if complete else 0.0
-        for sequence in complete:
-            self._histograms.add_prefill(now - sequence.submitted_at - sequence.queue_s)
-
-    def _charge(self, sequence: Sequence) -> None:
-        """Charge the output since the last charge to the tenant."""
-        num_tokens = sequence.num_output - sequence.num_charged
-        self._intake.queue.charge(sequence, num_tokens)
-        if self._work.is_on:
-            self._work.record_tokens(sequence.tenant, 0, num_tokens)
-        sequence.num_charged = sequence.num_output
-
-    # -- endings
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        self._release(sequence)
-        self._events.append(take_event(sequence, reason, self._clock()))
-
-    def _fail(self, sequence: Sequence, error: SluiceError) -> None:
-        self._release(sequence)
-        self._failures.append(request_failed(sequence.stream_id, error))
-
-    def _fail_step(self, plan: StepPlan[Sequence]) -> None:
-        """Fail the sequences of a step that raised, and no others."""
-        self.kv.pool.take_reclaimed()  # the step may have written to them
-        error = SluiceError(ErrorCode.INTERNAL, "the engine failed while it worked on this request")
-        admitted = (candidate.sequence for candidate in plan.admitted)
-        for sequence in {*plan.decode, *admitted, *(chunk.sequence for chunk in plan.prefill)}:
-            if sequence.stream_id in self._running or self._intake.queue.get(sequence.stream_id) is not None:
-                self._fail(sequence, error)
-
-    def _release(self, sequence: Sequence) -> None:
-        """Remove the sequence from the engine. Its blocks are free for the next step."""
-        if sequence.stream_id in self._running:
-            self._charge(sequence)
-        self._intake.remove(sequence.stream_id)
-        self._running.pop(sequence.stream_id, None)
-        if self._drafter is not None:
-            self._drafter.forget(sequence.stream_id)
-        if sequence.table_row != NO_ROW:
-            self.kv.release(sequence)
+        self._sequences.take_outcomes(outcomes)
 
     def _emit_frame(self) -> None:
         """Emit the events and failures of this step; without any, a heartbeat when one is due."""
         now = self._clock()
-        has_content = bool(self._events or self._failures or self._adapters.outcomes)
+        sequences = self._sequences
+        has_content = bool(sequences.events or sequences.failures or self._adapters.outcomes)
         if has_content or now - self._last_emit >= HEARTBEAT_S:
             if not has_content and not self._running:
                 self.check_invariants()
             self._predict_wait(now)
-            frame = StepFrame(self._events, self._failures, self.stats(), self._adapters.outcomes)
-            if (profile := self._marks.take()) is not None:
+            frame = StepFrame(*sequences.take_frame(), self.stats(), self._adapters.outcomes)
+            if (profile := self._recorder.take_profile()) is not None:
                 frame = msgspec.structs.replace(frame, profile=profile)
             self._emit(frame)
-            self._events, self._failures, self._adapters.outcomes = [], [], []
+            self._adapters.outcomes = []
             self._last_emit = now
 
     def _predict_wait(self, now: float) -> None:
@@ -497,5 +354,5 @@ class InflightExecutor:
         if now - self._last_prediction < HEARTBEAT_S:
             return
         self._last_prediction = now
-        free_blocks = self.info.num_blocks - self._num_reserved_blocks()
+        free_blocks = self.info.num_blocks - self._sequences.num_reserved_blocks
         self._predicted_wait_s = self._intake.predict_wait(self._running.values(), free_blocks, now)

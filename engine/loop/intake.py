@@ -33,6 +33,10 @@ class Intake(AdmissionController[Sequence]):
         return iter([*self.queue, *self._grammars])
 
     @property
+    def vocab_size(self) -> int:
+        return self._info.vocab_size
+
+    @property
     def is_compiling(self) -> bool:
         """Whether a sequence waits for its grammar."""
         return len(self._grammars) > 0

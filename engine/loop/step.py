@@ -1,12 +1,13 @@
 """One step's input and output: a plan becomes the runner's flat arrays, and logits become tokens and events."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.kv_cache import BlockTables
+from engine.loop.recorder import Counters
 from engine.runners.base import FloatArray, IntArray, StepBatch
 from engine.sampling.cores import ONE_CORE, Cores
 from engine.sampling.logprobs import prompt_logprobs
@@ -47,30 +48,6 @@ class BuiltBatch:
     first_rows: list[int]
     """The row of logits from which each of `sampling` gets its next token. The rows of its drafts follow."""
     prompt_rows: list[PromptRows]
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the engine's start; `EngineStats` explains them."""
-
-    steps: int = 0
-    runner_seconds: float = 0.0
-    overhead_seconds: float = 0.0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    cached_tokens: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
-    draft_tokens: int = 0
-    accepted_tokens: int = 0
-    timeouts: int = 0
-
-    def totals(self) -> dict[str, float]:
-        """Return the `*_total` fields of `EngineStats`."""
-        return {total: getattr(self, name) for name, total in _TOTALS}
-
-
-_TOTALS = tuple((field.name, f"{field.name}_total") for field in fields(Counters))
 
 
 # -- input

@@ -1,5 +1,6 @@
 from engine.client.counters import add_counters, sum_stats
-from engine.histograms import HISTOGRAMS, STEP_SECONDS, STEP_SEQUENCES, EngineHistograms, unpack
+from engine.histograms import HISTOGRAMS, STEP_SECONDS, STEP_SEQUENCES, unpack
+from engine.loop.recorder import Step, WorkRecorder
 from engine.types import EngineStats
 
 
@@ -8,10 +9,10 @@ def stats(histograms: bytes) -> EngineStats:
 
 
 def counted(*steps: tuple[float, int, int]) -> bytes:
-    histograms = EngineHistograms()
-    for step in steps:
-        histograms.add_step(*step)
-    return histograms.packed()
+    recorder = WorkRecorder()
+    for seconds, num_seqs, num_tokens in steps:
+        recorder.record_step(Step(num_seqs, num_seqs, 0, num_tokens, seconds, seconds))
+    return recorder.histograms()
 
 
 def test_values_count_by_inclusive_bound() -> None:
@@ -24,10 +25,10 @@ def test_values_count_by_inclusive_bound() -> None:
 
 
 def test_waits_and_prefills_do_not_mix() -> None:
-    histograms = EngineHistograms()
-    histograms.add_wait(0.004)
-    histograms.add_prefill(0.2)
-    totals = {each.histogram.name: (sum(each.counts), each.total) for each in unpack(histograms.packed())}
+    recorder = WorkRecorder()
+    recorder.record_wait(0.004)
+    recorder.record_prefill(0.2)
+    totals = {each.histogram.name: (sum(each.counts), each.total) for each in unpack(recorder.histograms())}
     none = dict.fromkeys((each.name for each in HISTOGRAMS), (0, 0.0))
     assert totals == none | {"queue_seconds": (1, 0.004), "prefill_seconds": (1, 0.2)}
 

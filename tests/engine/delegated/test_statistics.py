@@ -23,7 +23,7 @@ def test_tokens_tell_the_time_where_statistics_do_not() -> None:
     recorder = StatisticsRecorder(INFO, WaitForecast(INFO), None, 0.0)
     one = make_sequence(1, make_request(1, 2, 3, max_tokens=5))
     for number, now in enumerate((0.0, 0.1, 0.2, 0.3)):
-        recorder.record_tokens(one, 1, now)
+        recorder.record_output(one, 1, now)
         one.num_output = number + 1
     recorder.record_prompt(one, 1)
     assert (recorder.counters.prompt_tokens, recorder.counters.cached_tokens) == (2, 1)
@@ -36,12 +36,12 @@ def test_statistics_tell_the_time_until_they_stop() -> None:
     recorder = StatisticsRecorder(INFO, WaitForecast(INFO), STATS, 0.0)
     one = make_sequence(1, make_request(1, 2, 3, max_tokens=5))
     for now in (0.0, 0.1, 0.2):
-        recorder.record_tokens(one, 1, now)
+        recorder.record_output(one, 1, now)
     counters = recorder.counters
     assert counters.steps == 0
     recorder.record_iteration(Iteration(STATS, 0.0125, num_drafted=8, num_accepted=5), 0.3)
     assert (counters.steps, counters.runner_seconds) == (1, 0.0125)
     assert (counters.draft_tokens, counters.accepted_tokens, counters.preemptions) == (8, 5, 1)
     assert recorder.blocks_used([one]) == 3
-    recorder.record_tokens(one, 1, 0.4 + SILENCE_S)
+    recorder.record_output(one, 1, 0.4 + SILENCE_S)
     assert counters.steps == 2

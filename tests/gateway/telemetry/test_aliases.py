@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from engine.client.counters import NO_STATS
-from engine.histograms import EngineHistograms
+from engine.loop.recorder import Step, WorkRecorder
 from engine.types import EngineInfo, EngineStats, FinishReason
 from gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
 from gateway.telemetry.aliases import AliasedRegistry
@@ -60,10 +60,10 @@ class Engines:
     """Collects the families of one engine."""
 
     def __init__(self) -> None:
-        histograms = EngineHistograms()
-        histograms.add_step(0.01, 3, 40)
-        histograms.add_wait(0.25)
-        histograms.add_prefill(0.5)
+        recorder = WorkRecorder()
+        recorder.record_step(Step(3, 3, 37, 40, 0.01, 0.009))
+        recorder.record_wait(0.25)
+        recorder.record_prefill(0.5)
         stats = msgspec.structs.replace(
             NO_STATS,
             num_running=3,
@@ -72,7 +72,7 @@ class Engines:
             num_blocks_free=75,
             cached_tokens_total=30,
             prompt_tokens_total=90,
-            histograms=histograms.packed(),
+            histograms=recorder.histograms(),
         )
         self.engine: Any = Engine(stats)
 

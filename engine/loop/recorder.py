@@ -1,0 +1,222 @@
+"""The one record of an engine's work. Totals, distributions, what watchers see and what a profile has are views of it.
+
+Each step is noted once, at its end; each sequence at its admission, at the end of its prefill, and where its tenant is
+charged. Used by the engine's thread alone.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from time import perf_counter, time
+from typing import NamedTuple
+
+from engine.frames import AskView, EngineView, ProfiledStep, StepProfile, StepRecord, TenantTokens
+from engine.histograms import (
+    PREFILL_SECONDS,
+    QUEUE_SECONDS,
+    SIZE,
+    STARTS,
+    STEP_SECONDS,
+    STEP_SEQUENCES,
+    STEP_TOKENS,
+    EngineHistogram,
+)
+from engine.recent import Recent
+from engine.scheduling.planner import StepPlan
+from engine.sequence import Sequence
+
+MAX_STEPS = MAX_WAITS = 1024
+"""Most steps and most waits that are kept for watchers."""
+MAX_TENANTS = 1000
+"""Most tenants whose tokens are told apart: clients may name tenants."""
+OTHERS = "other"
+"""The name under which the tokens of further tenants count."""
+_MAX_PROFILED = 4096
+"""Most steps that wait for a frame."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the engine's start; `EngineStats` explains them."""
+
+    steps: int = 0
+    runner_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    timeouts: int = 0
+
+    def totals(self) -> dict[str, float]:
+        """Return the `*_total` fields of `EngineStats`."""
+        return {total: getattr(self, name) for name, total in _TOTALS}
+
+
+_TOTALS = tuple((field.name, f"{field.name}_total") for field in fields(Counters))
+
+
+class Step(NamedTuple):
+    """A step that has run: what its batch had, and its seconds, those of the runner among them."""
+
+    num_seqs: int
+    num_decode: int
+    num_prefill: int
+    """Tokens of prompts."""
+    num_tokens: int
+    seconds: float
+    runner_seconds: float
+
+
+class WorkRecorder:
+    """Records steps and sequences. What is only for watchers costs a comparison while nobody watches."""
+
+    def __init__(self, clock: Callable[[], float] = perf_counter, wall_clock: Callable[[], float] = time) -> None:
+        self.counters = Counters()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._elements = array("d", [0.0] * SIZE)
+        self.is_watched = False
+        self._watched_until = 0.0
+        self._steps: Recent[StepRecord] = Recent(MAX_STEPS)
+        self._waits: Recent[float] = Recent(MAX_WAITS)
+        self._tenants: dict[str, TenantTokens] = {}
+
+    # -- what happens
+
+    def record_step(self, step: Step) -> None:
+        """Record a step that has ended now."""
+        self.counters.overhead_seconds += step.seconds - step.runner_seconds
+        self._count(STEP_SECONDS, step.seconds)
+        self._count(STEP_SEQUENCES, step.num_seqs)
+        self._count(STEP_TOKENS, step.num_tokens)
+        if self.is_watched:
+            self._show(step)
+
+    def record_wait(self, seconds: float) -> None:
+        """Record the time from a sequence's submission to its admission."""
+        self._count(QUEUE_SECONDS, seconds)
+        if self.is_watched:
+            self._waits.append(seconds)
+
+    def record_prefill(self, seconds: float) -> None:
+        """Record the time from a sequence's admission to its first token."""
+        self._count(PREFILL_SECONDS, seconds)
+
+    def record_tokens(self, tenant: str, num_prompt: int, num_generated: int) -> None:
+        """Record tokens of a tenant that were computed. They count for watchers alone."""
+        if not self.is_watched:
+            return
+        if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
+            tenant = OTHERS
+        tokens = self._tenants.get(tenant, TenantTokens())
+        self._tenants[tenant] = TenantTokens(tokens.prompt + num_prompt, tokens.generated + num_generated)
+
+    def _count(self, histogram: EngineHistogram, value: float) -> None:
+        start, bounds = STARTS[histogram], histogram.bounds
+        self._elements[start + bisect_left(bounds, value)] += 1.0
+        self._elements[start + len(bounds) + 1] += value
+
+    def _show(self, step: Step) -> None:
+        """Keep a step for watchers; keep nothing any more where nobody has asked for long."""
+        if self._clock() >= self._watched_until:
+            self.is_watched = False
+            self._steps.clear()
+            self._waits.clear()
+            self._tenants = {}
+            return
+        at_s, duration_ms = round(self._wall_clock(), 4), round(step.seconds * 1000, 3)
+        self._steps.append(StepRecord(at_s, duration_ms, step.num_prefill, step.num_decode, step.num_seqs))
+
+    # -- views
+
+    def histograms(self) -> bytes:
+        """Return the distributions so far, as `EngineStats.histograms` has them."""
+        return self._elements.tobytes()
+
+    def view(self, question: AskView) -> EngineView:
+        """Return what was recorded since, and keep it from now on for as long as the question wants."""
+        self.is_watched = True
+        self._watched_until = max(self._watched_until, self._clock() + question.keep_s)
+        return EngineView(
+            num_steps=self._steps.count,
+            steps=self._steps.since(question.num_steps),
+            num_waits=self._waits.count,
+            waits=self._waits.since(question.num_waits),
+            tenants=dict(self._tenants),
+        )
+
+
+class StepRecorder(WorkRecorder):
+    """Records the steps of a loop that runs them itself, with the time of each part while somebody profiles it."""
+
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        super().__init__(clock)
+        self._began = self._marked = 0.0
+        self.run_began = self.run_ended = 0.0
+        """When the runner began the last batch, and when it was done."""
+        self._runner_seconds = 0.0
+        self._is_profiled = False
+        self._profiled_until = 0.0
+        self._parts: list[tuple[str, float]] = []
+        self._profiled: list[ProfiledStep] = []
+
+    def profile(self, seconds: float) -> None:
+        """Record the parts of the steps that begin in the next `seconds`."""
+        self._profiled_until = self._clock() + seconds
+        self._is_profiled = True
+
+    def begin(self, now: float) -> None:
+        """Begin a step."""
+        self._began, self._runner_seconds = now, 0.0
+        if self._is_profiled:
+            self._is_profiled = now < self._profiled_until
+            self._parts, self._marked = [], now
+
+    def mark(self, part: str) -> None:
+        """Note that a part has ended, which began with the end of the one before."""
+        if self._is_profiled:
+            now = self._clock()
+            self._parts.append((part, now - self._marked))
+            self._marked = now
+
+    def record_run(self, began: float, ended: float) -> None:
+        """Record the runner's part of the step."""
+        self.run_began, self.run_ended = began, ended
+        self._runner_seconds = ended - began
+        self.counters.runner_seconds += ended - began
+        self.counters.steps += 1
+
+    def end(self, plan: StepPlan[Sequence], num_running: int, num_waiting: int) -> Step:
+        """End the step, whose plan was not empty, and return its record."""
+        num_decode, num_prefill = len(plan.decode), sum(chunk.num_tokens for chunk in plan.prefill)
+        if self._is_profiled and len(self._profiled) < _MAX_PROFILED:
+            self._profiled.append(
+                ProfiledStep(
+                    self._began,
+                    self._parts,
+                    num_decode=num_decode,
+                    num_prefill_seqs=len(plan.prefill),
+                    num_prefill_tokens=num_prefill,
+                    num_admitted=len(plan.admitted),
+                    num_preempted=len(plan.preempted),
+                    num_running=num_running,
+                    num_waiting=num_waiting,
+                )
+            )
+        num_tokens = num_prefill + num_decode + sum(plan.num_drafts)
+        num_seqs, seconds = num_decode + len(plan.prefill), self._clock() - self._began
+        step = Step(num_seqs, num_decode, num_prefill, num_tokens, seconds, self._runner_seconds)
+        self.record_step(step)
+        return step
+
+    def take_profile(self) -> StepProfile | None:
+        """Return the steps that were profiled since the last call; None without any."""
+        if not self._profiled:
+            return None
+        steps, self._profiled = self._profiled, []
+        return StepProfile(self._clock(), steps)
