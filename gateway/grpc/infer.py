@@ -198,7 +198,8 @@ async def _infer_traced(parsed: GrpcInferRequest, trace: Trace) -> WireMessage:
         if not answered.done():
             answered.set_result(response)
 
-    job = parsed.model.submit(parsed.request, receive)
+    with trace.following():
+        job = parsed.model.submit(parsed.request, receive)
     try:
         response = await answered
     finally:

@@ -22,7 +22,7 @@ from gateway.grpc.tracing import finish, open_root
 from gateway.grpc.unary import GRPC_CODE, as_sluice_error
 from gateway.long_work import run_aside
 from gateway.tracing.tracer import remote_parent
-from gateway.v2.trace import Trace
+from gateway.v2.trace import Trace, following
 from serving.job import InferJob
 from serving.model import MAX_UNREAD
 from serving.request import InferResponse
@@ -143,7 +143,8 @@ class InferStream:
             if slot.is_ordered:
                 self._order.append(slot)
             slot.trace = self._reader.begin_trace(parsed, received_ns)
-            job = parsed.model.submit(parsed.request, partial(self._receive, slot))
+            with following(slot.trace):
+                job = parsed.model.submit(parsed.request, partial(self._receive, slot))
             if not slot.is_over or slot.trace is not None:
                 slot.job = job
             if self._failure is not None:

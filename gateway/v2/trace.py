@@ -3,7 +3,8 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,13 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from gateway.tracing.tracer import remote_parent
+from gateway.v2.trace_steps import StepTrace, find_steps
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
-from sluice.spans import RemoteParent
+from sluice.spans import Recording, RemoteParent, Span, current_span
 
 log = logging.getLogger(__name__)
 Record = dict[str, object]
@@ -31,6 +33,7 @@ _RANGES = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, _MAX_INT32), "log_f
 """The ranges that Triton's errors name. It accepts nothing above 32 bits with a sign."""
 _MAX_KEPT = 1000
 """Most traces that wait in memory for their group; where groups have no size, they go to the file then."""
+_ENSEMBLE = "ensemble"
 _UNCHANGED: Any = object()
 _CLEARED: Any = object()
 
@@ -49,12 +52,23 @@ class Trace:
     """The trace of one request. Times are those of `perf_counter_ns`, which on Linux is the clock that Triton reads."""
 
     def __init__(
-        self, number: int, levels: frozenset[str], model: Model, request: InferRequest, done: Callable[["Trace"], None]
+        self,
+        choose_number: Callable[[], int],
+        levels: frozenset[str],
+        model: Model,
+        request: InferRequest,
+        done: Callable[["Trace"], None],
     ) -> None:
-        """`done` is called once, when the trace is complete."""
-        self._number = number
+        """`choose_number` numbers this trace and those of its steps; `done` is called once, when it is complete."""
+        self._choose_number = choose_number
+        self._number = number = choose_number()
         self._levels = levels
+        self._has_computation = model.spec.platform != _ENSEMBLE
+        """Triton's ensembles compute nothing themselves."""
         self._done: Callable[[Trace], None] | None = done
+        self._job_span: Span | None = None
+        self.steps: list[StepTrace] = []
+        """What the job has asked other models, once the trace is complete."""
         head: Record = {"id": number, "model_name": model.name, "model_version": model.version}
         if request.id:
             head["request_id"] = request.id
@@ -67,6 +81,21 @@ class Trace:
             at_ns = perf_counter_ns() if at_ns is None else at_ns
             self.records.append({"id": self._number, "timestamps": [{"name": name, "ns": at_ns}]})
 
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Note the steps of the job that is submitted within the context: in the spans of whoever records the request
+        anyway, else in some of their own."""
+        before = current_span.get()
+        above = before or Recording("steps", "", {}, _forget).root
+        num_spans = len(above.recording.spans)
+        current_span.set(above)
+        try:
+            yield
+        finally:
+            current_span.set(before)
+            begun = above.recording.spans[num_spans:]
+            self._job_span = begun[0] if begun and "TIMESTAMPS" in self._levels else None
+
     def capture_tensors(self, activity: str, tensors: Sequence[Tensor]) -> None:
         """Note the values of `tensors` (TENSOR_QUEUE_INPUT, TENSOR_BACKEND_OUTPUT)."""
         if "TENSORS" in self._levels:
@@ -76,16 +105,14 @@ class Trace:
     def capture_job(self, job: InferJob) -> None:
         """Note where the job's time went. Points that it did not pass are left out."""
         ended_ns = perf_counter_ns()
-        points = (
-            ("REQUEST_START", job.started_ns),
-            ("QUEUE_START", job.started_ns),
+        computation = (
             ("COMPUTE_START", job.compute_started_ns),
             ("COMPUTE_INPUT_END", job.infer_started_ns),
             ("COMPUTE_OUTPUT_START", job.infer_ended_ns),
             ("COMPUTE_END", ended_ns if job.compute_started_ns else 0),
-            ("REQUEST_END", ended_ns),
         )
-        for name, at_ns in points:
+        queue = (("REQUEST_START", job.started_ns), ("QUEUE_START", job.started_ns))
+        for name, at_ns in (*queue, *(computation if self._has_computation else ()), ("REQUEST_END", ended_ns)):
             if at_ns:
                 self.capture(name, at_ns)
 
@@ -93,7 +120,21 @@ class Trace:
         """Hand over the trace: the request has ended. Idempotent."""
         done, self._done = self._done, None
         if done is not None:
+            if self._job_span is not None:
+                self.steps = list(find_steps(self._job_span, self._number, self._choose_number))
             done(self)
+
+
+def _forget(_: Recording) -> None:
+    """Keep nothing of a recording that is complete."""
+
+
+_UNTRACED = nullcontext()
+
+
+def following(trace: Trace | None) -> AbstractContextManager[None]:
+    """Note the steps of the job that is submitted within the context; nothing for a request that is not traced."""
+    return _UNTRACED if trace is None else trace.following()
 
 
 def _describe_tensor(tensor: Tensor) -> Record:
@@ -202,13 +243,15 @@ class TraceSettings:
             # As in Triton, what comes with a context is traced whatever rate and count say.
             if not sampling.setting.levels or (parent is None and not sampling.takes_next()):
                 return None
-            self._num_traces += 1
             done = partial(self._collector.put, parent)
-            return Trace(self._num_traces, frozenset({"TIMESTAMPS"}), model, request, done)
+            return Trace(self._choose_number, frozenset({"TIMESTAMPS"}), model, request, done)
         if not sampling.takes_next():
             return None
+        return Trace(self._choose_number, sampling.setting.levels, model, request, sampling.collect)
+
+    def _choose_number(self) -> int:
         self._num_traces += 1
-        return Trace(self._num_traces, sampling.setting.levels, model, request, sampling.collect)
+        return self._num_traces
 
     @property
     def is_on(self) -> bool:
@@ -345,7 +388,7 @@ class _Sampling:
     def collect(self, trace: Trace) -> None:
         """Take a finished trace; write the group that it completes."""
         self._num_open -= 1
-        self._kept.append(trace.records)
+        self._kept.append([*trace.records, *(record for step in trace.steps for record in step.records())])
         frequency = self.setting.log_frequency
         is_last = self.count_left == 0 and self._num_open == 0
         if is_last or 0 < frequency <= len(self._kept):

@@ -1,12 +1,14 @@
 """Triton's mode `opentelemetry`: traces of its trace extension as the spans that Triton sends.
 
-`InferRequest` is the request in its protocol, with a span of the model's name within, and `compute` within that.
+`InferRequest` is the request in its protocol, with a span of the model's name within, and `compute` within that. The
+models that an ensemble or a Python model asks have the same two, within the span of the one that asks them.
 """
 
 from typing import Any
 
 from gateway.tracing.tracer import SpanSink
 from gateway.v2.trace import Trace, TraceValue
+from gateway.v2.trace_steps import StepTrace
 from sluice.spans import Attributes, Recording, RemoteParent, Span
 
 _MODEL = ("REQUEST_START", "QUEUE_START", "REQUEST_END")
@@ -30,7 +32,7 @@ class TracesAsSpans:
         head, *records = trace.records
         times = [(each["name"], each["ns"]) for record in records for each in _timestamps(record)]
         if times:
-            _build(head, times, self.sink, parent)
+            _build(head, times, trace.steps, self.sink, parent)
 
 
 def _timestamps(record: dict[str, Any]) -> list[dict[str, Any]]:
@@ -38,28 +40,50 @@ def _timestamps(record: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def _build(head: dict[str, Any], times: list[tuple[str, int]], sink: SpanSink, parent: RemoteParent | None) -> None:
-    attributes: Attributes = {
-        "triton.model_name": head["model_name"],
-        "triton.model_version": int(head["model_version"]),
-        "triton.trace_id": head["id"],
-        "triton.trace_parent_id": 0,
-    }
+def _build(
+    head: dict[str, Any],
+    times: list[tuple[str, int]],
+    steps: list[StepTrace],
+    sink: SpanSink,
+    parent: RemoteParent | None,
+) -> None:
+    attributes = _describe(head["model_name"], int(head["model_version"]), head["id"], 0)
     if "request_id" in head:
         attributes["triton.request_id"] = head["request_id"]
     stamps = [at_ns for _, at_ns in times]
     recording = Recording(
         "InferRequest", str(head["id"]), attributes, sink.put, parent, is_sampled=True, started_ns=min(stamps)
     )
-    root, above = recording.root, recording.root
-    for name, events in ((str(head["model_name"]), _MODEL), ("compute", _COMPUTE)):
-        own = [(event, at_ns) for event, at_ns in times if event in events]
-        if own:
-            above = above.child(name, {**attributes} if above is root else {}, min(at_ns for _, at_ns in own))
-            _note(above, own)
+    root = recording.root
+    models = {head["id"]: _add_model(root, str(head["model_name"]), {**attributes}, times)}
+    for step in steps:
+        described = _describe(step.model_name, step.model_version, step.number, step.parent)
+        models[step.number] = _add_model(models[step.parent], step.model_name, described, step.times)
     _note(root, [(event, at_ns) for event, at_ns in times if event not in (*_MODEL, *_COMPUTE)])
-    for span in reversed(recording.spans):
-        span.end(max((each.at_ns for each in span.events), default=max(stamps)) if span is not root else max(stamps))
+    root.end(max(stamps))
+
+
+def _describe(model_name: str, model_version: int, number: int, parent: int) -> Attributes:
+    return {
+        "triton.model_name": model_name,
+        "triton.model_version": model_version,
+        "triton.trace_id": number,
+        "triton.trace_parent_id": parent,
+    }
+
+
+def _add_model(above: Span, model_name: str, attributes: Attributes, times: list[tuple[str, int]]) -> Span:
+    """Add the span of a model and that of its computation, as far as there are times of them. Returns the former, or
+    `above` without one."""
+    added = above
+    for name, events in ((model_name, _MODEL), ("compute", _COMPUTE)):
+        own = sorted(((event, at_ns) for event, at_ns in times if event in events), key=lambda each: each[1])
+        if own:
+            span = added.child(name, attributes if events is _MODEL else {}, own[0][1])
+            _note(span, own)
+            span.end(own[-1][1])
+            added = span if events is _MODEL else added
+    return added
 
 
 def _note(span: Span, times: list[tuple[str, int]]) -> None:

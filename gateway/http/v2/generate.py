@@ -16,7 +16,7 @@ from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
 from gateway.http.v2.tensor_json import encode_value
 from gateway.long_work import LONG_ELEMENTS, prepare_inputs, run_aside
 from gateway.v2.server import V2Service
-from gateway.v2.trace import Trace
+from gateway.v2.trace import Trace, following
 from pipelines.llm.model import LlmModel
 from serving.model import Model, ResponseStream
 from serving.request import InferRequest, InferResponse
@@ -133,7 +133,7 @@ def _read_responses(
     model: Model, request: InferRequest, trace: Trace | None
 ) -> AsyncGenerator[list[InferResponse], None]:
     """Yield the responses that count, as many at a time as have arrived. Closing cancels the request."""
-    batches = _countable(model, request)
+    batches = _countable(model, request, trace)
     return batches if trace is None else _traced(batches, trace)
 
 
@@ -151,8 +151,11 @@ async def _traced(
         trace.finish()
 
 
-async def _countable(model: Model, request: InferRequest) -> AsyncGenerator[list[InferResponse], None]:
-    stream = ResponseStream(model, request)
+async def _countable(
+    model: Model, request: InferRequest, trace: Trace | None
+) -> AsyncGenerator[list[InferResponse], None]:
+    with following(trace):
+        stream = ResponseStream(model, request)
     gives_any_number = model.is_decoupled_for(request)
     try:
         is_over = False

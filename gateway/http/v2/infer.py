@@ -11,7 +11,7 @@ from gateway.http.v2.infer_request import HttpInferRequest, parse_header_length,
 from gateway.http.v2.infer_response import InferBody, compress_body, encode_infer_response
 from gateway.http.v2.request import JSON_LENGTH_HEADER, STICKY_HEADER, BodyReader, HeaderReader
 from gateway.v2.server import V2Service
-from gateway.v2.trace import Trace
+from gateway.v2.trace import Trace, following
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferResponse
@@ -83,7 +83,8 @@ class InferRoute:
             if not answered.done():
                 answered.set_result(response)
 
-        job = model.submit(parsed.request, receive)
+        with following(trace):
+            job = model.submit(parsed.request, receive)
         if not answered.done():
             watch = self._watches.begin(exchange.receive, job, answered)
             try:

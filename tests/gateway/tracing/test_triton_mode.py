@@ -1,17 +1,28 @@
 """Triton's trace mode `opentelemetry`."""
 
+import json
 import secrets
+from pathlib import Path
 
 from gateway.options.config import read_config
 from gateway.tracing.tracer import remote_parent
-from gateway.v2.trace import TraceSetting, TraceSettings
+from gateway.v2.trace import TraceSetting, TraceSettings, following
 from gateway.v2.trace_spans import TracesAsSpans
+from gateway.v2.trace_steps import find_steps
 from serving.request import InferRequest
-from sluice.spans import Recording, RemoteParent, Span
+from sluice.spans import Recording, RemoteParent, Span, current_span
 from tests.gateway.tracing.test_tracer import Sink
 from tests.otlp_receiver import running_receiver
 from tests.server_process import StartServer
-from tests.serving.backends.ensemble.parts import FunctionModel, simple_config
+from tests.serving.backends.ensemble.parts import (
+    Caller,
+    FunctionModel,
+    Models,
+    ensemble_config,
+    load,
+    request,
+    simple_config,
+)
 
 PARENT = RemoteParent(0xA1, 0xB2, True)
 
@@ -77,6 +88,88 @@ async def test_a_request_with_a_context_is_traced_whatever_the_rate() -> None:
     remote_parent.reset(token)
     [recording] = sink.kept
     assert (recording.trace_id, recording.parent) == (PARENT.trace_id, PARENT)
+
+
+async def submit_nested(own: TraceSettings) -> None:
+    """Run a traced ensemble `whole` of `one` and of the ensemble `inner`, which has `two`."""
+    models = Models(
+        FunctionModel(simple_config("one"), lambda X: {"Y": X + 1}),
+        FunctionModel(simple_config("two"), lambda X: {"Y": X * 2}),
+    )
+    inner = ensemble_config("two: X=a -> Y=z")
+    inner.name = "inner"
+    await load(inner, models)
+    whole = await load(ensemble_config("one: X=a -> Y=b; inner: a=b -> z=z"), models)
+    asked = request(id="r8")
+    trace = own.begin(whole, asked)
+    assert trace is not None
+    with following(trace):
+        caller = Caller(whole, asked)
+    assert current_span.get() is None
+    assert caller.values() == [4.0]
+    trace.capture_job(caller.job)
+    trace.finish()
+
+
+async def test_the_steps_of_an_ensemble_have_spans_within_its_own() -> None:
+    sink = Sink()
+    await submit_nested(settings(sink, rate=1))
+    [recording] = sink.kept
+    nested = [(each.name, each.parent.name if each.parent else "") for each in recording.spans]
+    assert nested == [
+        ("InferRequest", ""),
+        ("whole", "InferRequest"),
+        ("one", "whole"),
+        ("inner", "whole"),
+        ("two", "inner"),
+    ]
+    _, *models = recording.spans
+    numbers = {
+        each.name: (each.attributes["triton.trace_id"], each.attributes["triton.trace_parent_id"]) for each in models
+    }
+    assert numbers == {"whole": (1, 0), "one": (2, 1), "inner": (3, 1), "two": (4, 3)}
+    for each in models:
+        assert [event.name for event in each.events] == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+        assert each.parent is not None and each.parent.started_ns <= each.started_ns <= each.ended_ns
+    assert models[0].attributes["triton.request_id"] == "r8"
+
+
+async def test_tritons_json_names_the_trace_that_a_step_belongs_to(tmp_path: Path) -> None:
+    own = TraceSettings(str(tmp_path / "trace"), TraceSetting(frozenset({"TIMESTAMPS"}), 1))
+    await submit_nested(own)
+    own.close()
+    records = json.loads((tmp_path / "trace").read_text())
+    heads = [each for each in records if "model_name" in each]
+    assert heads == [
+        {"id": 1, "model_name": "whole", "model_version": 1, "request_id": "r8"},
+        {"id": 2, "model_name": "one", "model_version": 1, "parent_id": 1},
+        {"id": 3, "model_name": "inner", "model_version": 1, "parent_id": 1},
+        {"id": 4, "model_name": "two", "model_version": 1, "parent_id": 3},
+    ]
+    points = [each["timestamps"][0]["name"] for each in records if each["id"] == 4 and "timestamps" in each]
+    assert points == ["REQUEST_START", "QUEUE_START", "REQUEST_END"]
+
+
+async def test_a_step_with_instances_has_its_computation() -> None:
+    recording = Recording("steps", "", {}, lambda _: None)
+    job = recording.root.child("infer whole", {"sluice.model": "whole", "sluice.model_version": 1}, 100)
+    step = job.child("infer one", {"sluice.model": "one", "sluice.model_version": 3}, 200)
+    for name, began, ended in (("queue", 200, 300), ("compute_input", 300, 400), ("compute_infer", 400, 500)):
+        step.child(name, started_ns=began).end(ended)
+    step.child("compute_output", started_ns=500).end(600)
+    step.end(700)
+    recording.root.child("infer another", {"sluice.model": "another", "sluice.model_version": 1})
+    [found] = find_steps(job, 7, lambda: 8)
+    assert found[:4] == (8, 7, "one", 3)
+    assert found.times == [
+        ("REQUEST_START", 200),
+        ("QUEUE_START", 200),
+        ("COMPUTE_START", 300),
+        ("COMPUTE_INPUT_END", 400),
+        ("COMPUTE_OUTPUT_START", 500),
+        ("COMPUTE_END", 600),
+        ("REQUEST_END", 700),
+    ]
 
 
 def test_the_settings_name_the_mode_and_levels_can_be_changed_without_a_file() -> None:
