@@ -7,6 +7,7 @@ charged. Used by the engine's thread alone.
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
+from collections.abc import Sequence as Numbers
 from dataclasses import dataclass, fields
 from time import perf_counter, time
 from typing import NamedTuple
@@ -34,6 +35,18 @@ OTHERS = "other"
 """The name under which the tokens of further tenants count."""
 _MAX_PROFILED = 4096
 """Most steps that wait for a frame."""
+_Place = tuple[int, int, Numbers[float]]
+"""Where a distribution's counts begin in the flat array, where its sum is, and its bounds."""
+
+
+def _find_place(histogram: EngineHistogram) -> _Place:
+    start = STARTS[histogram]
+    return start, start + len(histogram.bounds) + 1, histogram.bounds
+
+
+_STEP_SECONDS, _STEP_SEQUENCES, _STEP_TOKENS, _QUEUE_SECONDS, _PREFILL_SECONDS = map(
+    _find_place, (STEP_SECONDS, STEP_SEQUENCES, STEP_TOKENS, QUEUE_SECONDS, PREFILL_SECONDS)
+)
 
 
 @dataclass(slots=True)
@@ -91,21 +104,21 @@ class WorkRecorder:
     def record_step(self, step: Step) -> None:
         """Record a step that has ended now."""
         self.counters.overhead_seconds += step.seconds - step.runner_seconds
-        self._count(STEP_SECONDS, step.seconds)
-        self._count(STEP_SEQUENCES, step.num_seqs)
-        self._count(STEP_TOKENS, step.num_tokens)
+        self._count(_STEP_SECONDS, step.seconds)
+        self._count(_STEP_SEQUENCES, step.num_seqs)
+        self._count(_STEP_TOKENS, step.num_tokens)
         if self.is_watched:
             self._show(step)
 
     def record_wait(self, seconds: float) -> None:
         """Record the time from a sequence's submission to its admission."""
-        self._count(QUEUE_SECONDS, seconds)
+        self._count(_QUEUE_SECONDS, seconds)
         if self.is_watched:
             self._waits.append(seconds)
 
     def record_prefill(self, seconds: float) -> None:
         """Record the time from a sequence's admission to its first token."""
-        self._count(PREFILL_SECONDS, seconds)
+        self._count(_PREFILL_SECONDS, seconds)
 
     def record_tokens(self, tenant: str, num_prompt: int, num_generated: int) -> None:
         """Record tokens of a tenant that were computed. They count for watchers alone."""
@@ -116,10 +129,10 @@ class WorkRecorder:
         tokens = self._tenants.get(tenant, TenantTokens())
         self._tenants[tenant] = TenantTokens(tokens.prompt + num_prompt, tokens.generated + num_generated)
 
-    def _count(self, histogram: EngineHistogram, value: float) -> None:
-        start, bounds = STARTS[histogram], histogram.bounds
+    def _count(self, place: _Place, value: float) -> None:
+        start, end, bounds = place
         self._elements[start + bisect_left(bounds, value)] += 1.0
-        self._elements[start + len(bounds) + 1] += value
+        self._elements[end] += value
 
     def _show(self, step: Step) -> None:
         """Keep a step for watchers; keep nothing any more where nobody has asked for long."""
