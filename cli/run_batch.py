@@ -235,7 +235,7 @@ async def _embedded(config: ServeConfig, checkpoint: Path | None) -> "AsyncItera
     """Load the models as `sluice serve` does, without ports. Raises SluiceError."""
     from gateway.assembly import load_model, make_service
     from gateway.http.app import create_app
-    from gateway.lifecycle import make_model_engine
+    from gateway.model_engine import make_model_engine
 
     service = make_service(config)
     engine = None if checkpoint is None else make_model_engine(config, checkpoint)

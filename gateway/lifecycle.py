@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 import uvloop
 
-from engine.fleet.local import make_engine
-from engine.fleet.remote import make_fleet
 from gateway.announcements import describe_served, print_line
 from gateway.checkpoint import served_name
 from gateway.listeners import GrpcEndpoint, Listeners, SocketFolder, is_loopback, listen, listen_together, listener_url
+from gateway.model_engine import make_model_engine
 from gateway.options.config import ServeConfig
 from gateway.process_settings import favour_event_loop, raise_file_limit
 from gateway.start_checks import check_start
@@ -388,32 +386,6 @@ async def _cancel(*tasks: asyncio.Task[object]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-
-
-def make_model_engine(
-    config: ServeConfig, checkpoint: Path, choose_socket: Callable[[], Path | None] = lambda: None
-) -> "Engine":
-    """Make the engine of MODEL, or its replicas, which have not started. `choose_socket` returns where workers attach
-    to the next one. Raises SluiceError where the machine has too few GPUs."""
-    if config.fleet.engines is not None:
-        return make_fleet(
-            config.engine(str(checkpoint)),
-            config.fleet.membership(),
-            routing=config.fleet.routing(),
-            heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
-            drain_s=config.shutdown.exit_timeout_s,
-            wake=config.fleet.wake(),
-            min_split_tokens=config.fleet.prefill_min_tokens,
-        )
-    return make_engine(
-        config.engine(str(checkpoint)),
-        config.fleet.num_replicas,
-        num_prefill=config.fleet.num_prefill_replicas,
-        min_split_tokens=config.fleet.prefill_min_tokens,
-        routing=config.fleet.routing(),
-        heartbeat_timeout_s=config.shutdown.heartbeat_timeout_s,
-        choose_socket=choose_socket,
-    )
 
 
 def _import_heavy_modules() -> None:

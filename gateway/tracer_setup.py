@@ -6,8 +6,9 @@ from gateway.options.tracing import TracingOptions
 from gateway.service import InferenceService
 from gateway.tracing.timelines import TimelineRing
 from gateway.tracing.tracer import SpanSink, Tracer
-from gateway.v2.trace import TraceSetting, TraceSettings
+from gateway.v2.trace import TraceSettings
 from gateway.v2.trace_spans import TracesAsSpans
+from gateway.v2.trace_values import TraceSetting
 
 _INSTALL = "pip install 'sluice[otel]'"
 

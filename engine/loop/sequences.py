@@ -35,7 +35,7 @@ class RunningSequences:
         self.running: dict[int, Sequence] = {}
         self.events: list[TokenEvent] = []
         self.failures: list[RequestFailed] = []
-        """What the next frame has."""
+        """The events and failures of the next frame."""
         self._intake = intake
         self._kv = kv
         self._recorder = recorder

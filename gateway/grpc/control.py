@@ -19,7 +19,7 @@ from gateway.v2.repository import (
     unload_model,
 )
 from gateway.v2.server import V2Service, model_metadata, parse_version, server_metadata, statistics
-from gateway.v2.trace import TRACE_SETTINGS, TraceValue
+from gateway.v2.trace_values import TRACE_SETTINGS, TraceValue
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError
 

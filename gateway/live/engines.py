@@ -56,7 +56,7 @@ async def ask_views(engines: Iterable[NamedReplica], interval_s: float) -> None:
 
 
 class _Known(NamedTuple):
-    """What a sample knows of an engine, for the next one."""
+    """An engine as a sample has seen it, for the next one to count from."""
 
     engine: EngineClient
     stats: EngineStats

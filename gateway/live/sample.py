@@ -25,7 +25,7 @@ class ServerPart(msgspec.Struct, frozen=True):
 
 
 class ThroughputPart(msgspec.Struct, frozen=True):
-    """What all engines and models do together, in a second."""
+    """The work of all engines and models together, in a second."""
 
     prompt_tokens_per_s: float
     cached_tokens_per_s: float
@@ -182,7 +182,7 @@ class ReplicaPart(msgspec.Struct, frozen=True):
 
 
 class AlertPart(msgspec.Struct, frozen=True):
-    """What is not as it should be, or bounds the server, as `sluice doctor --live` says it."""
+    """A fault, or a bound of the server, as `sluice doctor --live` says it."""
 
     level: str
     kind: str

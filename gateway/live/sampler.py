@@ -29,7 +29,7 @@ _LEAST_S = 1e-3
 
 @dataclass(frozen=True)
 class WatchedServer:
-    """What samples are made of."""
+    """A server, with what samples need besides its service."""
 
     service: InferenceService
     judge: AlertJudge

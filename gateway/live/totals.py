@@ -1,4 +1,4 @@
-"""What the server's processes have counted until now, and the latencies of the last minute."""
+"""Reads the counts of all processes of the server, and keeps the latencies of the last minute."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence

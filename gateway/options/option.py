@@ -4,10 +4,13 @@ import argparse
 import difflib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import Field, dataclass, field
 from enum import StrEnum
 from typing import Any, NoReturn
+
+from sluice.errors import SluiceError
 
 FAILED, USAGE_ERROR = 1, 2
 """Exit codes of commands, beside 0."""
@@ -20,6 +23,15 @@ _TRUTHS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false"
 
 class OptionError(ValueError):
     """An option has a value that is not allowed. The text is one line for the operator."""
+
+
+@contextmanager
+def as_option_error() -> Iterator[None]:
+    """Raise an OptionError for what the server cannot be built of."""
+    try:
+        yield
+    except SluiceError as error:
+        raise OptionError(error.message) from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What the gateway counts of the requests to one model in one protocol."""
+"""Counts the requests to one model in one protocol."""
 
 from collections import Counter
 

@@ -26,7 +26,7 @@ _SCOPE = InstrumentationScope("sluice", __version__)
 _UNSET = Status(StatusCode.UNSET)
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _LIBRARY_LOGS = ("opentelemetry.exporter.otlp", "opentelemetry.sdk")
-"""What the library says of each batch that fails; we say it once a minute."""
+"""The library logs each batch that fails under these names; we say it once a minute."""
 
 
 class _Described(Resource):

@@ -1,4 +1,4 @@
-"""What the event loop of the gateway does while a profile is recorded: the steps of tasks, and how late it is."""
+"""Records the gateway's event loop for a profile: the steps of its tasks, and how late it is."""
 
 import asyncio
 from collections.abc import Coroutine, Generator

@@ -2,10 +2,9 @@
 
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
@@ -13,39 +12,28 @@ from typing import Any, Protocol
 
 from gateway.tracing.tracer import remote_parent
 from gateway.v2.trace_steps import StepTrace, find_steps
+from gateway.v2.trace_values import (
+    CLEARED,
+    LEVELS,
+    TRACE_FIELDS,
+    TRACE_SETTINGS,
+    UNCHANGED,
+    TraceSetting,
+    TraceValue,
+    parse_setting,
+)
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import invalid
 from sluice.spans import Recording, RemoteParent, Span, current_span
 
 log = logging.getLogger(__name__)
 Record = dict[str, object]
-TraceValue = str | list[str]
-LEVELS = ("TIMESTAMPS", "TENSORS")
-TRACE_SETTINGS = ("trace_file", "trace_level", "trace_rate", "trace_count", "log_frequency")
-"""Names of the settings, in the order in which Triton checks them."""
-_FIELDS = {"trace_level": "levels", "trace_rate": "rate", "trace_count": "count", "log_frequency": "log_frequency"}
-_INTEGER = re.compile(r"\s*[+-]?\d+", re.ASCII)
-_MAX_INT32 = 2**31 - 1
-_RANGES = {"trace_rate": (0, 2**32 - 1), "trace_count": (-1, _MAX_INT32), "log_frequency": (0, 2**32 - 1)}
-"""The ranges that Triton's errors name. It accepts nothing above 32 bits with a sign."""
 _MAX_KEPT = 1000
 """Most traces that wait in memory for their group; where groups have no size, they go to the file then."""
 _ENSEMBLE = "ensemble"
-_UNCHANGED: Any = object()
-_CLEARED: Any = object()
-
-
-@dataclass(frozen=True, slots=True)
-class TraceSetting:
-    """The setting of a model or of all models. `count` -1: no limit. `log_frequency` 0: all traces go into one file."""
-
-    levels: frozenset[str] = frozenset()
-    rate: int = 1000
-    count: int = -1
-    log_frequency: int = 0
 
 
 class Trace:
@@ -68,7 +56,7 @@ class Trace:
         self._done: Callable[[Trace], None] | None = done
         self._job_span: Span | None = None
         self.steps: list[StepTrace] = []
-        """What the job has asked other models, once the trace is complete."""
+        """The traces of what the job has asked other models, once this one is complete."""
         head: Record = {"id": number, "model_name": model.name, "model_version": model.version}
         if request.id:
             head["request_id"] = request.id
@@ -185,7 +173,7 @@ class TraceCollector(Protocol):
     """Takes traces in the mode `opentelemetry`."""
 
     settings: dict[str, TraceValue]
-    """What was configured of that mode."""
+    """The options of that mode, by Triton's names."""
 
     def put(self, parent: RemoteParent | None, trace: Trace) -> None:
         """Take a finished trace, with the span that its request was sent by."""
@@ -228,8 +216,8 @@ class TraceSettings:
 
         Raises SluiceError, and then nothing has changed.
         """
-        new = {name: _parse_setting(name, values[name]) for name in TRACE_SETTINGS if name in values}
-        changes = {_FIELDS[name]: value for name, value in new.items() if value is not _UNCHANGED}
+        new = {name: parse_setting(name, values[name]) for name in TRACE_SETTINGS if name in values}
+        changes = {TRACE_FIELDS[name]: value for name, value in new.items() if value is not UNCHANGED}
         if model:
             self._change_model(model, changes)
         else:
@@ -311,42 +299,7 @@ def _apply_changes(present: "_Sampling | None", changes: Mapping[str, Any]) -> d
     if present is not None and "count" in own:
         own["count"] = present.count_left
     own.update(changes)
-    return {name: value for name, value in own.items() if value is not _CLEARED}
-
-
-def _parse_setting(name: str, value: TraceValue | None) -> Any:
-    """Return the value of a setting. Raises SluiceError in Triton's words."""
-    if name == "trace_file":
-        text = "trace file location can not be updated through network protocol"
-        raise SluiceError(ErrorCode.UNIMPLEMENTED, text)
-    if value is None:
-        return _CLEARED
-    if name == "trace_level":
-        return _parse_levels(value if isinstance(value, list) else [str(value)])
-    return _parse_number(name, value[0] if isinstance(value, list) and value else str(value))
-
-
-def _parse_levels(values: Sequence[str]) -> Any:
-    if "OFF" in values:
-        if len(values) != 1:
-            raise invalid("trace_level", "Expect only one trace level 'OFF' is specified")
-        return frozenset[str]()
-    known = frozenset(values) & frozenset(LEVELS)
-    return known or _UNCHANGED
-
-
-def _parse_number(name: str, text: str) -> int:
-    match = _INTEGER.match(text)
-    if match is None:
-        raise invalid(name, f"Unable to parse '{name}', got: {text}")
-    value = int(match[0]) if len(match[0]) < 20 else _MAX_INT32 + 1
-    lowest, highest = _RANGES[name]
-    if name == "trace_count" and -_MAX_INT32 <= value < lowest:
-        raise invalid(name, f"Unable to parse 'trace_count'. Expecting value >= -1, got:{text}")
-    if not lowest <= value <= _MAX_INT32:
-        reach = f"value is out of range [ {lowest}, {highest} ]"
-        raise invalid(name, f"Unable to parse '{name}', {reach}, got: {text}")
-    return value
+    return {name: value for name, value in own.items() if value is not CLEARED}
 
 
 class _Sampling:

@@ -3,16 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gateway.assembly import (
-    SharedResources,
-    limit_use,
-    make_access,
-    make_ledger,
-    make_prices,
-    make_repository,
-    open_quotas,
-    write_logs,
-)
+from gateway.accounts import limit_use, make_access, make_ledger, make_prices, open_quotas, write_logs
+from gateway.assembly import SharedResources, make_repository
 from gateway.calls import CallLog, note_cached
 from gateway.options.config import ServeConfig
 from gateway.options.quotas import MEMORY

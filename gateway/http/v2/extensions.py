@@ -23,7 +23,7 @@ from gateway.http.v2.json_document import (
 from gateway.http.v2.request import BodyReader
 from gateway.v2.log_settings import LOG_SETTINGS, LogValue
 from gateway.v2.server import V2Service
-from gateway.v2.trace import TRACE_SETTINGS, TraceValue
+from gateway.v2.trace_values import TRACE_SETTINGS, TraceValue
 from serving.request import LATEST
 from sluice.errors import ErrorCode, SluiceError, invalid
 

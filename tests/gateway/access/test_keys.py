@@ -25,7 +25,7 @@ from gateway.access.keys import (
 from gateway.access.redis_store import RedisKeys
 from gateway.access.ring import SERVER_KEY, KeyRing
 from gateway.access.store import KeyStore, SqliteKeys
-from gateway.assembly import make_access
+from gateway.accounts import make_access
 from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig
 from sluice.errors import ErrorCode, SluiceError

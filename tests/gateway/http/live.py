@@ -17,7 +17,7 @@ import pytest
 from engine.client.base import EngineClient
 from engine.config import EngineConfig
 from engine.runners.base import FloatArray, StepBatch
-from gateway.assembly import make_access
+from gateway.accounts import make_access
 from gateway.batches.service import BatchService
 from gateway.calls import CallLog
 from gateway.http.app import create_app

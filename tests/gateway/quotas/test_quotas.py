@@ -15,7 +15,7 @@ from prometheus_client import generate_latest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.access.identity import QuotaLimits, RouteGroup
-from gateway.assembly import limit_use
+from gateway.accounts import limit_use
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
 from gateway.quotas.store import MemoryQuotas

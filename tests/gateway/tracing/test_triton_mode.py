@@ -6,9 +6,10 @@ from pathlib import Path
 
 from gateway.options.config import read_config
 from gateway.tracing.tracer import remote_parent
-from gateway.v2.trace import TraceSetting, TraceSettings, following
+from gateway.v2.trace import TraceSettings, following
 from gateway.v2.trace_spans import TracesAsSpans
 from gateway.v2.trace_steps import find_steps
+from gateway.v2.trace_values import TraceSetting
 from serving.request import InferRequest
 from sluice.spans import Recording, RemoteParent, Span, current_span
 from tests.gateway.tracing.test_tracer import Sink

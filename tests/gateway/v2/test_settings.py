@@ -10,7 +10,8 @@ import pytest
 
 from gateway.telemetry.logs import RequestIdFilter
 from gateway.v2.log_settings import LogSettings
-from gateway.v2.trace import TraceSetting, TraceSettings
+from gateway.v2.trace import TraceSettings
+from gateway.v2.trace_values import TraceSetting
 from serving.request import InferRequest
 from sluice.errors import SluiceError
 from tests.gateway.http.v2.models import identity

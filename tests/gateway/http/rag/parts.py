@@ -14,7 +14,7 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from gateway.assembly import make_access
+from gateway.accounts import make_access
 from gateway.calls import CallLog
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer

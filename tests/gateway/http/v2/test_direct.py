@@ -14,7 +14,8 @@ from gateway.calls import CallLog
 from gateway.http.direct import Direct, DirectExchange, GuardedDirect
 from gateway.http.v2.app import V2App
 from gateway.options.config import ServeConfig
-from gateway.v2.trace import TraceSetting, TraceSettings
+from gateway.v2.trace import TraceSettings
+from gateway.v2.trace_values import TraceSetting
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.plain_server import PATIENCE_S, serving
 from tests.gateway.http.v2.infer_requests import ADD_SUB, IDENTITY, STRINGS, TYPES, one, pair, typed
