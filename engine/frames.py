@@ -245,7 +245,7 @@ class TenantTokens(msgspec.Struct, frozen=True, array_like=True, gc=False):
     generated: int = 0
 
 
-class BlockHolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class BlockOwner(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A running sequence and its KV blocks: how many it has, and the most that it may need."""
 
     request_id: str
@@ -265,7 +265,7 @@ class BlockMap(msgspec.Struct, frozen=True, array_like=True):
     """A byte for each cell, which tells of the first of its blocks that has its state: 0 for nobody, n for the n-th of
     `holders` (a shared block has one of those that hold it), `OTHER_HOLDER` for a sequence beyond the list, `RESERVED`
     for a free block that is among the next to be handed out, as many as running sequences have still reserved."""
-    holders: list[BlockHolder] = []
+    holders: list[BlockOwner] = []
     """The sequences with the most blocks."""
 
 

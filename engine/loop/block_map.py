@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.frames import OTHER_HOLDER, RESERVED, BlockHolder, BlockMap
+from engine.frames import OTHER_HOLDER, RESERVED, BlockOwner, BlockMap
 from engine.kv_cache import BlockState, KvCacheManager
 from engine.sequence import Sequence
 
@@ -54,6 +54,6 @@ def _pad(values: NDArray[np.uint8], per_cell: int) -> NDArray[np.uint8]:
     return padded
 
 
-def _describe(sequence: Sequence) -> BlockHolder:
+def _describe(sequence: Sequence) -> BlockOwner:
     request_id = sequence.request.request_id[:MAX_ID_CHARS]
-    return BlockHolder(request_id, sequence.num_allocated_blocks, sequence.worst_case_blocks)
+    return BlockOwner(request_id, sequence.num_allocated_blocks, sequence.worst_case_blocks)

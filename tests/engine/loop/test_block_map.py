@@ -3,7 +3,7 @@
 from pytest import MonkeyPatch
 
 from engine.blocks import BlockHash
-from engine.frames import OTHER_HOLDER, RESERVED, BlockHolder, BlockMap
+from engine.frames import OTHER_HOLDER, RESERVED, BlockOwner, BlockMap
 from engine.kv_cache import BlockState, KvCacheManager
 from engine.loop import block_map
 from engine.loop.block_map import MAX_ID_CHARS, draw_block_map
@@ -65,7 +65,7 @@ def test_each_block_has_its_state_and_its_owner() -> None:
     assert states.pop(cached) == BlockState.CACHED and states.pop(shared) == BlockState.SHARED
     assert states.pop(owned) == states.pop(second) == BlockState.OWNED
     assert set(states.values()) == {BlockState.FREE} and len(states) == 12
-    assert drawn.holders == [BlockHolder("a", 2, MAX_TOKENS), BlockHolder("b", 2, MAX_TOKENS)]
+    assert drawn.holders == [BlockOwner("a", 2, MAX_TOKENS), BlockOwner("b", 2, MAX_TOKENS)]
     assert (drawn.owners[owned], drawn.owners[second]) == (1, 2)
     assert drawn.owners[shared] in (1, 2), "one of those that share it"
 
@@ -91,7 +91,7 @@ def test_sequences_with_few_blocks_are_not_named(monkeypatch: MonkeyPatch) -> No
     [few] = cache.add("few", 1)
     many = cache.add("x" * (MAX_ID_CHARS + 1), 3)
     drawn = cache.draw()
-    assert drawn.holders == [BlockHolder("x" * MAX_ID_CHARS, 3, MAX_TOKENS)]
+    assert drawn.holders == [BlockOwner("x" * MAX_ID_CHARS, 3, MAX_TOKENS)]
     assert drawn.owners[few] == OTHER_HOLDER and {drawn.owners[block] for block in many} == {1}
 
 
