@@ -5,7 +5,7 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.frames import OTHER_HOLDER, RESERVED, BlockOwner, BlockMap
+from engine.frames import OTHER_HOLDER, RESERVED, BlockMap, BlockOwner
 from engine.kv_cache import BlockState, KvCacheManager
 from engine.sequence import Sequence
 

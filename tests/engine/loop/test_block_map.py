@@ -3,7 +3,7 @@
 from pytest import MonkeyPatch
 
 from engine.blocks import BlockHash
-from engine.frames import OTHER_HOLDER, RESERVED, BlockOwner, BlockMap
+from engine.frames import OTHER_HOLDER, RESERVED, BlockMap, BlockOwner
 from engine.kv_cache import BlockState, KvCacheManager
 from engine.loop import block_map
 from engine.loop.block_map import MAX_ID_CHARS, draw_block_map
