@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from sluice.log_lines import is_logging_json, message_of
+from sluice.log_lines import JSON, is_logging_json, message_of
 from sluice.log_repeats import RepeatLimiter
 
 MAX_MESSAGE_CHARS = 4000
@@ -39,13 +39,14 @@ class ProcessLog(NamedTuple):
         return cls(logging.getLevelName(logging.root.level), is_logging_json(), collecting_socket())
 
     def to_argument(self) -> str:
-        """Return a word of a command line."""
-        return json.dumps(self._asdict())
+        """Return a word of a command line without anything that a launcher's shell might take apart."""
+        return ",".join((self.level, JSON if self.is_json else "text", self.socket_name.replace("\0", "@")))
 
     @classmethod
     def from_argument(cls, text: str) -> "ProcessLog":
         """Return what `to_argument` has written."""
-        return cls(**json.loads(text))
+        level, log_format, socket_name = text.split(",", 2)
+        return cls(level, log_format == JSON, socket_name.replace("@", "\0"))
 
 
 def collecting_socket() -> str:

@@ -127,6 +127,8 @@ async def test_a_library_with_a_log_of_its_own_is_heard(monkeypatch: pytest.Monk
 def test_a_process_is_told_how_to_log() -> None:
     told = ProcessLog("INFO", True, "\0sluice-log-1-ab")
     assert ProcessLog.from_argument(told.to_argument()) == told
-    assert "\0" not in told.to_argument(), "no word of a command line can have it"
+    assert told.to_argument() == "INFO,json,@sluice-log-1-ab"
+    nobody = ProcessLog("DEBUG", False, "")
+    assert ProcessLog.from_argument(nobody.to_argument()) == nobody
     with pytest.raises(OSError):
         LogRelay("\0sluice-test-nobody-listens", "engine-7")
