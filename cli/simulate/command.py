@@ -94,7 +94,7 @@ def _run(
 ) -> FleetRun:
     if arguments.find_replicas is None:
         with _progress(len(requests), is_quiet=arguments.quiet) as report:
-            return simulate(requests, config, report)
+            return simulate(requests, config, report, concurrency=arguments.concurrency)
 
     def show(summary: FleetSummary) -> None:
         if not arguments.quiet:
@@ -176,6 +176,8 @@ def _targets(arguments: argparse.Namespace) -> LatencyTargets:
 def _check(arguments: argparse.Namespace) -> None:
     if arguments.find_replicas is not None and not _targets(arguments).is_given:
         raise _invalid("--find-replicas needs --ttft-target or --itl-target: what to find the number for")
+    if arguments.concurrency is not None and (arguments.speed != 1.0 or arguments.find_replicas is not None):
+        raise _invalid("--concurrency sends requests when others have ended: leave out --speed and --find-replicas")
     if arguments.find_replicas is not None and arguments.replicas != _REPLICAS:
         raise _invalid("--replicas and --find-replicas contradict each other: give one of them")
 
@@ -195,6 +197,9 @@ def _parser() -> OneLineParser:
     trace = parser.add_argument_group("trace")
     trace.add_argument("--speed", type=positive, default=1.0, metavar="X", help="let requests come X times as fast")
     trace.add_argument("--num-requests", type=count, metavar="N", help="take the first N requests alone")
+    trace.add_argument(
+        "--concurrency", type=count, metavar="N", help="send N requests at a time, each when one has ended, not by time"
+    )
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument("--replicas", type=count, default=_REPLICAS, metavar="N", help="replicas (%(default)s)")
     fleet.add_argument(

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -72,13 +73,15 @@ def simulate(
     config: FleetConfig,
     report: Callable[[int], None] | None = None,
     router: SimulatedRouter | None = None,
+    concurrency: int | None = None,
 ) -> FleetRun:
     """Let the fleet serve the requests, which are in the order of their times. `report` is told now and then how many
-    have ended. `router` chooses instead of the one that `config` describes. The same arguments give the same run, if
-    such a router always chooses the same."""
+    have ended. `router` chooses instead of the one that `config` describes. With a `concurrency`, so many clients send
+    them instead, each its next one when its last has ended. The same arguments give the same run, if such a router
+    always chooses the same."""
     if router is None:
         router = FleetRouter(config.router, config.num_replicas, config.profile.num_blocks)
-    return _Simulation(requests, config, router, report).run()
+    return _Simulation(requests, config, router, report, concurrency).run()
 
 
 class _Simulation:
@@ -90,8 +93,11 @@ class _Simulation:
         config: FleetConfig,
         router: SimulatedRouter,
         report: Callable[[int], None] | None,
+        concurrency: int | None,
     ) -> None:
-        self._requests, self._config, self._router, self._report = requests, config, router, report
+        self._requests, self._config, self._router, self._report = list(requests), config, router, report
+        self._free_at = None if concurrency is None else deque([0.0] * concurrency)
+        """Since when each client is free that waits for nothing; None where requests come at times of their own."""
         policy, profile = find_policy(config.policy), config.profile
         self._replicas = [
             SimulatedReplica(number, profile, policy, router.note_first_token, self._end)
@@ -115,6 +121,8 @@ class _Simulation:
             if not self._fits(request):
                 self._count_ended()
                 continue
+            if self._free_at is not None:
+                request = self._requests[number] = request._replace(at_s=self._await_client(self._free_at))
             num_shareable += infinite.take(request, self._config.profile.block_size)
             arrives_at = request.at_s + self._config.profile.request_s
             self._advance(arrives_at)
@@ -149,14 +157,21 @@ class _Simulation:
         num_tokens = request.num_prompt + (request.max_tokens or request.num_output)
         return num_tokens <= min(profile.max_model_len, profile.num_blocks * profile.block_size)
 
+    def _await_client(self, free_at: deque[float]) -> float:
+        """Let steps end until a client is free. Returns since when it is."""
+        while not free_at:
+            self._advance_one()
+        return free_at.popleft()
+
     def _advance(self, until: float) -> None:
         """Let all steps end that end before `until`."""
-        due = self._due
-        while due and due[0][0] <= until:
-            at, number = heapq.heappop(due)
-            replica = self._replicas[number]
-            if replica.ends_at != at:
-                continue  # its steps were to end then, and a request has ended them earlier
+        while self._due and self._due[0][0] <= until:
+            self._advance_one()
+
+    def _advance_one(self) -> None:
+        at, number = heapq.heappop(self._due)
+        replica = self._replicas[number]
+        if replica.ends_at == at:  # else a request has ended its steps earlier
             replica.finish_step()
             self._note(replica)
 
@@ -207,6 +222,8 @@ class _Simulation:
         self._num_cached[number] = sequence.num_cached_tokens
         self._end_s = max(self._end_s, sequence.last_token_at)
         self._router.note_end(number)
+        if self._free_at is not None:
+            self._free_at.append(sequence.last_token_at)
         self._count_ended()
 
     def _count_ended(self) -> None:

@@ -206,3 +206,21 @@ def test_a_request_that_can_never_fit_is_rejected() -> None:
     assert run.replica.tolist()[0] == -1
     assert np.isnan(run.ttft_s[0])
     assert run.e2e_s[1] > 0.0
+
+
+def test_clients_send_their_next_request_when_their_last_has_ended() -> None:
+    requests = trace(60.0, seed=4)
+    run = simulate(requests, FleetConfig(PROFILE, 1), concurrency=5)
+    begins = np.array([request.at_s for request in run.requests])
+    ends = begins + run.e2e_s
+    in_flight = [int(((begins <= at) & (ends > at)).sum()) for at in begins]
+    assert max(in_flight) == 5
+    assert in_flight[10:-5] == [5] * (len(requests) - 15)
+    assert [request.num_prompt for request in run.requests] == [request.num_prompt for request in requests]
+
+
+def test_one_client_waits_for_each_answer() -> None:
+    requests = trace(60.0, seed=5)
+    run = simulate(requests, FleetConfig(PROFILE, 1), concurrency=1)
+    assert run.end_s == pytest.approx(run.e2e_s.sum())
+    assert run.wait_s.max() < 1e-9
