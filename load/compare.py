@@ -110,23 +110,25 @@ def compare_reports(a: Report, b: Report) -> list[Comparison]:
 
 def compare_rounds(rounds: Sequence[tuple[Run, Run]]) -> list[Comparison]:
     """Compare the runs of each round with each other: medians over the rounds, and of their ratios."""
-    found = []
-    for name, measure, is_rate in _ROUND_FIGURES:
-        pairs = [(measure(a), measure(b)) for a, b in rounds]
-        known = [(a, b) for a, b in pairs if a and b]
-        if len(known) < len(rounds):
-            continue
-        logs = np.array([math.log(b / a) for a, b in known])
-        drawn = np.random.default_rng(0).choice(logs, (_DRAWN_ROUNDS, len(logs))).mean(axis=1)
-        low, high = bounds(drawn)
-        found.append(
-            Comparison(
-                name,
-                statistics.median(a for a, _ in known),
-                statistics.median(b for _, b in known),
-                math.exp(float(logs.mean())),
-                Interval(math.exp(low), math.exp(high)),
-                is_rate,
-            )
-        )
-    return found
+    figures = (
+        (name, [(measure(a), measure(b)) for a, b in rounds], is_rate) for name, measure, is_rate in _ROUND_FIGURES
+    )
+    return [found for name, pairs, is_rate in figures if (found := compare_pairs(name, pairs, is_rate)) is not None]
+
+
+def compare_pairs(name: str, pairs: Sequence[tuple[float | None, float | None]], is_rate: bool) -> Comparison | None:
+    """Compare a figure that A and B have in each round; None where one lacks it or it is 0."""
+    known = [(a, b) for a, b in pairs if a and b]
+    if len(known) < len(pairs) or not known:
+        return None
+    logs = np.array([math.log(b / a) for a, b in known])
+    drawn = np.random.default_rng(0).choice(logs, (_DRAWN_ROUNDS, len(logs))).mean(axis=1)
+    low, high = bounds(drawn)
+    return Comparison(
+        name,
+        statistics.median(a for a, _ in known),
+        statistics.median(b for _, b in known),
+        math.exp(float(logs.mean())),
+        Interval(math.exp(low), math.exp(high)),
+        is_rate,
+    )
