@@ -12,7 +12,7 @@ body { font: 15px/1.5 system-ui, sans-serif; max-width: 84rem; margin: 2rem auto
 main { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.5rem; }
 figure { margin: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; }
 text { font-size: 12px; fill: currentColor; } .grid { stroke: currentColor; stroke-opacity: 0.15; }
-.line { fill: none; stroke-width: 2; } .bar { fill: #4477aa; }
+.line { fill: none; stroke-width: 2; } .bar { fill: #4477aa; } .front { stroke-dasharray: 4 3; }
 table { border-collapse: collapse; } th, td { padding: 0.15rem 0.9rem 0.15rem 0; text-align: right; }
 th:first-child, td:first-child { text-align: left; } code { overflow-wrap: anywhere; }
 """
@@ -27,6 +27,17 @@ class Line(NamedTuple):
     y: Sequence[float]
     names: Sequence[str] = ()
     """A text for each point; empty where points are not marked."""
+
+
+class Points(NamedTuple):
+    """A group of points of a plot. `texts` are shown when the mouse is over them."""
+
+    label: str
+    color: str
+    x: Sequence[float]
+    y: Sequence[float]
+    texts: Sequence[str]
+    radius: float = 3.5
 
 
 def render_report(title: str, lines: Sequence[str], tables: Sequence[str], plots: Sequence[str]) -> str:
@@ -69,6 +80,36 @@ def line_plot(title: str, lines: Sequence[Line], unit: str) -> str:
     ends = f'<text x="{_MARGIN}" y="{_HEIGHT + 16}">0</text>'
     ends += f'<text x="{_WIDTH}" y="{_HEIGHT + 16}" text-anchor="end">{most_x:,.4g} {unit}</text>'
     return _figure(title, most_y, "".join(marks + labels) + ends)
+
+
+def point_plot(title: str, groups: Sequence[Points], front: Line, unit: str) -> str:
+    """Return a figure of points over a logarithmic axis, whose unit is `unit`, with a line through the best of them.
+    No `x` is 0 or less."""
+    low, high = _log_ends([x for group in groups for x in group.x])
+    most_y = _round_up(max(y for group in groups for y in group.y))
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        part = (math.log(x) - low) / (high - low)
+        return _MARGIN + 8 + part * (_WIDTH - _MARGIN - 16), _HEIGHT - y / most_y * (_HEIGHT - 20)
+
+    corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(place, front.x, front.y))
+    marks = [f'<polyline class="line front" stroke="{front.color}" points="{corners}"/>']
+    labels = []
+    for number, group in enumerate(groups):
+        for x, y, text in zip(group.x, group.y, group.texts, strict=True):
+            spot = f'cx="{place(x, y)[0]:.1f}" cy="{place(x, y)[1]:.1f}" r="{group.radius:g}"'
+            marks.append(f'<circle {spot} fill="{group.color}"><title>{html.escape(text)}</title></circle>')
+        spot = f'x="{_MARGIN + 12}" y="{34 + 16 * number}" style="fill: {group.color}"'
+        labels.append(f"<text {spot}>{html.escape(group.label)}</text>")
+    ends = f'<text x="{_MARGIN}" y="{_HEIGHT + 16}">{math.exp(low):,.4g} {unit}</text>'
+    ends += f'<text x="{_WIDTH}" y="{_HEIGHT + 16}" text-anchor="end">{math.exp(high):,.4g} {unit} (log)</text>'
+    return _figure(title, most_y, "".join(marks + labels) + ends)
+
+
+def _log_ends(values: Sequence[float]) -> tuple[float, float]:
+    """Return the logarithms of the ends of an axis that has all values, and is not empty."""
+    low, high = math.log(min(values)), math.log(max(values))
+    return (low, high) if high - low > 1e-6 else (low - 0.5, high + 0.5)
 
 
 def bar_plot(title: str, values: Sequence[float]) -> str:
