@@ -59,6 +59,7 @@ _LONG = {
     "serving/backends/python/test_supervision.py",
     "triton/test_clients_control.py",
     "triton/test_faults.py",
+    "tuning/test_live.py",
 }
 """Files that show at length what shorter tests look at. They take half of the time of all, and are marked `long`, so
 that `make test` leaves them to `make test-long`. `--durations=0` says which could be next."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.paths import ROOT
 
-PACKAGES = ("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load")
+PACKAGES = ("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load", "tuning")
 TOWER = (
     "sluice",
     "engine",
@@ -86,11 +86,13 @@ TOWER = (
     "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.logs cli.rag cli.repository cli.simulate cli.smoke "
     "cli.top cli.usage",
     "load",
+    "tuning",
 )
 """Floors from the ground up. Rooms on one floor do not know each other."""
 FLOORS = {room: floor for floor, rooms in enumerate(TOWER) for room in rooms.split()}
-STRANGERS = (("engine", "serving"), *((each, "load") for each in PACKAGES if each not in ("load", "sluice")))
-"""Packages that know nothing of each other, whichever stands lower. The load tool measures other servers too."""
+STRANGERS = (("engine", "serving"), *((each, "load") for each in PACKAGES if each not in ("load", "sluice", "tuning")))
+"""Packages that know nothing of each other, whichever stands lower. The load tool measures other servers too; `tuning`
+alone, which drives both, knows the two sides."""
 FACE = "sluice"
 """The public face: the one module whose imports may point up."""
 EXCEPTIONS: frozenset[tuple[str, str]] = frozenset()

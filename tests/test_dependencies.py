@@ -22,6 +22,7 @@ OPTIONAL = {
     "psycopg": ("postgres", "gateway/ledger/postgres.py", "pipelines/rag/stores/postgres"),
     "torch": ("pytorch", "serving/backends/pytorch"),
     "ray": ("ray", "cli/fleet"),
+    "optuna": ("tune", "tuning/search.py"),
     "cuda": ("tensorrt", "serving/backends/tensorrt"),
     "tensorrt": ("tensorrt", "serving/backends/tensorrt"),
 }

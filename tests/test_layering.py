@@ -27,6 +27,7 @@ LIBRARIES = {
     "onnxruntime": ("serving/backends/onnxruntime",),
     "dynamo": ("gateway/dynamo",),
     "ray": ("cli/fleet",),
+    "optuna": ("tuning/search.py",),
     "opentelemetry": ("gateway/tracing", "gateway/telemetry/otlp.py"),
 }
 """Heavy libraries, and the folders that may import them."""

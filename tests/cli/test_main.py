@@ -35,7 +35,7 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         capsys.readouterr().err
         == "sluice: error: unknown command 'sevre'; commands: build, doctor, dynamo-worker, engine, fleet, keys, load, "
-        "logs, profile, rag, repository, run-batch, runtime, serve, simulate, smoke, tenants, top, usage\n"
+        "logs, profile, rag, repository, run-batch, runtime, serve, simulate, smoke, tenants, top, tune, usage\n"
     )
 
 

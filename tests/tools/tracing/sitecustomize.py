@@ -14,7 +14,7 @@ from typing import Any
 
 ROOT = os.environ.get("SLUICE_TRACE_ROOT", "")  # noqa: TID251 - set by tests/tools/request_paths.py for this file alone
 FOLDER = os.environ.get("SLUICE_TRACE_FOLDER", "")  # noqa: TID251 - as above
-PACKAGES = ("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load")
+PACKAGES = ("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load", "tuning")
 
 _called: set[CodeType] = set()
 
