@@ -1,5 +1,6 @@
 """Reads HTML: the main content of a page, written as light Markdown."""
 
+import codecs
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -15,6 +16,15 @@ _DECLARED_WITHIN = 1024
 """Bytes in which a page has to declare its encoding, by the HTML standard."""
 _WINDOWS_1252 = frozenset({"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin1", "latin-1"})
 """Declared encodings that mean windows-1252, by the HTML standard."""
+_ENCODINGS = frozenset(
+    (
+        *("utf-8", "cp866", "koi8-r", "koi8-u", "mac-roman", "mac-cyrillic", "tis-620", "cp874", "gbk", "gb2312"),
+        *("gb18030", "big5", "big5hkscs", "euc_jp", "iso2022_jp", "shift_jis", "cp932", "euc_kr", "cp949"),
+        *(f"iso8859-{part}" for part in range(1, 17)),
+        *(f"cp{page}" for page in range(1250, 1259)),
+    )
+)
+"""Python's names of the encodings of the HTML standard. Its other codecs are of no pages, and some of no text."""
 
 _WORD = re.compile(r"\w+")
 _MAIN = ("main", "[role=main]", "article")
@@ -65,10 +75,16 @@ def _decode(content: bytes) -> str:
     name = declared[1].decode().lower() if declared else "utf-8"
     # The HTML standard: a declaration that can be read byte by byte is not in UTF-16, whatever it says.
     name = "utf-8" if name.startswith("utf-16") else "windows-1252" if name in _WINDOWS_1252 else name
+    if not _is_of_pages(name):
+        raise invalid("content", f"the page declares the encoding {name[:40]!r}, which is not known")
+    return decode_text(content, name)
+
+
+def _is_of_pages(encoding: str) -> bool:
     try:
-        return decode_text(content, name)
+        return codecs.lookup(encoding).name in _ENCODINGS
     except LookupError:
-        raise invalid("content", f"the page declares the encoding {name[:40]!r}, which is not known") from None
+        return False
 
 
 def _find_main(tree: LexborHTMLParser) -> Any:
