@@ -6,6 +6,7 @@ ends when the server closes the socket.
 """
 
 import os
+import re
 import resource
 import signal
 import socket
@@ -41,6 +42,10 @@ class TemplateResult(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+_TOO_LARGE = TemplateResult(error=f"it takes more than {MEMORY_BYTES >> 20} MiB of memory")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
+
+
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies
     import transformers.utils.chat_template_utils  # noqa: F401 - once, for all children
@@ -69,9 +74,13 @@ def _confine() -> None:
 
 
 def _serve(connection: socket.socket) -> None:
-    with connection.makefile("rb") as file:
-        job = msgspec.msgpack.decode(file.read(), type=TemplateJob)
-    connection.sendall(msgspec.msgpack.encode(_render(job)))
+    try:
+        with connection.makefile("rb") as file:
+            job = msgspec.msgpack.decode(file.read(), type=TemplateJob)
+        reply = msgspec.msgpack.encode(_render(job))
+    except MemoryError:
+        reply = msgspec.msgpack.encode(_TOO_LARGE)
+    connection.sendall(reply)
 
 
 def _render(job: TemplateJob) -> TemplateResult:
@@ -88,12 +97,18 @@ def _render(job: TemplateJob) -> TemplateResult:
             **job.arguments,
         )
     except MemoryError:
-        return TemplateResult(error=f"it takes more than {MEMORY_BYTES >> 20} MiB of memory")
+        return _TOO_LARGE
     except Exception as error:  # a template can raise anything
-        return TemplateResult(error=str(error) or type(error).__name__)
+        return TemplateResult(error=_shown(error))
+    if _HALF_PAIR.search(text):
+        return TemplateResult(error="it writes half a surrogate pair, which is no character")
     if len(text) > MAX_CHARS:
         return TemplateResult(error=f"it writes {len(text)} characters; at most {MAX_CHARS} are allowed")
     return TemplateResult(text)
+
+
+def _shown(error: Exception) -> str:
+    return _HALF_PAIR.sub("\ufffd", str(error)) or type(error).__name__
 
 
 if __name__ == "__main__":

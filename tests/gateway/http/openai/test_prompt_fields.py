@@ -113,6 +113,8 @@ def test_a_template_of_the_request(strict_live: LiveServer) -> None:
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ 'a' * 10000000000 }}", "256 MiB of memory"),
         ("{{ 'a' * 20000000 }}", "it writes 20000000 characters"),
+        (r"{{ '\ud800' }}", "it writes half a surrogate pair"),
+        (r"{{ raise_exception('no \udfff turn') }}", "no \ufffd turn"),
     ],
 )
 def test_a_template_that_fails_says_why(strict_live: LiveServer, template: str, reason: str) -> None:
