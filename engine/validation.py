@@ -147,11 +147,13 @@ def _check_logits(request: GenerateRequest, info: EngineInfo) -> None:
 
 
 def _check_envelope(request: GenerateRequest) -> None:
-    """Check timeouts, priority, labels and resumed output."""
+    """Check timeouts, weight, priority, labels and resumed output."""
     for name in ("timeout_s", "queue_timeout_s"):
         value = getattr(request, name)
         if value is not None and not 0.0 < value < math.inf:
             raise _out_of_range(name, value, "greater than 0 seconds")
+    if request.weight is not None and not 0.0 < request.weight < math.inf:
+        raise _out_of_range("weight", request.weight, "a finite number above 0")
     low, high = _PRIORITIES
     if not low <= request.priority <= high:
         raise _out_of_range("priority", request.priority, f"between {low} and {high}")

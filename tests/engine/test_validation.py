@@ -122,6 +122,10 @@ def request(sampling: dict[str, object] | None = None, **fields: object) -> Gene
         ),
         (request(prompt_token_ids=[3, 100]), "prompt", "token ids of the prompt must be between 0 and 99, got 100"),
         (request(timeout_s=0.0), "timeout_s", "timeout_s must be greater than 0 seconds, got 0.0"),
+        *(
+            (request(weight=weight), "weight", f"weight must be a finite number above 0, got {weight}")
+            for weight in (0.0, -0.0, -1.0, math.nan, math.inf)
+        ),
         (
             request(queue_timeout_s=math.nan),
             "queue_timeout_s",
