@@ -13,6 +13,7 @@ from cli.build.checkpoint_files import CONFIG
 from cli.build.options import UsageError
 from cli.build.steps import PYTHON, BuildStep, ToolStep
 from engine.model_folder import ModelFormat, model_format
+from engine.yaml_text import load_yaml
 from gateway.checkpoint import download_from_hub, find_checkpoint, is_hub_id, model_name
 from gateway.options.option import OptionError
 
@@ -226,7 +227,7 @@ _PlainLoader.add_multi_constructor("", lambda loader, suffix, node: None)
 
 
 def _parse_yaml(text: bytes) -> dict[str, Any]:
-    document = yaml.load(text, _PlainLoader)
+    document = load_yaml(text, _PlainLoader)
     return document if isinstance(document, dict) else {}
 
 

@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 import msgspec
+import yaml
 
 from engine.fleet.membership.file import EngineEntry, EnginesFile
+from engine.yaml_text import load_yaml
 
 
 def write_members(path: Path, content: EnginesFile) -> bool:
@@ -24,8 +26,8 @@ def write_members(path: Path, content: EnginesFile) -> bool:
 def read_members(path: Path) -> tuple[EngineEntry, ...]:
     """Return the engines of a file; none where there is no file. Raises ValueError for one that cannot be read."""
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=EnginesFile).engines
+        return msgspec.convert(load_yaml(path.read_bytes()), EnginesFile).engines
     except FileNotFoundError:
         return ()
-    except msgspec.MsgspecError as error:
+    except (yaml.YAMLError, msgspec.MsgspecError) as error:
         raise ValueError(f"{path} must have a list `engines`, each with name, address and weight: {error}") from None

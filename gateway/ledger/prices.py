@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from engine.yaml_text import load_yaml
+
 _MAX_CACHED = 1024
 PRICES_FLAG = "--price-table"
 
@@ -50,7 +52,7 @@ class PriceTable:
 def read_prices(path: str) -> PriceTable:
     """Read a table of JSON or YAML: prices by glob. Raises ValueError, which names the file and the field."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML too
+        content = load_yaml(Path(path).read_text(encoding="utf-8"))
         prices = msgspec.convert(content, dict[str, ModelPrices])
     except (OSError, UnicodeDecodeError, yaml.YAMLError, msgspec.ValidationError) as error:
         reason = " ".join(str(error).split())

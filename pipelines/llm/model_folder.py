@@ -11,6 +11,7 @@ import msgspec
 
 from engine.model_folder import ModelFormat, model_format
 from engine.runtimes import is_loadable, runtimes_for
+from engine.yaml_text import load_yaml
 from pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -139,7 +140,7 @@ def read_argument_file(path: Path) -> dict[str, Any]:
     import yaml  # slow to import, and few models have such a file
 
     try:
-        found = yaml.safe_load(path.read_text("utf-8"))
+        found = load_yaml(path.read_text("utf-8"))
     except yaml.MarkedYAMLError as error:
         raise ValueError(_place(error.problem_mark) + str(error.problem or error.context or "it is no YAML")) from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import msgspec
 import yaml
 
+from engine.yaml_text import load_yaml
+
 ROUTES_FLAG = "--routes"
 _MAX_TARGETS = 32
 _MAX_ROUTES = 256
@@ -84,7 +86,7 @@ def read_routes(path: str) -> dict[str, RouteSettings]:
     """Read the routes of a file of YAML or JSON, by name. Raises ValueError, which names the file, the route, the
     field, what it has and what was expected."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))  # JSON is YAML too
+        content = load_yaml(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ValueError(f"{ROUTES_FLAG} {path} cannot be read: {' '.join(str(error).split())}") from None
     try:

@@ -19,6 +19,7 @@ import msgspec
 import yaml
 
 from engine.fleet.membership.members import Member, check_members, never
+from engine.yaml_text import load_yaml
 from sluice.errors import SluiceError, invalid
 
 log = logging.getLogger(__name__)
@@ -91,7 +92,7 @@ class FileMembership:
 def read_members(path: Path) -> tuple[Member, ...]:
     """Read a file. Raises INVALID, which names the file, the field, what it has and what was expected."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise invalid("engines", f"{path} cannot be read: {' '.join(str(error).split())}") from None
     try:

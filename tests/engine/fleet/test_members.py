@@ -241,6 +241,8 @@ def test_endpoints_as_llm_d_writes_them(tmp_path: Path) -> None:
     ("text", "problem"),
     [
         ("engines: [", "cannot be read"),
+        ("engines: 2024-99-99", "cannot be read: a value is none: month must be in 1..12"),
+        ("[" * 5000, "cannot be read: it is nested too deeply"),
         ("[]", "Expected `object`, got `array`"),
         ("{}", "there must be either engines or endpoints"),
         ("engines: [{name: a}]", r"missing required field `address` - at `\$.engines\[0\]`"),
