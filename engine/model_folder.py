@@ -99,5 +99,5 @@ def read_json(path: Path) -> dict[str, Any]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid("model_path", f"{path} is not a JSON object: {error}") from error

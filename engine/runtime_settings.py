@@ -244,7 +244,7 @@ def json_object(value: str) -> dict[str, Any]:
     """Read a JSON object."""
     try:
         read = json.loads(value)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"a JSON object ({error})") from None
     if not isinstance(read, dict):
         raise ValueError("a JSON object")

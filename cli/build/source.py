@@ -130,7 +130,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return msgspec.json.decode((folder / CONFIG).read_bytes(), type=dict[str, Any])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {folder / CONFIG}: {error}") from None
 
 

@@ -70,7 +70,7 @@ def _read_json(path: Path) -> Fields:
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=Fields)
-    except (msgspec.DecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise SluiceError(ErrorCode.INVALID, f"cannot read {path}: {error}") from None
 
 

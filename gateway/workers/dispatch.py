@@ -61,7 +61,7 @@ def _may_be_own(scope: Scope) -> bool:
 def _name_model(body: bytes) -> str:
     try:
         return _DECODER.decode(body).model
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return ""  # the host says what is wrong
 
 

@@ -89,7 +89,7 @@ def decode_event(value: bytes) -> TextEvent | None:
     """Return the event of a value; None for a value that is none."""
     try:
         return _decoder.decode(value)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -113,6 +113,6 @@ def decode_vectors(value: bytes) -> Embeddings | None:
     try:
         packed = _vectors_decoder.decode(value)
         vectors = np.frombuffer(packed.raw, np.float32).reshape(packed.shape)
-    except (msgspec.MsgspecError, ValueError):
+    except (ValueError, RecursionError):
         return None
     return Embeddings(vectors, packed.num_tokens)

@@ -229,7 +229,9 @@ def json_calls(tools: Sequence[Tool], lark: LarkWriter, key: str = "arguments") 
 def _decoded_text(text: str) -> str:
     try:
         value = json.loads(text)
-    except ValueError:
+        if isinstance(value, str):
+            value.encode()  # half a surrogate pair, which JSON can spell, is no text
+    except (ValueError, RecursionError):
         raise UnexpectedText from None
     if not isinstance(value, str):
         raise UnexpectedText

@@ -149,7 +149,7 @@ def read_argument_file(path: Path) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(msgspec.json.encode(found), type=dict[str, Any])
-    except (TypeError, ValueError, msgspec.MsgspecError):
+    except (TypeError, ValueError, RecursionError):
         raise ValueError("it must be a mapping of arguments of TensorRT-LLM's LLM class, by name") from None
 
 
@@ -196,7 +196,7 @@ def read_vllm_arguments(version_folder: Path) -> dict[str, str]:
         return {}
     try:
         arguments = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid(VLLM_FILE, f"cannot read {path}: {error}") from None
     return {key: parameter_text(value) for key, value in arguments.items() if value is not None and value != ""}
 

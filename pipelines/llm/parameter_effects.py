@@ -68,7 +68,7 @@ def parse_fraction(text: str) -> float:
 def parse_object(text: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         raise ValueError("must be a JSON object") from None
 
 

@@ -104,7 +104,7 @@ def _read_parts(path: Path) -> dict[str, str]:
     """Return the folders of a model's parts, by their classes."""
     try:
         modules = msgspec.json.decode(path.read_bytes(), type=list[_Module])
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid("model_path", f"{path} is no list of a model's parts: {error}") from error
     return {each.type.rpartition(".")[2]: each.path for each in modules}
 

@@ -169,7 +169,7 @@ def _messages(text: str) -> list[Json]:
     try:
         messages: list[Json] = msgspec.json.decode(text, type=list[dict[str, Any]])
         msgspec.convert(messages, list[_Turn])
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid("messages", f"messages must be a JSON array of {{role, content}}: {error}") from None
     if not messages:
         raise invalid("messages", "messages must hold at least one message, got an empty array")

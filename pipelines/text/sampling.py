@@ -64,7 +64,7 @@ def load_sampling_defaults(model_path: Path) -> SamplingDefaults:
         return SamplingDefaults()
     try:
         config = msgspec.json.decode(path.read_bytes(), type=_GenerationConfig)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SluiceError(ErrorCode.UNAVAILABLE, f"cannot read {path}: {error}") from error
     fields = {name: value for name, value in msgspec.structs.asdict(config).items() if value is not None}
     if fields.pop("do_sample", True) is False:

@@ -57,7 +57,7 @@ def decode_messages(text: str, param: str = "messages") -> tuple[ChatMessage, ..
     """Decode a JSON array of messages. Roles are not checked. Raises SluiceError INVALID, naming `param`."""
     try:
         turns = _DECODER.decode(text)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         form = '[{"role": "user", "content": "..."}, ...]'
         raise invalid(param, f"{param} must be a JSON array of messages, {form}: {error}") from None
     if len(turns) > MAX_MESSAGES:

@@ -259,7 +259,7 @@ def unpack(value: bytes) -> InferResponse | None:
     try:
         packed = _decoder.decode(value)
         return InferResponse([_tensor(each) for each in packed.outputs], packed.parameters)
-    except (msgspec.MsgspecError, ValueError):
+    except (ValueError, RecursionError):
         return None
 
 

@@ -150,7 +150,7 @@ class KubernetesMembership:
                             yield last
                 except _WatchEndedError:
                     continue
-                except (httpx.HTTPError, OSError, msgspec.MsgspecError) as error:
+                except (httpx.HTTPError, OSError, ValueError, RecursionError) as error:
                     delay_s = min(max(2.0 * delay_s, FIRST_DELAY_S), LONGEST_DELAY_S)
                     reason = " ".join(str(error).split()) or type(error).__name__
                     log.warning("Kubernetes does not name engines now: %s; the %d that it had stay", reason, len(last))

@@ -208,7 +208,7 @@ class RedisMembership:
         try:
             lease = msgspec.json.decode(text, type=Lease)
             lease.member(self._server_key, self._client_key).check()
-        except (msgspec.MsgspecError, SluiceError) as error:
+        except (ValueError, RecursionError, SluiceError) as error:
             if self._unreadable.get(name) != text:
                 log.error("the lease of %r in %s cannot be used: %s", name, self._url.place, error)
             self._unreadable[name] = text

@@ -49,6 +49,8 @@ class Cluster:
         self.slices: dict[str, Object] = {}
         self.token = "first"
         self.status = 200
+        self.garbage = b""
+        """What it answers to lists instead, where set."""
         self.oldest = 0
         """Changes up to here are no longer kept."""
         self.num_lists = 0
@@ -80,6 +82,8 @@ class Cluster:
         assert request.query_params["labelSelector"] == "kubernetes.io/service-name=sluice-engine"
         if request.headers.get("authorization") != f"Bearer {self.token}":
             return JSONResponse({"kind": "Status", "code": 401, "message": "Unauthorized"}, 401)
+        if self.garbage:
+            return Response(self.garbage)
         if self.status != 200:
             return JSONResponse({"kind": "Status", "code": self.status}, self.status)
         if "watch" in request.query_params:
@@ -169,6 +173,13 @@ async def test_what_was_named_last_stays_while_the_api_server_fails(
             while "answers 503" not in caplog.text:
                 await asyncio.sleep(0.01)
         assert "the 1 that it had stay" in caplog.text
+        cluster.status = 200
+        for garbage, problem in ((b'{"name": "\xff"}', "can't decode"), (b'{"x": ' + b"[" * 100_000, "recursion")):
+            cluster.garbage = b'{"metadata": ' + garbage
+            async with asyncio.timeout(PATIENCE_S):
+                while problem not in caplog.text:
+                    await asyncio.sleep(0.01)
+        cluster.garbage = b""
         assert not next_.done()
         cluster.put(slice_of("s", endpoint("a", "10.0.0.1"), endpoint("b", "10.0.0.2")))
         cluster.status = 200

@@ -165,13 +165,16 @@ async def test_a_name_is_one_engine_s(redis: RedisServer, caplog: pytest.LogCapt
 async def test_what_nobody_can_use_is_named_once(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     url = url_of(redis)
     client = Redis.from_url(url.redis)
-    await client.sadd("sluice:fleet:{rill}", "bad", "worse")
+    await client.sadd("sluice:fleet:{rill}", "bad", "worse", "worst", "deep")
+    await client.set("sluice:fleet:{rill}:worst", b'{"name": "worst", "address": "\xff"}')
+    await client.set("sluice:fleet:{rill}:deep", b'{"x": ' + b"[" * 100_000)
     await client.set("sluice:fleet:{rill}:bad", b"{")
     await client.set("sluice:fleet:{rill}:worse", b'{"name": "worse", "address": "here"}')
     async with registered(url, lease("good", 1)), watched(url) as w:
         await until(lambda: w.names == ["good"])
         await asyncio.sleep(0.3)
-    assert caplog.text.count("the lease of 'bad'") == 1
+    for name in ("bad", "worst", "deep"):
+        assert caplog.text.count(f"the lease of '{name}'") == 1
     assert caplog.text.count("address of worse must be tcp://HOST:PORT, got 'here'") == 1
     await client.aclose()
 

@@ -146,6 +146,8 @@ async def test_a_worker_answers_for_its_models_alone() -> None:
     assert await Client(b'{"model": "other"}').ask() == "host"
     assert await Client(b'{"model": 3}').ask() == "host"
     assert await Client(b"{").ask() == "host"
+    assert await Client(b'{"model": "\xff"}').ask() == "host"
+    assert await Client(b'{"a": ' + b"[" * 100_000).ask() == "host"
     assert await Client(b"").ask() == "host"
     assert await Client(b'{"model": "rill"}', headers={"idempotency-key": "a"}).ask() == "host"
     assert await Client(b'{"model": "rill"}', method="GET").ask() == "host"

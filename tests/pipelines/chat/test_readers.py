@@ -135,6 +135,21 @@ def test_malformed_calls_are_read_once() -> None:
     assert _count_calls("hermes", text.replace("[", "1") + CANONICAL[0].text) < 20 * len(text)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "\\ud800", "arguments": {}}',
+        '{"name": "f", "arguments": "\\ud800"}',
+        '{"\\udfff": 1, "name": "f", "arguments": {}}',
+        '{"name": ' + "[" * 3000 + "]" * 3000 + ', "arguments": {}}',
+    ],
+)
+def test_what_is_no_text_is_no_call(call: str) -> None:
+    """JSON can spell half a surrogate pair, which no answer can have, and nest deeper than its reader goes."""
+    text = f"<tool_call>{call}</tool_call>"
+    assert read(Sample("hermes", "", Answer()), text) == Answer(text)
+
+
 TEMPLATES = {
     "<|channel|>commentary<|message|>": ("openai", "openai_gptoss"),
     "<tool_call>\n<function=name>\n<parameter=a>": ("qwen3_coder", None),

@@ -16,7 +16,10 @@ def test_parts_of_text_are_joined_and_other_fields_left_alone() -> None:
     assert decode_messages(text) == (ChatMessage("user", "ab"),)
 
 
-@pytest.mark.parametrize("text", ["", "{", "5", '["a"]', '[{"role": 1, "content": "a"}]', '[{"content": "a"}]'])
+DEEP = '[{"role": "user", "content": "a", "x": ' + "[" * 100_000
+
+
+@pytest.mark.parametrize("text", ["", "{", "5", '["a"]', '[{"role": 1, "content": "a"}]', '[{"content": "a"}]', DEEP])
 def test_anything_else_is_refused_by_the_field_s_name(text: str) -> None:
     with pytest.raises(SluiceError, match="history must be a JSON array of messages") as caught:
         decode_messages(text, "history")

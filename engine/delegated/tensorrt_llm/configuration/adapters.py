@@ -85,7 +85,7 @@ def _read_adapter(name: str, folder: Path) -> LoraAdapter:
     except (FileNotFoundError, NotADirectoryError) as error:
         message = f"LoRA adapter {name}: {folder} has no {_CONFIG_FILE}; it must be a folder that PEFT wrote"
         raise SluiceError(ErrorCode.NOT_FOUND, message, param="lora_modules") from error
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise _invalid(name, f"{file} is not a JSON object: {error}") from error
     if not any((folder / weights).is_file() for weights in _WEIGHTS):
         raise _invalid(name, f"{folder} has no weights; it must have {' or '.join(_WEIGHTS)}")

@@ -86,7 +86,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         message = f"{path} cannot be read ({error.strerror}); an adapter is a folder that PEFT wrote"
         raise SluiceError(ErrorCode.NOT_FOUND, message) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise invalid("lora_modules", f"{path} is not a JSON object: {error}") from error
     if config.get("peft_type") != "LORA":
         message = f"{path}: peft_type must be LORA, got {config.get('peft_type')!r}"

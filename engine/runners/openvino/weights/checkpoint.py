@@ -119,7 +119,7 @@ def weight_files(directory: Path) -> list[Path]:
 def _indexed(index: Path) -> list[Path]:
     try:
         weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise invalid("model_path", f"{index} is no index of weights: {error}") from error
     paths = [index.parent / name for name in sorted(set(weight_map.values()))]
     missing = [path.name for path in paths if not path.is_file()]
