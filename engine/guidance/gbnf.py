@@ -45,6 +45,11 @@ class LarkGrammar:
     rule_names: tuple[str, ...]
 
 
+def lark_string(text: str) -> str:
+    """Return a text as a string of Lark. llguidance's lexer takes JSON's strings, but for the character DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
 def is_gbnf(text: str) -> bool:
     """Return whether a line starts with `name ::=`, which defines a rule; Lark writes `name:`."""
     return re.search(r"(?m)^[ \t]*[\w-]+[ \t]*::=", text) is not None
@@ -132,7 +137,7 @@ def _part(text: str, token: _Token, names: dict[str, str]) -> str:
         case "name":
             return names[token.text]
         case "text":
-            return json.dumps("".join(_characters(text, token)), ensure_ascii=False)
+            return lark_string("".join(_characters(text, token)))
         case "chars":
             return f"/{_character_class(text, token)}/"
         case "any":

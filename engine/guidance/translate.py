@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from engine.guidance.gbnf import LarkGrammar, is_gbnf, to_lark
+from engine.guidance.gbnf import LarkGrammar, is_gbnf, lark_string, to_lark
 from engine.guidance.schema import Probe, check_schema, drop_unknown_formats, locate_error, parse_schema
 from engine.types import Grammar, GrammarKind
 from sluice.errors import SluiceError, invalid
@@ -184,7 +184,7 @@ def parse_choices(text: str) -> list[str]:
 
 
 def choice_in_lark(choices: list[str]) -> str:
-    words = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    words = " | ".join(map(lark_string, choices))
     return f"start: CHOICE\nCHOICE: {words}\n"
 
 

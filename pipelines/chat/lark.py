@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from engine.guidance.gbnf import lark_string
+
 _SPECIAL, _ESCAPED = re.compile(r"([.^$*+?()\[\]{}|\\/&~])"), r"\\\1"
 """Characters with a meaning in a regular expression between slashes."""
 
@@ -86,4 +88,4 @@ class LarkWriter:
 
     def _piece(self, piece: str) -> str:
         token_id = self._token_ids.get(piece)
-        return json.dumps(piece, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
+        return lark_string(piece) if token_id is None else f"<[{token_id}]>"

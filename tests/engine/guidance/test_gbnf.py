@@ -28,6 +28,7 @@ def matches(compiler: GrammarCompiler, gbnf: str, text: str) -> bool:
         ('root ::= [\\x41-\\u0043] "\\u0064" "\\"\\\\"', ['Ad"\\', 'Cd"\\'], ["Dd", 'ad"\\']),
         ("root ::= [-+a-c] [a\\-c] [.]", ["-a.", "+-.", "bc."], ["--x", "-b."]),
         ("root ::= . [/]", ["x/", "\n/"], ["xx"]),
+        ('root ::= "a\x7f" [\x7f]', ["a\x7f\x7f"], ["a", "a\x7f"]),
         ('root ::= x{2,3} # twice or more\nx ::=\n  "x"', ["xx", "xxx"], ["x", "xxxx"]),
         ('root ::= list\nlist ::= "[" (list ("," list)*)? "]"', ["[]", "[[],[[]]]"], ["[", "[,]"]),
         ('root-rule ::= "a"\nroot ::= root-rule myRule\nmyRule ::= "b"', ["ab"], ["a"]),

@@ -204,7 +204,7 @@ def test_regex(compiler: GrammarCompiler, pattern: str) -> None:
 
 
 def test_choice(compiler: GrammarCompiler) -> None:
-    choices = ["yes", "no", "yes, but", 'quo"te\\', "línea\nnueva", "", "日本", "yes"]
+    choices = ["yes", "no", "yes, but", 'quo"te\\', "línea\nnueva", "", "日本", "\x7f", "yes"]
     texts = {text for seed in range(30) for text in outputs(compiler, grammar(GrammarKind.CHOICE, choices), seed=seed)}
     assert texts <= set(choices)
     assert len(texts) > 4
