@@ -13,6 +13,9 @@ DYNAMO_VERSION := 1.6.1
 RAY := build/ray-venv
 TORCH := torch==2.13.0
 PEFT := peft==0.21.2
+MINUTES := 10
+# Each property has its share of the minutes. The log has thousands of refusals, and nothing of the one that failed.
+FUZZ := -n auto --dist load --show-capture=no
 # tests/conftest.py chooses the number of workers (another: ARGS="-n 8") and the order of the files.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
@@ -20,7 +23,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long quick test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
+.PHONY: help run test test-long quick fuzz test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -55,6 +58,9 @@ test-ray: $(RAY)/.done ## a fleet of engines on Ray clusters of several nodes, a
 
 test-gpu: $(VENV)/.torch ## on a machine with an NVIDIA GPU: a table of what is shown there, in nine minutes
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
+
+fuzz: $(VENV)/.dev ## garbage into every input for MINUTES=10; what fails is kept in build/fuzz and tried first
+	SLUICE_FUZZ_MINUTES=$(MINUTES) $(BIN)/python -m pytest $(FUZZ) tests/fuzz $(ARGS)
 
 check: $(VENV)/.dev ## format, lint, types, import layering
 	$(BIN)/ruff format --check .

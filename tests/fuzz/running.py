@@ -19,7 +19,12 @@ DATABASE = ROOT / "build" / "fuzz"
 """Examples that have failed, which the next `make fuzz` tries first."""
 _NUM_EXAMPLES = 200
 """Examples between two looks at the clock."""
-_UNCHECKED = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
+_UNCHECKED = (
+    HealthCheck.too_slow,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+    HealthCheck.function_scoped_fixture,
+)
 _GENERATING = (Phase.explicit, Phase.generate, Phase.shrink)
 
 

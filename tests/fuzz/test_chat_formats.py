@@ -17,6 +17,7 @@ MARKERS = sorted({marker for each in (*tool_formats(), *reasoning_formats()) for
 SNIPPETS = (
     *MARKERS,
     *('{"name": "get_time", ', '"arguments": ', '"parameters": {', '{"a": [', "]}", '"', "\\", "\\u00", "'", '"""'),
+    *('"\\ud800"', "[" * 1500, '{"a":' * 400, '"arguments": "{\\"a\\": ', "\\udfff"),
     *("get_weather", "get_time(", "city=", ")", "[", "]", "{", "}", ",", ";", ":", "\n", " ", "\t", "null", "-1e5"),
     *("functions.", " to=", "json", "```json\n", "\n```", "💥", "é", "\0", "<", "</", ">", "<function=", "=0x1f, "),
 )
@@ -69,5 +70,7 @@ def test_an_answer_is_the_same_in_whatever_pieces(
 ) -> None:
     choice = ToolChoice(is_parallel=is_parallel, is_required=is_required)
     whole = read(sample, choice, [])
+    for text in (whole.text, whole.reasoning, *(text for call in whole.calls for text in call)):
+        text.encode()
     assert read(sample, choice, cuts) == whole
     assert read(sample, choice, [*range(len(sample.text))]) == whole

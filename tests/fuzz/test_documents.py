@@ -24,27 +24,47 @@ CODES = {ErrorCode.INVALID, ErrorCode.TOO_LARGE}
 MARKDOWN = (DOCS / "faults.md").read_bytes()[:3000]
 MARKDOWN_SNIPPETS = (
     *(b"# ", b"\n---\n", b"---\ntitle: x\n---\n", b"```\n", b"> " * 60, b"- " * 60, b"|a|b|\n|-|-|\n", b"<!--", b"-->"),
-    *(b"[a](b)", b"[a]: b\n", b"](", b"![", b"<script>", b"</script", b"`", b"&#xD800;", b"&#0;", b"\t", b"1. ", b"***"),
+    *(b"[a](b)", b"[a]: b\n", b"](", b"![", b"<script>", b"</script", b"`", b"&#xD800;", b"&#0;", b"\t"),
+    *(b"1. ", b"***"),
 )
 HTML = b"""<!doctype html><html><head><meta charset="utf-8"><title>A page</title></head><body><nav>menu</nav>
 <main><h1>Head</h1><p>One <b>two</b> &amp; &eacute;<br>three</p><ul><li>a<li><ol><li>b</ol></ul>
 <table><tr><th>x<td>y</table><table><tr><td><h2>l</h2></table><pre><code>if x:\n  y</code></pre><dl><dt>t<dd>d</dl>
 <img alt="picture"><template>t</template><svg><text>s</text></svg></main><footer>legal</footer></body></html>"""
-CHARSETS = ("undefined", "idna", "punycode", "unicode_escape", "utf-7", "utf-16", "hex", "rot13", "latin-1", "cp037", "no")
+CHARSETS = (
+    "undefined",
+    "idna",
+    "punycode",
+    "unicode_escape",
+    "utf-7",
+    "utf-16",
+    "hex",
+    "rot13",
+    "latin-1",
+    "cp037",
+    "no",
+)
 HTML_SNIPPETS = (
     *(b'<meta charset="%s">' % each.encode() for each in CHARSETS),
-    *(b"<div>" * 300, b"<table>", b"</table>", b"<pre>", b"<li>", b"<h6>", b"<main>", b"</main>", b"<frameset>", b"<!--"),
-    *(b"<![CDATA[", b"&#xD800;", b"&#0;", b"&#x110000;", b"&", b"<", b"<script>", b"<plaintext>", b"<svg><title>", b"\\ud800"),
+    *(b"<div>" * 300, b"<table>", b"</table>", b"<pre>", b"<li>", b"<h6>", b"<main>", b"</main>"),
+    *(b"<frameset>", b"<!--"),
+    *(b"<![CDATA[", b"&#xD800;", b"&#0;", b"&#x110000;", b"&", b"<", b"<script>", b"<plaintext>"),
+    *(b"<svg><title>", b"\\ud800"),
 )
 PDF = Pdf([["One line.", "A cut hy-", "phen", "", "~ more"], ["Page two"]], "A title", [("One", 0, 1), ("Two", 1, 2)])
 PDF_SNIPPETS = (
-    *(b"%PDF-1.7", b"%%EOF", b"endobj", b"obj", b"stream\n", b"endstream", b"xref", b"trailer", b"startxref", b"<<", b">>"),
-    *(b"1 0 R", b"99 0 R", b"/Kids", b"/Count", b"/Length", b"/Filter/FlateDecode", b"/Filter/LZWDecode", b"/Encrypt 1 0 R"),
+    *(b"%PDF-1.7", b"%%EOF", b"endobj", b"obj", b"stream\n", b"endstream", b"xref", b"trailer", b"startxref"),
+    *(b"<<", b">>"),
+    *(b"1 0 R", b"99 0 R", b"/Kids", b"/Count", b"/Length", b"/Filter/FlateDecode"),
+    *(b"/Filter/LZWDecode", b"/Encrypt 1 0 R"),
     *(b"/Next 1 0 R", b"/First 1 0 R", b"/Dest", b"/ToUnicode", b"BT", b"ET", b"Tj", b"Td", b"<D83D>", b"null"),
 )
-LINES = b'{"id": "a", "text": "x", "title": "t", "metadata": {"k": 1}, "n": 2}\n{"id": 5, "content": "<p>", "format": "html"}\n'
+LINES = b"""{"id": "a", "text": "x", "title": "t", "metadata": {"k": 1}, "n": 2}
+{"id": 5, "content": "<p>", "format": "html"}
+"""
 LINE_SNIPPETS = (
-    *(b"null", b"true", b"1.5", b"[]", b"{}", b'"id"', b'"text"', b'"format"', b'"metadata": ', b'{"a": [1]}', b'"\\ud800"'),
+    *(b"null", b"true", b"1.5", b"[]", b"{}", b'"id"', b'"text"', b'"format"', b'"metadata": '),
+    *(b'{"a": [1]}', b'"\\ud800"'),
     *(b"NaN", b"[" * 300, b"1" * 400, b'"pdf"', b",", b":", b"\n", b"\xef\xbb\xbf"),
 )
 SOURCES = {
