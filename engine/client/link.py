@@ -75,7 +75,7 @@ class EngineLink:
     async def read_remaining(self) -> list[Report]:
         """Return the unread reports of an engine that is lost, as far as they can be decoded."""
         reports = []
-        with suppress(TimeoutError, msgspec.MsgspecError):
+        with suppress(TimeoutError, ValueError, RecursionError):
             while True:
                 async with asyncio.timeout(DRAIN_S):
                     reports.append(await self.receive())

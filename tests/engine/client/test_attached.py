@@ -8,14 +8,17 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
 from engine.client import attached as module
 from engine.client.attached import AttachedEngineClient
 from engine.client.counters import NO_STATS
+from engine.client.link import EngineLink
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
-from engine.frames import Cancel, Command, Ready, StepFrame, Submit
+from engine.frames import Cancel, Command, ProbeTurn, Ready, StepFrame, Submit
 from engine.process import transport as transport_module
 from engine.process.transport import Transport
 from engine.types import FinishReason, TokenEvent
@@ -105,6 +108,21 @@ async def test_adapters_of_the_launcher_are_everybodys(tmp_path: Path) -> None:
         await until(lambda: client.is_restarting)
         assert await collect(stream) == echo(prompt, 60)
         assert await collect(client.submit(request(other, adapter="a"))) == echo(other, 60)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\xc1", b"\x93\xabload_failed\xa8internal\xa1\xff", b"\x91" * 5000])
+async def test_the_last_words_of_an_engine_are_read_as_far_as_they_can_be(tmp_path: Path, garbage: bytes) -> None:
+    endpoint = f"ipc://{tmp_path}/engine"
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.bind(endpoint)
+        link = EngineLink(context)
+        link.open(endpoint)
+        link.greet()
+        client, _ = await asyncio.to_thread(router.recv_multipart)
+        for content in (msgspec.msgpack.encode(ProbeTurn(7)), garbage, msgspec.msgpack.encode(ProbeTurn(8))):
+            router.send_multipart((client, content))
+        assert await link.read_remaining() == [ProbeTurn(7)]
+        link.close()
 
 
 class Engine:
