@@ -11,6 +11,7 @@ _SHRINKING_S = 900
 """Longest time to look for the smallest example that fails, beyond the property's share."""
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     properties = [item for item in items if item.path.is_relative_to(TESTS / "fuzz")]
     if not MINUTES or not properties:

@@ -167,7 +167,7 @@ def _is_text(name: bytes) -> bool:
 def _read(text: bytes) -> Lease | None:
     try:
         return msgspec.json.decode(text, type=Lease)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
 
 
