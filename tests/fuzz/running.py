@@ -39,6 +39,7 @@ def example_settings(num_examples: int) -> settings:
     if not MINUTES:
         return settings(
             max_examples=num_examples,
+            stateful_step_count=20,
             derandomize=True,
             database=None,
             deadline=None,

@@ -63,7 +63,7 @@ def read(sample: Sample, choice: ToolChoice, cuts: list[int]) -> Answer:
     return joined([part for piece in pieces for part in reader.feed(piece)] + reader.finish())
 
 
-@fuzzed(60)
+@fuzzed(40)
 @given(samples(), st.lists(st.integers(0, 400), max_size=8), st.booleans(), st.booleans())
 def test_an_answer_is_the_same_in_whatever_pieces(
     sample: Sample, cuts: list[int], is_parallel: bool, is_required: bool

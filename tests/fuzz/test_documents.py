@@ -88,7 +88,7 @@ def test_texts_are_read_or_refused(data: st.DataObject, format: DocumentFormat) 
 
 
 @pytest.mark.slow
-@fuzzed(5)
+@fuzzed(3)
 @given(damaged(PDF.to_bytes(), PDF_SNIPPETS))
 def test_pdfs_are_read_or_refused(content: bytes) -> None:
     try:

@@ -98,7 +98,7 @@ commands = st.one_of(submits, submits, others)
 over_wire = msgspec.msgpack.Decoder(Command)
 
 
-@fuzzed(60)
+@fuzzed(40)
 @given(st.lists(commands, min_size=1, max_size=6))
 def test_no_command_harms_the_executor_or_another_stream(hostile: list[Command]) -> None:
     bench = ScriptedExecutor()

@@ -174,7 +174,7 @@ def _read(text: bytes) -> Lease | None:
 @repeated
 def test_leases_name_the_members() -> None:
     with looking_at_once():
-        run_state_machine_as_test(Leases, settings=example_settings(15))
+        run_state_machine_as_test(Leases, settings=example_settings(8))
 
 
 class StartingEngine:
@@ -266,4 +266,4 @@ class Joining(RuleBasedStateMachine):
 
 @repeated
 def test_members_join_and_leave_in_any_order() -> None:
-    run_state_machine_as_test(Joining, settings=example_settings(20))
+    run_state_machine_as_test(Joining, settings=example_settings(12))

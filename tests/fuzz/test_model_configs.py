@@ -73,7 +73,7 @@ def test_a_config_is_read_or_refused_with_its_lines(text: str) -> None:
         assert each.line is None or 1 <= each.line <= num_lines
 
 
-@fuzzed(25)
+@fuzzed(15)
 @given(configs)
 def test_a_repository_with_it_is_inspected(text: str) -> None:
     with TemporaryDirectory() as folder:

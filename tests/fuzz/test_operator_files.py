@@ -64,7 +64,7 @@ FILES: tuple[tuple[bytes, str, Read], ...] = (
 )
 
 
-@fuzzed(120)
+@fuzzed(60)
 @given(st.sampled_from(FILES), st.data())
 def test_a_file_is_read_or_refused(file: tuple[bytes, str, Read], data: st.DataObject) -> None:
     content, name, read = file
