@@ -13,6 +13,7 @@ from sluice.errors import SluiceError
 _Rows = NDArray[np.intp]
 _States = Sequence[SamplingState]
 _Ids = NDArray[np.int32]
+_LEAST_PENALTY, _MOST_PENALTY = 1e-30, 1e30
 
 
 def edit_logits(logits: FloatArray, rows: _Rows, states: _States) -> dict[int, SluiceError]:
@@ -51,9 +52,14 @@ def _repetition(logits: FloatArray, rows: _Rows, states: _States) -> None:
     seen = [state.seen.ids for state in states if state.seen is not None]
     places = _places(rows, seen)
     if places is not None:
-        penalties = _spread([state.params.repetition_penalty for state in states], seen)
+        penalties = _spread([_in_float32(state.params.repetition_penalty) for state in states], seen)
         scores = logits[places]
         logits[places] = np.where(scores > 0, scores / penalties, scores * penalties)
+
+
+def _in_float32(penalty: float) -> float:
+    """Return a penalty by which no logit becomes infinite: beyond these bounds all do the same."""
+    return min(max(penalty, _LEAST_PENALTY), _MOST_PENALTY)
 
 
 def _presence_and_frequency(logits: FloatArray, rows: _Rows, states: _States) -> None:

@@ -81,6 +81,14 @@ def test_repetition_penalty_is_that_of_transformers() -> None:
     assert chosen(negative, one) == 6, "a negative one is multiplied"
 
 
+@pytest.mark.parametrize("penalty", [5e-324, 1e-300, 1e39, 1e308])
+def test_a_penalty_beyond_float32_makes_no_logit_infinite(penalty: float) -> None:
+    one = state(prompt=(3, 4, 6), repetition_penalty=penalty)
+    logits = row(t3=30.0, t5=2.0)
+    logits[0, 4] = -30.0
+    assert chosen(logits, one) == (5 if penalty > 1 else 3)
+
+
 def test_presence_and_frequency_count_the_output_only() -> None:
     one = state(prompt=(3,), presence_penalty=1.0, frequency_penalty=0.5)
     assert chosen(row(t3=1.0, t5=0.5), one) == 3
