@@ -23,7 +23,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long quick fuzz test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
+.PHONY: help run test test-long quick fuzz soak test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ test-long: $(VENV)/.dev ## what the suite leaves out: faults at length, every fa
 
 quick: $(VENV)/.dev ## the tests that start no process, no server and no model library, in a minute
 	$(BIN)/python -m pytest $(PARALLEL) --quick $(ARGS)
+
+soak: $(VENV)/.dev ## ten minutes of faults under traffic; longer: make soak HOURS=8, or MINUTES=30 ARGS="--seed 7"
+	$(BIN)/python -m load.chaos --minutes $(if $(HOURS),$$(($(HOURS) * 60)),$(MINUTES)) $(ARGS)
 
 test-torch: $(VENV)/.torch ## compare with transformers live, on fresh random weights (installs torch)
 	$(BIN)/python -m pytest -m torch

@@ -166,6 +166,7 @@ def _read(message: Any) -> ParsedEvent:
     counted = raw.get("num_output_tokens")
     return ParsedEvent(
         has_text=len(raw.get("text_output", b"")) > _LENGTH_BYTES,
+        text=_text(raw.get("text_output", b"")),
         num_tokens=int.from_bytes(counted, "little") if counted else None,
         finish_reason=_text(raw["finish_reason"]) if "finish_reason" in raw else None,
     )

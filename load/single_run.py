@@ -76,14 +76,14 @@ async def run_single(
     be reached or a warm-up request fails, `LoadConfigError` for bad settings.
     """
     clock = clock or RealClock()
-    async with _caller(config, clock) as caller:
+    async with open_caller(config, clock) as caller:
         watcher = Watcher(config, caller.model, clock.now)
         return await _measure(Driver(config.workload, caller, clock), config, view, share, begin, watcher)
 
 
 @asynccontextmanager
-async def _caller(config: LoadConfig, clock: Clock) -> AsyncIterator[Caller]:
-    """Open what sends the requests, with what it has to know of the model."""
+async def open_caller(config: LoadConfig, clock: Clock, api: Api | None = None) -> AsyncIterator[Caller]:
+    """Open what sends the requests, with what it has to know of the model. `api` replaces the target's over HTTP."""
     target, workload = config.target, config.workload
     check_extras(target.api, workload)
     if target.api in (ApiKind.GRPC_INFER, ApiKind.GRPC_STREAM):
@@ -97,7 +97,7 @@ async def _caller(config: LoadConfig, clock: Clock) -> AsyncIterator[Caller]:
     pool = ConnectionPool(target.url, clock.now)
     try:
         model = await find_model(pool, config)
-        api = make_api(target.api)
+        api = api or make_api(target.api)
         api.keeps_answers = needs_answers(workload)
         await api.prepare(partial(get, pool, target), model, workload)
         yield HttpCaller(target, workload, model, api, pool)

@@ -55,6 +55,7 @@ _LONG = {
     "gateway/test_replicas.py",
     "gateway/test_tensorrtllm_backend.py",
     "gateway/workers/test_serving.py",
+    "load/test_soak.py",
     "pipelines/rag/documents/test_sandbox.py",
     "serving/backends/python/test_supervision.py",
     "triton/test_clients_control.py",

@@ -86,6 +86,7 @@ TOWER = (
     "cli.build cli.doctor cli.engine cli.fleet cli.keys cli.logs cli.rag cli.repository cli.simulate cli.smoke "
     "cli.top cli.usage",
     "load",
+    "load.chaos",
     "tuning",
 )
 """Floors from the ground up. Rooms on one floor do not know each other."""

@@ -1,0 +1,85 @@
+"""`python -m load.chaos`: a fleet of this machine under traffic and faults."""
+
+import argparse
+import asyncio
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from load.chaos.faults import FAULTS
+from load.chaos.processes import FleetError
+from load.chaos.report import print_report, show_progress, to_json
+from load.chaos.run import ChaosConfig, Run, run_chaos
+
+_COULD_NOT_BEGIN, _INTERRUPTED = 2, 130
+_DESCRIPTION = """\
+Start two gateways, four engines, Redis and Postgres on this machine, send requests of every protocol, and kill, stop
+and disturb all of it meanwhile. Each request must end whole and with the right text, in an error of its protocol's
+shape, or by its client's leaving; when all is still, nothing may be held, and the ledgers must agree with the counters.
+Exit status: 0 no promise broken, 1 some broken, 2 the fleet did not start, 130 interrupted.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m load.chaos", description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults come. Default: 10")
+    parser.add_argument(
+        "--faults", type=_parse_faults, default=FAULTS, help=f"which, with commas between: {', '.join(FAULTS)}"
+    )
+    parser.add_argument("--seed", type=int, help="of faults and requests. Default: another one each time")
+    parser.add_argument("--clients", type=int, default=12, help="requests at a time. Default: 12")
+    parser.add_argument("--gap", type=float, default=6.0, help="mean seconds between two faults. Default: 6")
+    parser.add_argument("--model", type=Path, help="folder of a checkpoint. Default: the bundled model")
+    parser.add_argument("--folder", type=Path, help="for logs; kept. Default: a temporary one, kept on failure")
+    parser.add_argument("--json", type=Path, help="also write the report as JSON to this file")
+    return parser
+
+
+def _parse_faults(text: str) -> tuple[str, ...]:
+    names = tuple(each.strip() for each in text.split(","))
+    if unknown := [each for each in names if each not in FAULTS]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is no fault; there are {', '.join(FAULTS)}")
+    return names
+
+
+def main(argv: list[str]) -> int:
+    """Run, report, and return the exit status."""
+    arguments = _parser().parse_args(argv)
+    seed = random.SystemRandom().randrange(1 << 16) if arguments.seed is None else arguments.seed
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="sluice-chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    config = ChaosConfig(
+        arguments.minutes, folder.resolve(), arguments.faults, seed, arguments.clients, arguments.gap, arguments.model
+    )
+    run = Run(config)
+    try:
+        asyncio.run(_run_shown(run))
+    except FleetError as error:
+        sys.stderr.write(f"load.chaos: {error}\n")
+        return _COULD_NOT_BEGIN
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    print_report(run, Console(soft_wrap=True))
+    if arguments.json is not None:
+        arguments.json.write_bytes(to_json(run))
+    if not run.violations and arguments.folder is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return int(bool(run.violations))
+
+
+async def _run_shown(run: Run) -> None:
+    showing = asyncio.create_task(show_progress(run, Console(stderr=True, soft_wrap=True)))
+    try:
+        await run_chaos(run)
+    finally:
+        showing.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

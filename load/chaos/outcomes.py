@@ -1,0 +1,127 @@
+"""How requests end, and which ends break a promise."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from load.chaos.answers import find_misshape
+from load.chaos.fleet import ECHO
+from load.chaos.questions import Kind, Question
+from load.stream import Failure, FailureKind
+
+MAX_EXAMPLES = 40
+_EXPECTED_STATUSES = {429, 503, 504}
+_EXPECTED_GRPC = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
+_CRASHED_TWICE = "crashed the engine twice"
+"""Of a request that lost two engines: any kill may take any request."""
+_BROKEN_TRANSPORT = (
+    "Broken pipe",
+    "Connection refused",
+    "Connection reset",
+    "Endpoint closing",
+    "FD Shutdown",
+    "GOAWAY",
+    "Socket closed",
+    "Stream removed",
+    "connections to all backends",
+    "failed to connect",
+    "recvmsg",
+)
+"""Words of gRPC's own library about a connection that broke."""
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    COMPLETED = "completed"
+    LEFT = "cancelled by its client"
+    ERROR = "error"
+    CUT = "cut by a kill"
+    """Its connection broke while its gateway, or an HTTP worker of it, was killed."""
+    LOST = "lost"
+    HUNG = "hung"
+    WRONG = "wrong"
+    MISSHAPEN = "misshapen"
+
+
+VIOLATIONS = (Outcome.LOST, Outcome.HUNG, Outcome.WRONG, Outcome.MISSHAPEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a request ended, with the label to count by and the detail of what is wrong."""
+
+    outcome: Outcome
+    label: str = ""
+    detail: str = ""
+
+
+def judge(question: Question, text: str, failure: Failure | None, expected: str | None) -> Verdict:
+    """Say how a request ended that its client did not leave; one whose connection broke is lost. Pure.
+
+    `expected` is the text that it must have, None where it is not known yet.
+    """
+    if failure is not None:
+        return _judge_failure(question.kind, failure)
+    if expected is not None and text != expected:
+        return Verdict(Outcome.WRONG, "text", f"{text!r} in place of {expected!r}")
+    return Verdict(Outcome.COMPLETED)
+
+
+def _judge_failure(kind: Kind, failure: Failure) -> Verdict:
+    is_broken = failure.kind in (FailureKind.CONNECTION, FailureKind.NO_TERMINATOR)
+    if failure.kind is FailureKind.CONNECTION and kind.is_grpc:
+        is_broken = any(words in failure.detail for words in _BROKEN_TRANSPORT)
+    if is_broken:
+        return Verdict(Outcome.LOST, str(failure.kind), failure.detail)
+    if failure.kind is FailureKind.TIMEOUT:
+        return Verdict(Outcome.HUNG, str(failure.kind), failure.detail)
+    if failure.kind in (FailureKind.SHORT, FailureKind.MALFORMED):
+        return Verdict(Outcome.WRONG, str(failure.kind), failure.detail)
+    return _judge_error(kind, failure)
+
+
+def _judge_error(kind: Kind, failure: Failure) -> Verdict:
+    """Judge what the server itself called an error."""
+    status = failure.status
+    if isinstance(status, int) and (misshape := find_misshape(kind.api, status, failure.detail)) is not None:
+        return Verdict(Outcome.MISSHAPEN, failure.label, misshape)
+    if kind.model == ECHO or _CRASHED_TWICE in failure.detail:
+        return Verdict(Outcome.ERROR, failure.label, failure.detail)
+    is_expected = status in _EXPECTED_STATUSES or status in _EXPECTED_GRPC or not isinstance(status, int | str)
+    return Verdict(Outcome.ERROR if is_expected else Outcome.WRONG, failure.label, failure.detail)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of the ends of requests, by kind, and examples of what is not as it should be."""
+
+    counts: Counter[tuple[str, Outcome]] = field(default_factory=Counter)
+    labels: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Ends other than completions, by kind and label."""
+    examples: dict[str, deque[str]] = field(default_factory=dict)
+    num_sent: int = 0
+    num_output_tokens: int = 0
+
+    def add(self, kind: str, verdict: Verdict, about: str) -> None:
+        self.counts[kind, verdict.outcome] += 1
+        if verdict.outcome in (Outcome.COMPLETED, Outcome.LEFT):
+            return
+        self.labels[str(verdict.outcome), verdict.label] += 1
+        seen = self.examples.setdefault(str(verdict.outcome), deque(maxlen=MAX_EXAMPLES))
+        seen.append(f"{about}: {verdict.label}: {verdict.detail[:400]}")
+
+    def total(self, *outcomes: Outcome) -> int:
+        return sum(count for (_, outcome), count in self.counts.items() if outcome in outcomes)
+
+    @property
+    def num_ended(self) -> int:
+        return sum(self.counts.values())
+
+    def violations(self) -> list[str]:
+        """Say which promises were broken, with examples."""
+        return [
+            f"{count} requests {outcome}: {'; '.join(list(self.examples[str(outcome)])[:5])}"
+            for outcome in VIOLATIONS
+            if (count := self.total(outcome))
+        ]

@@ -1,0 +1,125 @@
+"""The progress of a run, and its report: a table for people, JSON for programs."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from load.chaos.outcomes import Outcome
+from load.chaos.run import Run
+from load.machine import read_machine_info
+
+_REDRAW_S, _LINE_S = 1.0, 10.0
+
+
+async def show_progress(run: Run, console: Console) -> None:
+    """Show how the run goes on until cancelled: a table on a terminal, a line now and then elsewhere."""
+    if not console.is_terminal:
+        while True:
+            console.print(progress_line(run), highlight=False, markup=False)
+            await asyncio.sleep(_LINE_S)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while True:
+            live.update(_progress_table(run), refresh=True)
+            await asyncio.sleep(_REDRAW_S)
+
+
+def progress_line(run: Run) -> str:
+    """Say in a line how far the run is."""
+    elapsed_s = time.time() - run.begun_at
+    counts = "" if run.traffic is None else ", ".join(f"{count} {name}" for name, count in outcome_counts(run))
+    faults = f"; {sum(run.num_faults.values())} faults" if run.num_faults else ""
+    now = f", now {' '.join(run.current_faults)}" if run.current_faults else ""
+    return f"{elapsed_s:5.0f} s  {run.phase}: {counts or 'no requests yet'}{faults}{now}"
+
+
+def outcome_counts(run: Run) -> Iterator[tuple[str, int]]:
+    """Yield each outcome with its number of requests; without those of none but for what counts as lost."""
+    if run.traffic is None:
+        return
+    for outcome in Outcome:
+        count = run.traffic.tally.total(outcome)
+        if count or outcome is Outcome.LOST:
+            yield str(outcome), count
+
+
+def _progress_table(run: Run) -> Table:
+    table = Table(title=progress_line(run), box=None, title_justify="left")
+    for name in ("kind", *Outcome):
+        table.add_column(str(name), justify="left" if name == "kind" else "right")
+    for kind, counts in kind_rows(run):
+        table.add_row(kind, *(str(counts.get(outcome) or "-") for outcome in Outcome))
+    return table
+
+
+def kind_rows(run: Run) -> Iterator[tuple[str, dict[Outcome, int]]]:
+    """Yield each kind of request with its outcomes."""
+    if run.traffic is None:
+        return
+    counts = run.traffic.tally.counts
+    for kind in dict.fromkeys(kind for kind, _ in counts):
+        yield kind, {outcome: count for (of, outcome), count in counts.items() if of == kind}
+
+
+def print_report(run: Run, console: Console) -> None:
+    """Print what the clients got, what was done, what was checked, and what broke a promise."""
+    console.print(_progress_table(run))
+    for name, count in sorted(run.num_faults.items()):
+        console.print(f"  {count:4} x {name}", highlight=False, markup=False)
+    for part, reason in run.skipped.items():
+        console.print(f"without {part}: {reason}", highlight=False, markup=False)
+    console.print(_sizes_table(run))
+    for what, said in run.checks.items():
+        console.print(f"{what}: {said}", highlight=False, markup=False)
+    if run.traffic is not None:
+        for (outcome, label), count in run.traffic.tally.labels.most_common():
+            console.print(f"  {count:6} {outcome}: {label}", highlight=False, markup=False)
+    for violation in run.violations:
+        console.print(f"BROKEN: {violation}", style="red", highlight=False, markup=False)
+    verdict = (
+        f"{len(run.violations)} promises broken; see {run.config.folder}" if run.violations else "no promise broken"
+    )
+    console.print(f"{verdict} (seed {run.config.seed})", style="bold", highlight=False, markup=False)
+
+
+def _sizes_table(run: Run) -> Table:
+    table = Table(box=None)
+    for name in ("part", "MB before", "after", "threads before", "after", "descriptors before", "after"):
+        table.add_column(name, justify="left" if name == "part" else "right")
+    for part, before in run.before.items():
+        after = run.after.get(part)
+        cells = [] if after is None else [f"{after.rss_mb:.0f}", str(after.threads), str(after.descriptors)]
+        first = [f"{before.rss_mb:.0f}", str(before.threads), str(before.descriptors)]
+        pairs = zip(first, cells or ["-"] * len(first), strict=True)
+        table.add_row(part, *(cell for pair in pairs for cell in pair))
+    return table
+
+
+def to_json(run: Run) -> bytes:
+    """Return the report for programs."""
+    tally = None if run.traffic is None else run.traffic.tally
+    document: dict[str, Any] = {
+        "seed": run.config.seed,
+        "minutes": run.config.minutes,
+        "clients": run.config.num_clients,
+        "machine": read_machine_info(),
+        "requests": dict(outcome_counts(run)),
+        "kinds": {kind: {str(o): n for o, n in counts.items()} for kind, counts in kind_rows(run)},
+        "output_tokens": 0 if tally is None else tally.num_output_tokens,
+        "ends": [] if tally is None else [[*key, count] for key, count in tally.labels.most_common()],
+        "examples": {} if tally is None else {key: list(each) for key, each in tally.examples.items()},
+        "faults": run.num_faults,
+        "skipped": run.skipped,
+        "checks": run.checks,
+        "sizes_before": {part: asdict(size) for part, size in run.before.items()},
+        "sizes_after": {part: asdict(size) for part, size in run.after.items()},
+        "trace": run.trace,
+        "violations": run.violations,
+    }
+    return msgspec.json.format(msgspec.json.encode(document), indent=2)

@@ -1,0 +1,205 @@
+"""One run: the fleet starts, learns its answers, bears faults under traffic, and is looked over when all is still."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from load.chaos.faults import Faults, possible_faults
+from load.chaos.fleet import Fleet, FleetError, Gateway, running_fleet
+from load.chaos.ledgers import FLUSH_S, compare_completions, count_excused, read_ledger, tokens_of_counters
+from load.chaos.measurements import Size, find_growth, measure
+from load.chaos.schedule import schedule
+from load.chaos.traffic import Traffic
+
+SETTLING_S = 150.0
+"""How long the fleet may take to be whole and still again after the last fault."""
+PLATEAU_S = 10.0
+"""Traffic before the first fault, after which memory, threads and descriptors are measured."""
+_LOOK_S = 0.5
+_STILL_GAUGES = (
+    "sluice_sequences_running",
+    "sluice_sequences_waiting",
+    "sluice_kv_blocks_used",
+    "sluice_kv_blocks_reserved",
+    "sluice_open_requests",
+    "sluice_ledger_waiting_rows",
+)
+"""What is 0 when all is still."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosConfig:
+    """The settings of a run."""
+
+    minutes: float
+    folder: Path
+    """Where logs, ledgers and models lie."""
+    faults: tuple[str, ...]
+    seed: int = 0
+    num_clients: int = 12
+    mean_gap_s: float = 6.0
+    model: Path | None = None
+    """A checkpoint; None for the bundled model."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A run and its findings, while it goes on and when it is over."""
+
+    config: ChaosConfig
+    traffic: Traffic | None = None
+    phase: str = "starting the fleet"
+    begun_at: float = field(default_factory=time.time)
+    num_faults: dict[str, int] = field(default_factory=dict)
+    current_faults: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+    """What was done, and when."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    violations: list[str] = field(default_factory=list)
+    checks: dict[str, str] = field(default_factory=dict)
+    before: dict[str, Size] = field(default_factory=dict)
+    after: dict[str, Size] = field(default_factory=dict)
+
+    def note(self, text: str) -> None:
+        self.trace.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+async def run_chaos(run: Run) -> None:
+    """Run to the end; what is found stands in `run`. Raises FleetError where the fleet does not start."""
+    async with running_fleet(run.config.folder, run.config.model) as fleet:
+        run.skipped = dict(fleet.skipped)
+        async with Traffic(fleet, run.config.seed) as traffic:
+            run.traffic = traffic
+            await _Course(run, fleet, traffic).follow()
+
+
+class _Course:
+    """The phases of a run."""
+
+    def __init__(self, run: Run, fleet: Fleet, traffic: Traffic) -> None:
+        self._run = run
+        self._config = run.config
+        self._fleet = fleet
+        self._traffic = traffic
+        self._faults = Faults(fleet)
+
+    async def follow(self) -> None:
+        """Go through all phases, and collect what broke a promise."""
+        self._run.phase = "learning the answers"
+        await self._traffic.learn()
+        self._run.phase = "traffic without faults"
+        clients = asyncio.create_task(self._traffic.run(self._config.num_clients))
+        await asyncio.sleep(PLATEAU_S)
+        self._run.before = measure(self._fleet)
+        await self._disturb()
+        self._run.phase = "waiting until the fleet is whole"
+        await self._until("the fleet is whole", self._find_missing)
+        self._traffic.is_stopping = True
+        await clients
+        self._run.violations += self._traffic.tally.violations() + self._faults.errors
+        self._run.phase = "waiting until all is still"
+        await self._until("nothing runs, waits or is reserved", self._find_open)
+        await self._reckon()
+
+    async def _disturb(self) -> None:
+        """Do the faults at their times, each while others may still go on."""
+        self._run.phase = "faults"
+        names = possible_faults(self._config.faults, self._run.skipped)
+        duration_s, begun = self._config.minutes * 60, time.monotonic()
+        async with asyncio.TaskGroup() as group:
+            for each in schedule(self._config.seed, names, duration_s, self._config.mean_gap_s):
+                await asyncio.sleep(max(0.0, begun + each.at_s - time.monotonic()))
+                group.create_task(self._do(each.name, each.seed))
+            await asyncio.sleep(max(0.0, begun + duration_s - time.monotonic()))
+        await self._faults.repair()
+
+    async def _do(self, name: str, seed: int) -> None:
+        self._run.current_faults.append(name)
+        self._run.note(f"begins: {name}")
+        try:
+            done = await self._faults.run(name, seed)
+        finally:
+            self._run.current_faults.remove(name)
+        self._run.num_faults[name] = self._run.num_faults.get(name, 0) + 1
+        self._run.note(f"over: {done}")
+
+    async def _until(self, what: str, find_missing: Callable[[], Awaitable[str]]) -> None:
+        """Wait until nothing is missing; what still is after SETTLING_S is a violation."""
+        begun = time.monotonic()
+        missing = await find_missing()
+        while missing and time.monotonic() - begun < SETTLING_S:
+            await asyncio.sleep(_LOOK_S)
+            missing = await find_missing()
+        if missing:
+            self._run.violations.append(f"not within {SETTLING_S:.0f} s: {what}: {missing}")
+        self._run.checks[what] = missing or f"after {time.monotonic() - begun:.1f} s"
+
+    async def _find_missing(self) -> str:
+        answers = {each.name: await self._fleet.health(each) for each in self._fleet.gateways}
+        return "; ".join(f"/health of {name}: {said}" for name, said in answers.items() if said != {"status": "ok"})
+
+    async def _find_open(self) -> str:
+        found = [f"{each.name}: {said}" for each in self._fleet.gateways if (said := await self._find_open_at(each))]
+        return "; ".join(found)
+
+    async def _find_open_at(self, gateway: Gateway) -> str:
+        try:
+            metrics = await self._fleet.metrics(gateway)
+        except httpx.HTTPError as error:
+            return f"no metrics: {error!r}"
+        return find_open(metrics)
+
+    async def _reckon(self) -> None:
+        """Compare sizes with those before the first fault, and the ledgers with counters and clients."""
+        self._run.phase = "comparing ledgers, counters and sizes"
+        before = [await self._read_tokens(each) for each in self._fleet.gateways]
+        await self._traffic.ask_each_kind()
+        await self._until("nothing is open after calm requests", self._find_open)
+        for gateway, earlier in zip(self._fleet.gateways, before, strict=True):
+            await self._compare_tokens(gateway, earlier)
+            await self._compare_rows(gateway)
+        await self._until("sizes are within their bounds", self._find_growth)
+        self._run.after = measure(self._fleet)
+
+    async def _read_tokens(self, gateway: Gateway) -> tuple[dict[str, float], dict[str, int]]:
+        """Return what counters and ledger have of tokens. All rows are written by now."""
+        await asyncio.sleep(FLUSH_S)
+        counters = tokens_of_counters(await self._fleet.metrics(gateway))
+        return counters, dict((await read_ledger(self._fleet, gateway)).tokens)
+
+    async def _compare_tokens(self, gateway: Gateway, earlier: tuple[Mapping[str, float], Mapping[str, int]]) -> None:
+        """Require that the ledger has grown by as many tokens as the counters."""
+        counters, rows = await self._read_tokens(gateway)
+        for name, count in counters.items():
+            counted, written = count - earlier[0][name], rows[name] - earlier[1][name]
+            self._run.checks[f"{name} of {gateway.name}, ledger and counters"] = f"{written} and {counted:.0f}"
+            if counted != written:
+                self._run.violations.append(
+                    f"{name} of {gateway.name}: the ledger has {written} more, the counters {counted:.0f}"
+                )
+
+    async def _compare_rows(self, gateway: Gateway) -> None:
+        ledger = await read_ledger(self._fleet, gateway)
+        completions = self._traffic.completions
+        self._run.violations += compare_completions(gateway, ledger, completions)
+        excused = count_excused(gateway, ledger, completions)
+        self._run.checks[f"rows of {gateway.name}"] = f"{ledger.num_rows}, {excused} lost to kills"
+
+    async def _find_growth(self) -> str:
+        return "; ".join(find_growth(self._run.before, measure(self._fleet)))
+
+
+def find_open(metrics: Mapping[str, float]) -> str:
+    """Say what a gateway's metrics show to be running, waiting or held. Pure."""
+    found = [f"{key} {value:g}" for key, value in metrics.items() if value and key.partition("{")[0] in _STILL_GAUGES]
+    for key, total in metrics.items():
+        if key.startswith("sluice_kv_blocks{") and (free := metrics[key.replace("blocks", "blocks_free", 1)]) != total:
+            found.append(f"{free:g} of {total:g} KV blocks are free")
+    return ", ".join(found)
+
+
+__all__ = ["ChaosConfig", "FleetError", "Run", "run_chaos"]

@@ -1,0 +1,162 @@
+"""The clients of the fleet: they ask questions of all kinds, and find out how each request ended."""
+
+import asyncio
+import random
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+
+from load.callers import Caller, HttpCaller
+from load.chaos.answers import TextReader
+from load.chaos.fleet import Fleet, Gateway
+from load.chaos.outcomes import Outcome, Tally, Verdict, judge
+from load.chaos.questions import Kind, Question, make_questions
+from load.clock import RealClock
+from load.config import LoadConfig, LoadTarget, RequestPace
+from load.single_run import open_caller
+from load.stream import Failure, LiveCounts, PlannedRequest
+
+TIMEOUT_S = 120.0
+"""A request that has no end by then hangs: no fault lasts half as long."""
+LEAVING_SHARE = 0.12
+_LONGEST_STAY_S = 0.5
+_RECONNECT_PAUSE_S = 0.3
+_NUM_LEARNING = 8
+_NO_PACE = RequestPace(concurrency=1, num_requests=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A request that was answered whole: the ledger of its gateway must have a row for it."""
+
+    gateway: str
+    ended_at: float
+    output_tokens: int | None
+    """None where its protocol does not tell."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Sends questions to the gateways of a fleet. Use as an async context manager, once the fleet serves."""
+
+    fleet: Fleet
+    seed: int
+    tally: Tally = field(default_factory=Tally)
+    completions: dict[str, Completion] = field(default_factory=dict)
+    """What ended well over HTTP, by request id."""
+    texts: dict[tuple[object, ...], str] = field(default_factory=dict)
+    """The text of each answer, learned before the first fault."""
+    questions: list[Question] = field(default_factory=make_questions)
+    is_stopping: bool = False
+    _callers: dict[tuple[str, Kind], Caller] = field(default_factory=dict)
+    _stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    async def __aenter__(self) -> "Traffic":
+        for gateway in self.fleet.gateways:
+            for kind in {each.kind for each in self.questions}:
+                caller = open_caller(_config(gateway, kind), RealClock(), kind.make_api())
+                self._callers[gateway.name, kind] = await self._stack.enter_async_context(caller)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def learn(self) -> None:
+        """Ask each question of each gateway, a few at a time, and remember the texts.
+
+        A gateway that answers otherwise than another, or streamed otherwise than whole, is counted as wrong.
+        """
+        slots = asyncio.Semaphore(_NUM_LEARNING)
+
+        async def ask(gateway: Gateway, question: Question) -> None:
+            async with slots:
+                await self._ask(gateway, question, None)
+
+        await asyncio.gather(*(ask(gateway, each) for each in self.questions for gateway in self.fleet.gateways))
+
+    async def ask_each_kind(self) -> None:
+        """Ask both gateways a question of every kind, all at once; some of the clients leave."""
+        rng = random.Random(self.seed)
+        chosen = {each.kind: each for each in rng.sample(self.questions, len(self.questions))}
+        asking = [self._ask(gateway, each, rng) for gateway in self.fleet.gateways for each in chosen.values()]
+        await asyncio.gather(*asking)
+
+    async def run(self, num_clients: int) -> None:
+        """Have `num_clients` clients ask until `is_stopping`."""
+        await asyncio.gather(*(self._run_client(number) for number in range(num_clients)))
+
+    async def _run_client(self, number: int) -> None:
+        rng = random.Random(f"{self.seed} {number}")
+        weights = [each.kind.weight for each in self.questions]
+        while not self.is_stopping:
+            [question] = rng.choices(self.questions, weights)
+            verdict = await self._ask(rng.choice(self.fleet.gateways), question, rng)
+            if verdict.outcome in (Outcome.CUT, Outcome.LOST):
+                await asyncio.sleep(_RECONNECT_PAUSE_S)
+
+    async def _ask(self, gateway: Gateway, question: Question, leaving: random.Random | None) -> Verdict:
+        """Send one request and count how it ends. With `leaving`, some clients leave at a random moment."""
+        self.tally.num_sent += 1
+        request_id = f"chaos-{self.seed}-{self.tally.num_sent}"
+        caller = self._callers[gateway.name, question.kind]
+        if isinstance(caller, HttpCaller):
+            headers = (("x-request-id", request_id),)
+            caller = replace(caller, target=replace(caller.target, headers=headers))
+        begun_at = time.time()
+        exchange = _Exchange(caller, question)
+        await exchange.run(leaving)
+        verdict = exchange.judge(self.texts.get(question.answer_key))
+        ended_at = time.time()
+        if verdict.outcome is Outcome.LOST and gateway.may_have_lost(begun_at, ended_at):
+            verdict = replace(verdict, outcome=Outcome.CUT)
+        if verdict.outcome is Outcome.COMPLETED:
+            self._note_completion(gateway, question, request_id, exchange.reader)
+        moment = time.strftime("%H:%M:%S", time.localtime(begun_at))
+        about = f"{request_id} at {moment} for {ended_at - begun_at:.1f} s, {question.kind.name} of {gateway.name}"
+        self.tally.add(question.kind.name, verdict, about)
+        return verdict
+
+    def _note_completion(self, gateway: Gateway, question: Question, request_id: str, reader: TextReader) -> None:
+        self.texts.setdefault(question.answer_key, reader.text)
+        counted = reader.output_tokens if reader.counted_by == "usage" else None
+        self.tally.num_output_tokens += counted or 0
+        if not question.kind.is_grpc:
+            self.completions[request_id] = Completion(gateway.name, time.time(), counted)
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, caller: Caller, question: Question) -> None:
+        self._caller = caller
+        self._question = question
+        self._left = asyncio.Event()
+        self._broken: Failure | None = None
+        must_be_complete = not question.kind.ends_by_itself
+        self.reader = TextReader(caller.api, LiveCounts(), must_be_complete, on_leaving=self._left.set)
+
+    async def run(self, leaving: random.Random | None) -> None:
+        """Send the request, and read its answer to the end, or until this client leaves."""
+        self.reader.leaves_after = leaves_after = self._choose_leaving(leaving)
+        planned = PlannedRequest(0, self._question.prompt, 0, self._question.max_tokens, leaves_after)
+        self._broken = await self._caller.call(planned, self.reader, self._left)
+
+    def judge(self, expected: str | None) -> Verdict:
+        """Return how it ended; one whose connection broke is lost. `expected` is its text, where that is known."""
+        if self._left.is_set():
+            return Verdict(Outcome.LEFT)
+        failure = self.reader.find_failure(self._question.max_tokens, self._broken)
+        return judge(self._question, self.reader.text, failure, expected)
+
+    def _choose_leaving(self, leaving: random.Random | None) -> int | None:
+        """Return the token event at which this client leaves, if it does; of a whole answer it leaves after a time."""
+        if leaving is None or leaving.random() >= LEAVING_SHARE:
+            return None
+        if not self._question.kind.is_streamed:
+            asyncio.get_running_loop().call_later(leaving.uniform(0, _LONGEST_STAY_S), self._left.set)
+        return leaving.randint(1, self._question.max_tokens)
+
+
+def _config(gateway: Gateway, kind: Kind) -> LoadConfig:
+    url = f"http://127.0.0.1:{gateway.grpc_port}" if kind.is_grpc else gateway.url
+    return LoadConfig(LoadTarget(url, kind.api, kind.model, timeout_s=TIMEOUT_S), _NO_PACE, kind.workload())
