@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from load.answers import needs_answers
-from load.apis import check_extras, make_api
+from load.apis import Api, check_extras, make_api
 from load.apis.rag import DEFAULT_PIPELINE
 from load.callers import Caller, HttpCaller
 from load.clock import Clock, RealClock

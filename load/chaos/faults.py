@@ -5,8 +5,8 @@ import random
 import resource
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import httpx
@@ -73,9 +73,10 @@ class Faults:
         if not self.fleet.launchers:
             return f"{_SKIPPED}no engine has registered"
         launcher = rng.choice(self.fleet.launchers)
-        await launcher.kill()
-        await asyncio.sleep(rng.uniform(0, 2 * HEARTBEAT_TIMEOUT_S))
-        await self._start_again(launcher)
+        async with launcher.replacing:
+            await launcher.kill()
+            await asyncio.sleep(rng.uniform(0, 2 * HEARTBEAT_TIMEOUT_S))
+            await self._start_again(launcher)
         return f"{launcher.name} was killed and started again"
 
     async def fault_worker_kill(self, rng: random.Random) -> str:
@@ -142,64 +143,58 @@ class Faults:
         """Stop Redis, and let it go on."""
         redis, seconds = self.fleet.redis, rng.uniform(1, 15)
         assert redis is not None
-        redis.program.signal(signal.SIGSTOP)
-        await asyncio.sleep(seconds)
-        redis.program.signal(signal.SIGCONT)
+        with _marked(self.fleet.redis_outages):
+            redis.program.signal(signal.SIGSTOP)
+            await asyncio.sleep(seconds)
+            redis.program.signal(signal.SIGCONT)
         return f"Redis was stopped for {seconds:.1f} s"
 
     async def fault_redis_kill(self, rng: random.Random) -> str:
         """Kill Redis, and start it again without what it had."""
         redis = self.fleet.redis
         assert redis is not None
-        await redis.program.kill()
-        await asyncio.sleep(rng.uniform(0, 5))
-        await redis.start()
+        async with redis.program.replacing:
+            with _marked(self.fleet.redis_outages):
+                await redis.program.kill()
+                await asyncio.sleep(rng.uniform(0, 5))
+                await redis.start()
         return "Redis was killed and started again, empty"
 
     async def fault_postgres_stop(self, rng: random.Random) -> str:
         """Stop all processes of Postgres, and let them go on."""
         postgres, seconds = self.fleet.postgres, rng.uniform(1, 10)
         assert postgres is not None
-        async with self._without_ledger(each for each in self.fleet.gateways if each.has_postgres):
-            postgres.signal_all(signal.SIGSTOP)
-            await asyncio.sleep(seconds)
-            postgres.signal_all(signal.SIGCONT)
+        async with postgres.program.replacing:
+            with _marked(*self._postgres_outages()):
+                postgres.signal_all(signal.SIGSTOP)
+                await asyncio.sleep(seconds)
+                postgres.signal_all(signal.SIGCONT)
         return f"Postgres was stopped for {seconds:.1f} s"
 
     async def fault_postgres_kill(self, rng: random.Random) -> str:
         """Kill all processes of Postgres, and start it again on its files."""
         postgres = self.fleet.postgres
         assert postgres is not None
-        async with self._without_ledger(each for each in self.fleet.gateways if each.has_postgres):
-            await postgres.crash()
-            await asyncio.sleep(rng.uniform(0, 5))
-            await postgres.start()
+        async with postgres.program.replacing:
+            with _marked(*self._postgres_outages()):
+                await postgres.crash()
+                await asyncio.sleep(rng.uniform(0, 5))
+                await postgres.start()
         return "Postgres was killed and started again"
+
+    def _postgres_outages(self) -> list[list[Interval]]:
+        return [each.outages for each in self.fleet.gateways if each.has_postgres]
 
     async def fault_disk_full(self, rng: random.Random) -> str:
         """Have every write of a gateway and its workers fail that makes a file longer than a few KiB."""
         gateway, seconds = rng.choice(self.fleet.gateways), rng.uniform(2, 8)
         if gateway.is_restarting:
             return f"{_SKIPPED}{gateway.name} starts again"
-        processes = [psutil.Process(gateway.program.pid), *gateway.processes(WORKER)]
-        async with self._without_ledger([] if gateway.has_postgres else [gateway]):
-            limits = [(each, _limit_files(each, _SMALL_FILE_BYTES)) for each in processes]
+        with _marked(*([] if gateway.has_postgres else [gateway.outages])):
+            _limit_files(gateway.program, _SMALL_FILE_BYTES)
             await asyncio.sleep(seconds)
-            for process, limit in limits:
-                if limit is not None:
-                    _limit_files(process, limit)
+            _limit_files(gateway.program, resource.RLIM_INFINITY)
         return f"the disk of {gateway.name} was full for {seconds:.1f} s"
-
-    @asynccontextmanager
-    async def _without_ledger(self, gateways: Iterable[Gateway]) -> AsyncIterator[None]:
-        """Mark the time in which these gateways cannot write their ledger."""
-        interval = Interval(time.time())
-        for gateway in gateways:
-            gateway.outages.append(interval)
-        try:
-            yield
-        finally:
-            interval.ended_at = time.time()
 
     async def fault_slow_readers(self, rng: random.Random) -> str:
         """Ask for streams and do not read them."""
@@ -268,20 +263,30 @@ class Faults:
                 await asyncio.sleep(2)
 
 
+@contextmanager
+def _marked(*places: list[Interval]) -> Iterator[None]:
+    """Mark a time in each of these places."""
+    interval = Interval(time.time())
+    for place in places:
+        place.append(interval)
+    try:
+        yield
+    finally:
+        interval.ended_at = time.time()
+
+
 def _send(process: psutil.Process | None, number: signal.Signals) -> None:
     if process is not None:
         with suppress(psutil.Error):
             process.send_signal(number)
 
 
-def _limit_files(process: psutil.Process, soft: int) -> int | None:
-    """Set the longest file that a process may write; return what it was, None where it has ended."""
-    try:
-        before, hard = process.rlimit(resource.RLIMIT_FSIZE)
-        process.rlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    except psutil.Error:
-        return None
-    return int(before)
+def _limit_files(program: Program, most_bytes: int) -> None:
+    """Set the longest file that a program's processes may write, those included that it has started meanwhile."""
+    for process in program.family():
+        with suppress(psutil.Error):
+            _, hard = process.rlimit(resource.RLIMIT_FSIZE)
+            process.rlimit(resource.RLIMIT_FSIZE, (hard if most_bytes == resource.RLIM_INFINITY else most_bytes, hard))
 
 
 _NEEDS = {"redis": ("redis_stop", "redis_kill", "launcher_kill"), "postgres": ("postgres_stop", "postgres_kill")}

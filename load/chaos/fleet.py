@@ -118,6 +118,8 @@ class Fleet:
     postgres: PostgresStore | None
     skipped: dict[str, str]
     client: httpx.AsyncClient
+    redis_outages: list[Interval] = field(default_factory=list)
+    """When Redis did not answer, or lost what it had."""
 
     async def start(self) -> None:
         """Start everything. Raises FleetError where a part does not start."""

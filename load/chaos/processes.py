@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -35,8 +34,9 @@ class Program:
     """The folder that it is started in; None for the log's."""
     started_at: float = 0.0
     """When it was started last, by `time.time`."""
+    replacing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by who has killed it and starts it again."""
     _process: "subprocess.Popen[bytes] | None" = None
-    _lines: IO[bytes] | None = field(default=None)
 
     @property
     def pid(self) -> int:

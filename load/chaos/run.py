@@ -31,6 +31,10 @@ _STILL_GAUGES = (
 """What is 0 when all is still."""
 
 
+TokenCounts = tuple[dict[str, float], dict[str, int]]
+"""Tokens by the counters and by the ledger."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChaosConfig:
     """The settings of a run."""
@@ -165,22 +169,25 @@ class _Course:
         await self._until("sizes are within their bounds", self._find_growth)
         self._run.after = measure(self._fleet)
 
-    async def _read_tokens(self, gateway: Gateway) -> tuple[dict[str, float], dict[str, int]]:
+    async def _read_tokens(self, gateway: Gateway) -> TokenCounts:
         """Return what counters and ledger have of tokens. All rows are written by now."""
         await asyncio.sleep(FLUSH_S)
         counters = tokens_of_counters(await self._fleet.metrics(gateway))
         return counters, dict((await read_ledger(self._fleet, gateway)).tokens)
 
-    async def _compare_tokens(self, gateway: Gateway, earlier: tuple[Mapping[str, float], Mapping[str, int]]) -> None:
+    async def _compare_tokens(self, gateway: Gateway, earlier: TokenCounts) -> None:
         """Require that the ledger has grown by as many tokens as the counters."""
-        counters, rows = await self._read_tokens(gateway)
-        for name, count in counters.items():
-            counted, written = count - earlier[0][name], rows[name] - earlier[1][name]
-            self._run.checks[f"{name} of {gateway.name}, ledger and counters"] = f"{written} and {counted:.0f}"
-            if counted != written:
-                self._run.violations.append(
-                    f"{name} of {gateway.name}: the ledger has {written} more, the counters {counted:.0f}"
-                )
+
+        async def find_difference() -> str:
+            counters, rows = await self._read_tokens(gateway)
+            growths = {name: (rows[name] - earlier[1][name], counters[name] - earlier[0][name]) for name in counters}
+            return "; ".join(
+                f"{name}: {written} in the ledger, {counted:.0f} in the counters"
+                for name, (written, counted) in growths.items()
+                if written != counted
+            )
+
+        await self._until(f"ledger and counters of {gateway.name} have the same tokens", find_difference)
 
     async def _compare_rows(self, gateway: Gateway) -> None:
         ledger = await read_ledger(self._fleet, gateway)

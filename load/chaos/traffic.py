@@ -11,8 +11,9 @@ from load.chaos.answers import TextReader
 from load.chaos.fleet import Fleet, Gateway
 from load.chaos.outcomes import Outcome, Tally, Verdict, judge
 from load.chaos.questions import Kind, Question, make_questions
+from load.chaos.resuming import RESUMED, Resumption
 from load.clock import RealClock
-from load.config import LoadConfig, LoadTarget, RequestPace
+from load.config import ApiKind, LoadConfig, LoadTarget, RequestPace
 from load.single_run import open_caller
 from load.stream import Failure, LiveCounts, PlannedRequest
 
@@ -22,6 +23,7 @@ LEAVING_SHARE = 0.12
 _LONGEST_STAY_S = 0.5
 _RECONNECT_PAUSE_S = 0.3
 _NUM_LEARNING = 8
+_ONE_RESUMES_OF = 6
 _NO_PACE = RequestPace(concurrency=1, num_requests=1)
 
 
@@ -82,8 +84,20 @@ class Traffic:
         await asyncio.gather(*asking)
 
     async def run(self, num_clients: int) -> None:
-        """Have `num_clients` clients ask until `is_stopping`."""
-        await asyncio.gather(*(self._run_client(number) for number in range(num_clients)))
+        """Have `num_clients` clients ask until `is_stopping`, some of whom come back to streams that they have lost."""
+        num_resuming = -(-num_clients // _ONE_RESUMES_OF)
+        resuming = (self._run_resuming(number) for number in range(num_resuming))
+        await asyncio.gather(*resuming, *(self._run_client(number) for number in range(num_clients - num_resuming)))
+
+    async def _run_resuming(self, number: int) -> None:
+        rng = random.Random(f"{self.seed} resuming {number}")
+        chats = [each for each in self.questions if each.kind == Kind(ApiKind.CHAT, weight=each.kind.weight)]
+        while not self.is_stopping:
+            self.tally.num_sent += 1
+            question, begun_at = rng.choice(chats), time.time()
+            resumption = Resumption(self.fleet, question, rng)
+            verdict = await resumption.read(self.texts.get(question.answer_key))
+            self.tally.add(RESUMED.name, verdict, _about(f"of client {number}", RESUMED, resumption.owner, begun_at))
 
     async def _run_client(self, number: int) -> None:
         rng = random.Random(f"{self.seed} {number}")
@@ -111,9 +125,7 @@ class Traffic:
             verdict = replace(verdict, outcome=Outcome.CUT)
         if verdict.outcome is Outcome.COMPLETED:
             self._note_completion(gateway, question, request_id, exchange.reader)
-        moment = time.strftime("%H:%M:%S", time.localtime(begun_at))
-        about = f"{request_id} at {moment} for {ended_at - begun_at:.1f} s, {question.kind.name} of {gateway.name}"
-        self.tally.add(question.kind.name, verdict, about)
+        self.tally.add(question.kind.name, verdict, _about(request_id, question.kind, gateway, begun_at))
         return verdict
 
     def _note_completion(self, gateway: Gateway, question: Question, request_id: str, reader: TextReader) -> None:
@@ -155,6 +167,11 @@ class _Exchange:
         if not self._question.kind.is_streamed:
             asyncio.get_running_loop().call_later(leaving.uniform(0, _LONGEST_STAY_S), self._left.set)
         return leaving.randint(1, self._question.max_tokens)
+
+
+def _about(which: str, kind: Kind, gateway: Gateway, begun_at: float) -> str:
+    moment = time.strftime("%H:%M:%S", time.localtime(begun_at))
+    return f"{which} at {moment} for {time.time() - begun_at:.1f} s, {kind.name} of {gateway.name}"
 
 
 def _config(gateway: Gateway, kind: Kind) -> LoadConfig:

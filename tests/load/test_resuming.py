@@ -1,0 +1,96 @@
+"""The client that comes back: what it takes for whole, for wrong and for lost."""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from load.chaos import resuming
+from load.chaos.fleet import Fleet, Gateway, Interval
+from load.chaos.outcomes import Outcome, Verdict
+from load.chaos.processes import Program
+from load.chaos.questions import Kind, Question
+from load.chaos.resuming import Resumption
+from load.config import ApiKind
+
+QUESTION = Question(Kind(ApiKind.CHAT), 0, "Hi", 4)
+TEXTS = [f"{number} " for number in range(200)]
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def event(number: int) -> bytes:
+    data = "[DONE]" if number > len(TEXTS) else json.dumps({"choices": [{"delta": {"content": TEXTS[number - 1]}}]})
+    return f"id: s:{number}\ndata: {data}\n\n".encode()
+
+
+def keep_stream(request: httpx.Request) -> httpx.Response:
+    """Answer as a gateway does that has the whole stream."""
+    last = int(request.headers.get("last-event-id", ":0").rpartition(":")[2])
+    body = b": comment\n\n" + b"".join(event(number) for number in range(last + 1, len(TEXTS) + 2))
+    return httpx.Response(200, headers={"x-sluice-stream": "s"}, content=body)
+
+
+async def read(handler: Handler, expected: str = "".join(TEXTS), *, is_cut: bool = False) -> Verdict:
+    async with httpx.AsyncClient(transport=httpx.MockTransport(handler)) as client:
+        gateways = [Gateway(Program(name, (), Path("log")), 1, 2, 3) for name in ("near", "far")]
+        fleet = Fleet(Path(), gateways, [], None, None, {}, client)
+        if is_cut:
+            for each in gateways:
+                each.cuts.append(Interval(time.time()))
+        return await Resumption(fleet, QUESTION, random.Random(3)).read(expected)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "_PAUSE_S", 0.001)
+
+
+async def test_a_stream_over_many_connections_is_whole() -> None:
+    asked: list[str] = []
+
+    def cut_after_three(request: httpx.Request) -> httpx.Response:
+        asked.append(request.method)
+        answer = keep_stream(request)
+        return httpx.Response(200, headers=answer.headers, content=answer.content[:130])
+
+    assert await read(cut_after_three) == Verdict(Outcome.COMPLETED)
+    assert asked[0] == "POST"
+    assert set(asked[1:]) == {"GET"}
+
+
+async def test_another_text_is_wrong() -> None:
+    assert (await read(keep_stream, "other")).outcome is Outcome.WRONG
+
+
+async def test_a_missing_event_is_wrong() -> None:
+    verdict = await read(lambda _: httpx.Response(200, headers={"x-sluice-stream": "s"}, content=event(1) + event(3)))
+    assert (verdict.outcome, verdict.label) == (Outcome.WRONG, "number")
+
+
+async def test_an_error_event_is_an_error() -> None:
+    body = event(1) + b'id: s:2\ndata: {"error": {"message": "unavailable"}}\n\n'
+    assert (await read(lambda _: httpx.Response(200, content=body))).outcome is Outcome.ERROR
+
+
+@pytest.mark.parametrize(("status", "expected"), [(503, Outcome.ERROR), (400, Outcome.WRONG)])
+async def test_a_refusal_ends_it(status: int, expected: Outcome) -> None:
+    assert (await read(lambda _: httpx.Response(status, content=b"{}"))).outcome is expected
+
+
+@pytest.mark.parametrize(("is_cut", "expected"), [(False, Outcome.LOST), (True, Outcome.CUT)])
+async def test_one_that_nobody_has_is_lost_unless_its_gateway_was_killed(
+    monkeypatch: pytest.MonkeyPatch, is_cut: bool, expected: Outcome
+) -> None:
+    monkeypatch.setattr(resuming, "TIMEOUT_S", 0.05)
+
+    def forget(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(404, content=b'{"error": {"message": "no stream"}}')
+        return httpx.Response(200, headers={"x-sluice-stream": "s"}, content=event(1))
+
+    verdict = await read(forget, is_cut=is_cut)
+    assert (verdict.outcome, "404" in verdict.detail) == (expected, True)
