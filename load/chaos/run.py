@@ -126,6 +126,9 @@ class _Course:
         self._run.note(f"begins: {name}")
         try:
             done = await self._faults.run(name, seed)
+        except (FleetError, httpx.HTTPError, OSError) as error:
+            done = f"{name}: {error!r}"
+            self._faults.errors.append(done)
         finally:
             self._run.current_faults.remove(name)
         self._run.num_faults[name] = self._run.num_faults.get(name, 0) + 1
