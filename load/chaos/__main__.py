@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ _DESCRIPTION = """\
 Start two gateways, four engines, Redis and Postgres on this machine, send requests of every protocol, and kill, stop
 and disturb all of it meanwhile. Each request must end whole and with the right text, in an error of its protocol's
 shape, or by its client's leaving; when all is still, nothing may be held, and the ledgers must agree with the counters.
+Ctrl-C or SIGTERM ends the run and reports what was seen until then.
 Exit status: 0 no promise broken, 1 some broken, 2 the fleet did not start, 130 interrupted.
 """
 
@@ -57,23 +59,26 @@ def main(argv: list[str]) -> int:
     config = ChaosConfig(
         arguments.minutes, folder.resolve(), arguments.faults, seed, arguments.clients, arguments.gap, arguments.model
     )
-    run = Run(config)
+    run, was_interrupted = Run(config), False
     try:
         asyncio.run(_run_shown(run))
     except FleetError as error:
         sys.stderr.write(f"load.chaos: {error}\n")
         return _COULD_NOT_BEGIN
-    except KeyboardInterrupt:
-        return _INTERRUPTED
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        was_interrupted = True
     print_report(run, Console(soft_wrap=True))
     if arguments.json is not None:
         arguments.json.write_bytes(to_json(run))
-    if not run.violations and arguments.folder is None:
+    if not run.violations and not was_interrupted and arguments.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
-    return int(bool(run.violations))
+    return _INTERRUPTED if was_interrupted else int(bool(run.violations))
 
 
 async def _run_shown(run: Run) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     showing = asyncio.create_task(show_progress(run, Console(stderr=True, soft_wrap=True)))
     try:
         await run_chaos(run)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from load.chaos.fleet import Fleet, Gateway
+from load.chaos.fleet import ENCODER, Fleet, Gateway
 from load.chaos.traffic import Completion
 
 FLUSH_S = 2.5
@@ -20,7 +20,7 @@ class Ledger:
 
     num_rows: int = 0
     tokens: Counter[str] = field(default_factory=Counter)
-    """Sums of the columns of tokens."""
+    """Sums of the columns of tokens, of language models."""
     generated: dict[str, int] = field(default_factory=dict)
     """Generated tokens, by request id."""
     twice: list[str] = field(default_factory=list)
@@ -34,8 +34,8 @@ async def read_ledger(fleet: Fleet, gateway: Gateway) -> Ledger:
         async for line in answer.aiter_lines():
             row = json.loads(line)
             ledger.num_rows += 1
-            for name in (_GENERATED, _PROMPT):
-                ledger.tokens[name] += row[name]
+            if row["model"] != ENCODER:  # whose tokens are in no counter
+                ledger.tokens.update({name: row[name] for name in (_GENERATED, _PROMPT)})
             if row["request_id"] in ledger.generated:
                 ledger.twice.append(row["request_id"])
             ledger.generated[row["request_id"]] = row[_GENERATED]

@@ -51,8 +51,9 @@ def outcome_counts(run: Run) -> Iterator[tuple[str, int]]:
 
 def _progress_table(run: Run) -> Table:
     table = Table(title=progress_line(run), box=None, title_justify="left")
-    for name in ("kind", *Outcome):
-        table.add_column(str(name), justify="left" if name == "kind" else "right")
+    table.add_column("kind", no_wrap=True)
+    for outcome in Outcome:
+        table.add_column(outcome.name.lower(), justify="right", no_wrap=True)
     for kind, counts in kind_rows(run):
         table.add_row(kind, *(str(counts.get(outcome) or "-") for outcome in Outcome))
     return table
@@ -90,8 +91,8 @@ def print_report(run: Run, console: Console) -> None:
 
 def _sizes_table(run: Run) -> Table:
     table = Table(box=None)
-    for name in ("part", "MB before", "after", "threads before", "after", "descriptors before", "after"):
-        table.add_column(name, justify="left" if name == "part" else "right")
+    for name in ("part", "MB", "then", "threads", "then", "descriptors", "then"):
+        table.add_column(name, justify="left" if name == "part" else "right", no_wrap=True)
     for part, before in run.before.items():
         after = run.after.get(part)
         cells = [] if after is None else [f"{after.rss_mb:.0f}", str(after.threads), str(after.descriptors)]

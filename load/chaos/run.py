@@ -19,6 +19,8 @@ SETTLING_S = 150.0
 """How long the fleet may take to be whole and still again after the last fault."""
 PLATEAU_S = 10.0
 """Traffic before the first fault, after which memory, threads and descriptors are measured."""
+_COUNTED_S = 20.0
+"""How long counts of workers and rows of ledgers may take."""
 _LOOK_S = 0.5
 _STILL_GAUGES = (
     "sluice_sequences_running",
@@ -134,15 +136,17 @@ class _Course:
         self._run.num_faults[name] = self._run.num_faults.get(name, 0) + 1
         self._run.note(f"over: {done}")
 
-    async def _until(self, what: str, find_missing: Callable[[], Awaitable[str]]) -> None:
-        """Wait until nothing is missing; what still is after SETTLING_S is a violation."""
+    async def _until(
+        self, what: str, find_missing: Callable[[], Awaitable[str]], patience_s: float = SETTLING_S
+    ) -> None:
+        """Wait until nothing is missing; what still is after `patience_s` is a violation."""
         begun = time.monotonic()
         missing = await find_missing()
-        while missing and time.monotonic() - begun < SETTLING_S:
+        while missing and time.monotonic() - begun < patience_s:
             await asyncio.sleep(_LOOK_S)
             missing = await find_missing()
         if missing:
-            self._run.violations.append(f"not within {SETTLING_S:.0f} s: {what}: {missing}")
+            self._run.violations.append(f"not within {patience_s:.0f} s: {what}: {missing}")
         self._run.checks[what] = missing or f"after {time.monotonic() - begun:.1f} s"
 
     async def _find_missing(self) -> str:
@@ -190,7 +194,7 @@ class _Course:
                 if written != counted
             )
 
-        await self._until(f"ledger and counters of {gateway.name} have the same tokens", find_difference)
+        await self._until(f"ledger and counters of {gateway.name} have the same tokens", find_difference, _COUNTED_S)
 
     async def _compare_rows(self, gateway: Gateway) -> None:
         ledger = await read_ledger(self._fleet, gateway)
