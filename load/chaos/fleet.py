@@ -120,6 +120,8 @@ class Fleet:
     client: httpx.AsyncClient
     redis_outages: list[Interval] = field(default_factory=list)
     """When Redis did not answer, or lost what it had."""
+    standstills: list[Interval] = field(default_factory=list)
+    """When the machine itself did not run."""
 
     async def start(self) -> None:
         """Start everything. Raises FleetError where a part does not start."""
@@ -128,9 +130,9 @@ class Fleet:
         await asyncio.gather(*(each.start() for each in (self.redis, self.postgres) if each is not None))
         await asyncio.gather(*(each.start() for each in (*self.launchers, *(g.program for g in self.gateways))))
 
-    async def is_whole(self, gateway: Gateway) -> bool:
-        """Whether a gateway says that it serves and lacks nothing."""
-        return await self.health(gateway) == {"status": "ok"}
+    def stood_still(self, begun_at: float, ended_at: float) -> bool:
+        """Whether the machine did not run at some time in between."""
+        return any(each.touches(begun_at, ended_at) for each in self.standstills)
 
     async def health(self, gateway: Gateway) -> object:
         """Return what `/health` answers, or how it could not be asked."""

@@ -37,7 +37,7 @@ class Outcome(StrEnum):
     LEFT = "cancelled by its client"
     ERROR = "error"
     CUT = "cut by a kill"
-    """Its connection broke while its gateway, or an HTTP worker of it, was killed."""
+    """Its connection broke while its gateway, or an HTTP worker of it, was killed, or the machine stood still."""
     LOST = "lost"
     HUNG = "hung"
     WRONG = "wrong"

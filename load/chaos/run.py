@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from load.chaos.faults import Faults, possible_faults
-from load.chaos.fleet import Fleet, FleetError, Gateway, running_fleet
+from load.chaos.fleet import Fleet, FleetError, Gateway, Interval, running_fleet
 from load.chaos.ledgers import FLUSH_S, compare_completions, count_excused, read_ledger, tokens_of_counters
 from load.chaos.measurements import Size, find_growth, measure
 from load.chaos.schedule import schedule
@@ -22,6 +22,10 @@ PLATEAU_S = 10.0
 _COUNTED_S = 20.0
 """How long counts of workers and rows of ledgers may take."""
 _LOOK_S = 0.5
+_STANDSTILL_S = 4.0
+"""A turn of the watch that takes longer means that the machine, or all of this fleet, did not run."""
+_AFTERMATH_S = 10.0
+"""After a standstill all deadlines are over at once: what broke then says nothing."""
 _STILL_GAUGES = (
     "sluice_sequences_running",
     "sluice_sequences_waiting",
@@ -99,6 +103,7 @@ class _Course:
         await self._traffic.learn()
         self._run.phase = "traffic without faults"
         clients = asyncio.create_task(self._traffic.run(self._config.num_clients))
+        watching = asyncio.create_task(self._watch_standstills())
         await asyncio.sleep(PLATEAU_S)
         self._run.before = measure(self._fleet)
         await self._disturb()
@@ -106,10 +111,20 @@ class _Course:
         await self._until("the fleet is whole", self._find_missing)
         self._traffic.is_stopping = True
         await clients
+        watching.cancel()
         self._run.violations += self._traffic.tally.violations() + self._faults.errors
         self._run.phase = "waiting until all is still"
         await self._until("nothing runs, waits or is reserved", self._find_open)
         await self._reckon()
+
+    async def _watch_standstills(self) -> None:
+        """Note when the machine itself did not run, so that nobody is blamed for it."""
+        while True:
+            begun_at = time.time()
+            await asyncio.sleep(_LOOK_S)
+            if (seconds := time.time() - begun_at) > _STANDSTILL_S:
+                self._fleet.standstills.append(Interval(begun_at, time.time() + _AFTERMATH_S))
+                self._run.note(f"the machine stood still for {seconds:.1f} s")
 
     async def _disturb(self) -> None:
         """Do the faults at their times, each while others may still go on."""
@@ -167,6 +182,7 @@ class _Course:
     async def _reckon(self) -> None:
         """Compare sizes with those before the first fault, and the ledgers with counters and clients."""
         self._run.phase = "comparing ledgers, counters and sizes"
+        self._run.checks["standstills of the machine"] = str(len(self._fleet.standstills))
         before = [await self._read_tokens(each) for each in self._fleet.gateways]
         await self._traffic.ask_each_kind()
         await self._until("nothing is open after calm requests", self._find_open)

@@ -22,6 +22,8 @@ TIMEOUT_S = 120.0
 LEAVING_SHARE = 0.12
 _LONGEST_STAY_S = 0.5
 _RECONNECT_PAUSE_S = 0.3
+_NOTICED_S = 1.0
+"""A standstill of the machine is noticed within this time."""
 _NUM_LEARNING = 8
 _ONE_RESUMES_OF = 6
 _NO_PACE = RequestPace(concurrency=1, num_requests=1)
@@ -97,6 +99,7 @@ class Traffic:
             question, begun_at = rng.choice(chats), time.time()
             resumption = Resumption(self.fleet, question, rng)
             verdict = await resumption.read(self.texts.get(question.answer_key))
+            verdict = await self._excuse(verdict, resumption.owner, begun_at)
             self.tally.add(RESUMED.name, verdict, _about(f"of client {number}", RESUMED, resumption.owner, begun_at))
 
     async def _run_client(self, number: int) -> None:
@@ -120,13 +123,20 @@ class Traffic:
         exchange = _Exchange(caller, question)
         await exchange.run(leaving)
         verdict = exchange.judge(self.texts.get(question.answer_key))
-        ended_at = time.time()
-        if verdict.outcome is Outcome.LOST and gateway.may_have_lost(begun_at, ended_at):
-            verdict = replace(verdict, outcome=Outcome.CUT)
+        verdict = await self._excuse(verdict, gateway, begun_at)
         if verdict.outcome is Outcome.COMPLETED:
             self._note_completion(gateway, question, request_id, exchange.reader)
         self.tally.add(question.kind.name, verdict, _about(request_id, question.kind, gateway, begun_at))
         return verdict
+
+    async def _excuse(self, verdict: Verdict, gateway: Gateway, begun_at: float) -> Verdict:
+        """Return the verdict, or that the request was cut where its connection broke for a kill or a standstill."""
+        if verdict.outcome not in (Outcome.LOST, Outcome.HUNG):
+            return verdict
+        await asyncio.sleep(_NOTICED_S)
+        is_cut = verdict.outcome is Outcome.LOST and gateway.may_have_lost(begun_at, time.time() - _NOTICED_S)
+        is_excused = is_cut or self.fleet.stood_still(begun_at, time.time())
+        return replace(verdict, outcome=Outcome.CUT) if is_excused else verdict
 
     def _note_completion(self, gateway: Gateway, question: Question, request_id: str, reader: TextReader) -> None:
         self.texts.setdefault(question.answer_key, reader.text)
