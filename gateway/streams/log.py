@@ -20,7 +20,7 @@ class EventLog:
     Followers read the same pieces, so that a slow one costs no memory.
     """
 
-    __slots__ = ("_changed", "_count_bytes", "_pieces", "first", "has_ended", "max_bytes", "num_bytes")
+    __slots__ = ("_changed", "_count_bytes", "_has_all", "_pieces", "first", "has_ended", "max_bytes", "num_bytes")
 
     def __init__(self, max_bytes: int | None = None, count_bytes: Callable[[int], None] | None = None) -> None:
         """`max_bytes` None: unbounded. `count_bytes` is called with each change of `num_bytes`."""
@@ -30,6 +30,7 @@ class EventLog:
         self.has_ended = False
         self.max_bytes = max_bytes
         self._count_bytes = count_bytes
+        self._has_all = False
         self._changed: asyncio.Event | None = None
         """Set at the next change; None where nobody waits for it."""
 
@@ -55,6 +56,11 @@ class EventLog:
         self.first += dropped
         self._grow(num_bytes - self.num_bytes)
 
+    def go_on_alone(self) -> None:
+        """Take no more from another gateway: what its readers have beyond this is lost, and they are told."""
+        self._has_all = True
+        self._wake()
+
     def end(self) -> None:
         """Let those who follow go: no more pieces come."""
         self.has_ended = True
@@ -79,12 +85,16 @@ class EventLog:
                 await self.changed()
 
     def check(self, start: int) -> None:
-        """Raise NOT_FOUND where pieces from number `start` on were dropped, and INVALID where it is after the end."""
+        """Raise NOT_FOUND where pieces from number `start` on were dropped, or pieces before it are lost with the
+        gateway that sent them, and INVALID where it is after the end."""
         if start < self.first:
             message = f"events {start + 1} to {self.first} of the stream are not kept any more (--stream-max-bytes)"
             raise SluiceError(ErrorCode.NOT_FOUND, message)
         if self.has_ended and start > len(self):
             raise invalid("last-event-id", f"last-event-id must be at most {len(self)}, the stream's last, got {start}")
+        if self._has_all and start > len(self):
+            lost = f"events {len(self) + 1} to {start} of the stream are lost with the gateway that sent them"
+            raise SluiceError(ErrorCode.NOT_FOUND, f"{lost}: send the request again")
 
     async def changed(self) -> None:
         """Wait until pieces or the end come."""
