@@ -216,6 +216,8 @@ class SharedStreams:
     async def _beat(self) -> None:
         """Renew the lease of this gateway, and say of silent streams that they go on."""
         if not self.is_up:
+            # Those from before an outage are closed at the other end, and each would seem to be another outage.
+            await self.client.connection_pool.disconnect(inuse_connections=False)
             await self.client.script_load(SCRIPT)
         await self.client.set(f"{PREFIX}gateway:{self.name}", 1, px=LEASE_MS)
         await self._drop_stale()
