@@ -108,7 +108,7 @@ class Traffic:
         while not self.is_stopping:
             [question] = rng.choices(self.questions, weights)
             verdict = await self._ask(rng.choice(self.fleet.gateways), question, rng)
-            if verdict.outcome in (Outcome.CUT, Outcome.LOST):
+            if verdict.outcome in (Outcome.CUT, Outcome.LOST, Outcome.ERROR):
                 await asyncio.sleep(_RECONNECT_PAUSE_S)
 
     async def _ask(self, gateway: Gateway, question: Question, leaving: random.Random | None) -> Verdict:
