@@ -9,7 +9,9 @@ from load.chaos.fleet import ECHO
 from load.chaos.questions import Kind, Question
 from load.stream import Failure, FailureKind
 
-MAX_EXAMPLES = 40
+MAX_EXAMPLES = 10
+"""Of each end that is worth a look, the last so many are kept."""
+_MAX_NAMED = 5
 _EXPECTED_STATUSES = {429, 503, 504}
 _EXPECTED_GRPC = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 _CRASHED_TWICE = "crashed the engine twice"
@@ -108,7 +110,7 @@ class Tally:
         if verdict.outcome in (Outcome.COMPLETED, Outcome.LEFT):
             return
         self.labels[str(verdict.outcome), verdict.label] += 1
-        seen = self.examples.setdefault(str(verdict.outcome), deque(maxlen=MAX_EXAMPLES))
+        seen = self.examples.setdefault(f"{verdict.outcome}: {verdict.label}", deque(maxlen=MAX_EXAMPLES))
         seen.append(f"{about}: {verdict.label}: {verdict.detail[:400]}")
 
     def total(self, *outcomes: Outcome) -> int:
@@ -121,7 +123,10 @@ class Tally:
     def violations(self) -> list[str]:
         """Say which promises were broken, with examples."""
         return [
-            f"{count} requests {outcome}: {'; '.join(list(self.examples[str(outcome)])[:5])}"
+            f"{count} requests {outcome}: {'; '.join(self._examples_of(outcome)[:_MAX_NAMED])}"
             for outcome in VIOLATIONS
             if (count := self.total(outcome))
         ]
+
+    def _examples_of(self, outcome: Outcome) -> list[str]:
+        return [each for key, seen in self.examples.items() if key.startswith(f"{outcome}: ") for each in seen]
