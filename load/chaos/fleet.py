@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from load.chaos.places import choose_port, find_postgres, find_redis
-from load.chaos.processes import FleetError, Program
+from load.chaos.processes import START_S, FleetError, Program
 from load.chaos.stores import PostgresStore, RedisStore
 from sluice.bundled import BUNDLED_MODEL, models_folder
 
@@ -35,6 +35,8 @@ _ENGINE_OPTIONS = (
     f"--engine-heartbeat-timeout-secs={HEARTBEAT_TIMEOUT_S:g}",
     "--exit-timeout-secs=10",
 )
+_DOCUMENTATION = "sluice"
+"""The collection that a gateway fills at its start."""
 _PROBE_S = 5.0
 _ECHO_CONFIG = """\
 name: "echo"
@@ -141,6 +143,21 @@ class Fleet:
             return answer.json()
         except (httpx.HTTPError, ValueError) as error:
             return repr(error)
+
+    async def wait_for_documents(self) -> None:
+        """Wait until all gateways have read the same documents, from which the pipeline answers."""
+        earlier: list[int] = []
+        async with asyncio.timeout(START_S):
+            while True:
+                counts = [await self._count_documents(each) for each in self.gateways]
+                if counts == earlier and min(counts) == max(counts) > 0:
+                    return
+                earlier = counts
+                await asyncio.sleep(1.0)
+
+    async def _count_documents(self, gateway: Gateway) -> int:
+        answer = await self.client.get(f"{gateway.url}/v1/rag/collections/{_DOCUMENTATION}")
+        return int(answer.json().get("num_documents", 0))
 
     async def metrics(self, gateway: Gateway) -> dict[str, float]:
         """Return the values on its metrics page, by name and labels."""

@@ -100,22 +100,25 @@ class _Course:
     async def follow(self) -> None:
         """Go through all phases, and collect what broke a promise."""
         self._run.phase = "learning the answers"
+        await self._fleet.wait_for_documents()
         await self._traffic.learn()
         self._run.phase = "traffic without faults"
         clients = asyncio.create_task(self._traffic.run(self._config.num_clients))
         watching = asyncio.create_task(self._watch_standstills())
-        await asyncio.sleep(PLATEAU_S)
-        self._run.before = measure(self._fleet)
-        await self._disturb()
-        self._run.phase = "waiting until the fleet is whole"
-        await self._until("the fleet is whole", self._find_missing)
-        self._traffic.is_stopping = True
-        await clients
-        watching.cancel()
-        self._run.violations += self._traffic.tally.violations() + self._faults.errors
+        try:
+            await asyncio.sleep(PLATEAU_S)
+            self._run.before = measure(self._fleet)
+            await self._disturb()
+            self._run.phase = "waiting until the fleet is whole"
+            await self._until("the fleet is whole", self._find_missing)
+            self._traffic.is_stopping = True
+            await clients
+        finally:  # nobody shall count what breaks as the fleet ends
+            await _cancel(clients, watching)
         self._run.phase = "waiting until all is still"
         await self._until("nothing runs, waits or is reserved", self._find_open)
         await self._reckon()
+        self._run.violations += self._traffic.tally.violations() + self._faults.errors
 
     async def _watch_standstills(self) -> None:
         """Note when the machine itself did not run, so that nobody is blamed for it."""
@@ -221,6 +224,12 @@ class _Course:
 
     async def _find_growth(self) -> str:
         return "; ".join(find_growth(self._run.before, measure(self._fleet)))
+
+
+async def _cancel(*tasks: asyncio.Task[None]) -> None:
+    for each in tasks:
+        each.cancel()
+    await asyncio.wait(tasks)
 
 
 def find_open(metrics: Mapping[str, float]) -> str:
