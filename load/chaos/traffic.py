@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from load.callers import Caller, HttpCaller
 from load.chaos.answers import TextReader
 from load.chaos.fleet import Fleet, Gateway
-from load.chaos.outcomes import Outcome, Tally, Verdict, judge
+from load.chaos.outcomes import STILL_READING, Outcome, Tally, Verdict, judge
 from load.chaos.questions import Kind, Question, make_questions
 from load.chaos.resuming import RESUMED, Resumption
 from load.clock import RealClock
@@ -139,7 +139,8 @@ class Traffic:
         return replace(verdict, outcome=Outcome.CUT) if is_excused else verdict
 
     def _note_completion(self, gateway: Gateway, question: Question, request_id: str, reader: TextReader) -> None:
-        self.texts.setdefault(question.answer_key, reader.text)
+        if STILL_READING not in reader.text:
+            self.texts.setdefault(question.answer_key, reader.text)
         counted = reader.output_tokens if reader.counted_by == "usage" else None
         self.tally.num_output_tokens += counted or 0
         if not question.kind.is_grpc:

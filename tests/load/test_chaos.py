@@ -9,7 +9,7 @@ import pytest
 from load.apis import ParsedEvent, make_api
 from load.chaos.answers import TextReader, WholeApi, find_misshape, text_of
 from load.chaos.faults import FAULTS, Faults, possible_faults
-from load.chaos.fleet import ECHO, Gateway, Interval
+from load.chaos.fleet import ECHO, PIPELINE, Gateway, Interval
 from load.chaos.ledgers import Ledger, compare_completions, count_excused, tokens_of_counters
 from load.chaos.measurements import Size, find_growth
 from load.chaos.outcomes import Outcome, Tally, Verdict, judge
@@ -124,6 +124,13 @@ def test_each_end_has_its_outcome(failure: Failure | None, expected: Outcome) ->
 def test_another_text_is_wrong_and_a_first_one_is_learned() -> None:
     assert judge(CHAT, "b", None, "a").outcome is Outcome.WRONG
     assert judge(CHAT, "b", None, None).outcome is Outcome.COMPLETED
+
+
+def test_an_answer_from_documents_may_say_that_they_are_still_read() -> None:
+    said = "I do not know. Documents of collection 'sluice' are being encoded: 3 of 7 chunks so far."
+    question = Question(Kind(ApiKind.CHAT, PIPELINE, ends_by_itself=True), 0, "Hi", 4)
+    assert judge(question, said, None, "I do not know.").outcome is Outcome.COMPLETED
+    assert judge(CHAT, said, None, "I do not know.").outcome is Outcome.WRONG
 
 
 def test_grpc_tells_a_broken_connection_from_an_engine_that_is_away() -> None:
