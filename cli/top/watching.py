@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 import termios
 import tty
@@ -18,6 +19,9 @@ from cli.top.screen import ORDERS, View, draw
 RETRY_S = 1.0
 _KEYS = {"\x1b[A": "k", "\x1b[B": "j", "\x1bOA": "k", "\x1bOB": "j", "\x03": "q"}
 """Keys that stand for others: the arrows, and an interrupt."""
+_KEY = re.compile(r"\x1b[\[O][A-Z]|.", re.DOTALL)
+_BEGUN = re.compile(r"\x1b[\[O]?$")
+"""A key of which the rest is still to come."""
 
 
 class Top:
@@ -30,6 +34,7 @@ class Top:
         self._live = Live(console=console, screen=True, auto_refresh=False)
         self._view = View()
         self._sample: dict[str, Any] | None = None
+        self._begun = ""
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -75,7 +80,11 @@ class Top:
         self._draw()
 
     def _on_keys(self, typed: str) -> None:
-        for key in [_KEYS[typed]] if typed in _KEYS else typed:
+        """Obey what one read has brought: several keys after a pause, or a part of one over a slow line."""
+        typed = self._begun + typed
+        begun = _BEGUN.search(typed)
+        self._begun = begun[0] if begun else ""
+        for key in _KEY.findall(typed.removesuffix(self._begun)):
             self._on_key(key)
 
     def _on_key(self, key: str) -> None:

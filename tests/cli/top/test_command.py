@@ -1,6 +1,7 @@
 """`sluice top` over a real server: a frame for pipes, and the screen with its keys in a terminal of its own."""
 
 import fcntl
+import io
 import os
 import pty
 import struct
@@ -14,9 +15,12 @@ from select import select
 from time import monotonic
 
 import pytest
+from rich.console import Console
 
+from cli.live.server import RunningServer
 from cli.top.command import command
 from cli.top.screen import ORDERS, View
+from cli.top.watching import Top
 from tests.server_process import MODEL, PATIENCE_S, ServerProcess
 
 SAMPLE = {"sequences": {"items": [{"id": "a", "age_s": 1.0}, {"id": "b", "age_s": 3.0}, {"id": "c", "age_s": 2.0}]}}
@@ -97,13 +101,20 @@ def test_a_sequence_is_cancelled_from_the_screen(server: ServerProcess) -> None:
         terminal.wait_for("PAUSED")
         terminal.type("ps")
         terminal.wait_for("sorted by generated")
-        terminal.type("\x1b[B")
-        terminal.wait_for("gen-")
-        terminal.type("c")
+        terminal.type("\x1b[Bc")  # one read may bring both
         terminal.wait_for("is cancelled")
         terminal.type("q")
         assert process.wait(PATIENCE_S) == 0
     assert any("cancelled by an administrator" in line for line in lines)
+
+
+def test_keys_come_several_at_once_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    top = Top(RunningServer("http://127.0.0.1:1"), 1.0, Console(file=io.StringIO()))
+    monkeypatch.setattr(top, "_on_key", found.append)
+    for typed in ("\x1b[Bc", "\x1b", "[Aq", "\x1b[", "B\x1bOA", "\x1b", "p"):
+        top._on_keys(typed)
+    assert found == ["\x1b[B", "c", "\x1b[A", "q", "\x1b[B", "\x1bOA", "\x1b", "p"]
 
 
 def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
