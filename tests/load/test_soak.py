@@ -13,12 +13,12 @@ from load.chaos.faults import FAULTS
 @pytest.mark.timeout(900)
 def test_no_promise_breaks_under_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
-    minutes = ("--minutes", "1.2", "--gap", "3.5", "--clients", "8", "--seed", "23")
+    minutes = ("--minutes", "0.9", "--gap", "2.6", "--clients", "8", "--seed", "23")
     status = main([*minutes, "--folder", str(tmp_path / "fleet"), "--json", str(report)])
     shown = capsys.readouterr().out
     found = json.loads(report.read_text())
     assert (status, found["violations"]) == (0, []), shown
     assert sum(found["faults"].values()) >= len(FAULTS) - 5, shown
-    assert found["requests"]["completed"] > 240, shown
+    assert found["requests"]["completed"] > 60, shown
     assert found["requests"]["lost"] == 0
     assert not found["skipped"]
