@@ -23,10 +23,10 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long quick fuzz soak test-torch test-clients test-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
+.PHONY: help run test test-long quick fuzz soak test-torch test-clients test-vllm test-on-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 run: $(VENV)/.serve ## serve the bundled model; flags: make run ARGS="--http-port 9000"
 	@exec $(BIN)/sluice serve $(ARGS)
@@ -51,6 +51,8 @@ test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others 
 
 test-vllm: $(VENV)/.dev $(VLLM)/.done ## models on the vLLM runtime, on the CPU (3.2 GB in build/)
 	$(BIN)/python -m pytest -m vllm -n 2 --dist loadfile --timeout=600 tests/vllm $(ARGS)
+
+test-on-vllm: $(VENV)/.dev $(VLLM)/.done ## the gateway's tests of a language model, over vLLM
 	$(BIN)/python -m pytest --on-vllm --timeout=400 tests/gateway/http $(ARGS)
 
 test-dynamo: $(VENV)/.dev $(DYNAMO)/.done ## two workers under NVIDIA Dynamo's front end and router (0.9 GB in build/)
