@@ -32,21 +32,25 @@ PROMPT_TOKENS, OUTPUT_TOKENS = TokenRange(50, 300), TokenRange(32, 96)
 RUN_S, LEAST_REQUESTS, MOST_REQUESTS = 30.0, 60, 600
 USUAL_CROWD = 6
 """Requests in flight that the load aims at, by the costs as calibrated."""
-FIRST_SHARE, SECOND_SHARE = 0.5, 0.7
-"""The rates of the two runs, as parts of the one with USUAL_CROWD in flight."""
 TARGET = Target(15.0)
 VOCABULARY, MAX_MODEL_LEN = 4096, 1024
 
 
 class Subject(NamedTuple):
-    """What is measured: so many engines, with these options of the server."""
+    """What is measured: so many engines, with these options of the server. `shares` are the rates of the two runs, as
+    parts of the one with USUAL_CROWD in flight in each engine. Two engines have no cores of their own: gateway and
+    client use the same two."""
 
     name: str
     num_replicas: int
     options: tuple[str, ...]
+    shares: tuple[float, float]
 
 
-SUBJECTS = (Subject("one engine", 1, ()), Subject("two engines, a thread each", 2, ("--num-threads=1",)))
+SUBJECTS = (
+    Subject("one engine", 1, (), (0.5, 0.7)),
+    Subject("two engines, a thread each", 2, ("--num-threads=1",), (0.3, 0.4)),
+)
 
 
 def measure(num_repeats: int, folder: Path, model: Path | None, report: ReportProgress) -> list[Figure]:
@@ -81,7 +85,7 @@ def _measure_server(
     fleet = FleetConfig(msgspec.structs.replace(profile, max_model_len=MAX_MODEL_LEN), subject.num_replicas)
     first, second = (
         _run(server, share * subject.num_replicas * USUAL_CROWD / _service_s(profile), 2 * seed + number, report)
-        for number, share in enumerate((FIRST_SHARE, SECOND_SHARE))
+        for number, share in enumerate(subject.shares)
     )
     factor, scaled = scale_costs(_requests_of(first, folder), fleet, milliseconds(first.summary.itl_ms.mean) / 1e3)
     samples["costs of the first run / as calibrated", "x"].append(factor)
