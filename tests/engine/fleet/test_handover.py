@@ -118,6 +118,7 @@ async def test_a_cancel_frees_both_and_the_last_replica_generates(tmp_path: Path
         await until(lambda: outcome(client, HandoverOutcome.GONE) == 1)
         await until(lambda: client.replicas[0].engine.stats.num_running == 0)
         assert client.replicas[1].engine.stats.prompt_tokens_total == 0
+        await until(lambda: client.stats.num_blocks_free == client.info.capacity_blocks)
         check_all_free(client)
         kill(client.replicas[1])
         await until(lambda: not client.replicas[1].engine.is_serving)
