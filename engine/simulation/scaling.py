@@ -18,14 +18,18 @@ NUM_HALVINGS = 12
 
 
 def measured_itl_s(path: Path) -> float:
-    """Return the mean time between two tokens of a run that `sluice load --json` has written. Raises INVALID."""
+    """Return the mean time between two tokens of a run that `sluice load --json` has written. Raises INVALID, also for a
+    run whose prompts shared a beginning: its requests are read as prompts of which no cache knows any."""
     try:
-        itl_ms = float(json.loads(path.read_text())["summary"]["itl_ms"]["mean"])
+        report = json.loads(path.read_text())
+        itl_ms = float(report["summary"]["itl_ms"]["mean"])
     except OSError as error:
         raise invalid("measured", f"{path} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError):
         message = f"{path} is no report of `sluice load --json` whose answers have two tokens: it has no mean ITL"
         raise invalid("measured", message) from None
+    if (report.get("config") or {}).get("workload", {}).get("prefix_tokens"):
+        raise invalid("measured", f"{path} is of a run with --prefix-tokens: measure one whose prompts share nothing")
     return itl_ms / 1e3
 
 

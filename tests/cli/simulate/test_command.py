@@ -189,6 +189,7 @@ def test_costs_are_scaled_to_a_measured_run(run: Run, trace: Path, tmp_path: Pat
         ("{}", "it has no mean ITL"),
         ('{"summary": {"itl_ms": {"mean": null}}}', "it has no mean ITL"),
         ('{"summary": {"itl_ms": {"mean": 9e9}}, "requests": [ROW]}', "is out of reach"),
+        ('{"summary": {"itl_ms": {"mean": 9.0}}, "config": {"workload": {"prefix_tokens": 64}}}', "share nothing"),
     ],
 )
 def test_a_measured_run_that_says_nothing_is_refused(
