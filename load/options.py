@@ -5,7 +5,7 @@ from functools import partial
 
 from load.config import ApiKind, Arrival, Slo
 from load.request_options import add_content, add_requests
-from load.values import argument, at_least, count, header, levels, new_file, positive, shape, whole_levels
+from load.values import argument, at_least, count, header, levels, new_file, positive, whole_levels
 from load.watch.watcher import AUTO
 
 DESCRIPTION = """\
@@ -228,6 +228,3 @@ def _add_files(group: argparse._ArgumentGroup) -> None:
         help="measure what the server's steps cost instead, with runs of its own (some minutes on an idle server), and "
         "write it for `sluice simulate --costs`; --prompt-tokens and --concurrency set the largest (512, 16)",
     )
-
-
-__all__ = ["DESCRIPTION", "EPILOG", "argument", "at_least", "new_file", "parser", "shape"]

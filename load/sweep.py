@@ -15,9 +15,10 @@ from rich.table import Table
 
 from load import report
 from load.config import LoadConfigError
-from load.options import at_least, parser
+from load.options import parser
 from load.run import Run, RunError, run_blocking
 from load.settings import make_config
+from load.values import at_least
 from sluice.plots import Line, line_plot, render_report
 
 _PAUSE_S = 1.0

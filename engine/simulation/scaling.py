@@ -18,8 +18,8 @@ NUM_HALVINGS = 12
 
 
 def measured_itl_s(path: Path) -> float:
-    """Return the mean time between two tokens of a run that `sluice load --json` has written. Raises INVALID, also for a
-    run whose prompts shared a beginning: its requests are read as prompts of which no cache knows any."""
+    """Return the mean time between two tokens of a run that `sluice load --json` has written. Raises INVALID, also for
+    a run whose prompts shared a beginning: its requests are read as prompts of which no cache knows any."""
     try:
         report = json.loads(path.read_text())
         itl_ms = float(report["summary"]["itl_ms"]["mean"])

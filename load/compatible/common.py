@@ -1,4 +1,4 @@
-"""What the commands of this folder share."""
+"""The parts that the commands of this folder share."""
 
 import argparse
 import sys
@@ -15,6 +15,18 @@ from load.stream import RequestResult
 from load.summary import gaps_s
 
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
+
+
+def make_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    """Return a parser without flags. It takes none shortened: another flag of the other tool may begin alike."""
+    return argparse.ArgumentParser(
+        prog,
+        description=description,
+        usage="%(prog)s [OPTION ...]",
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 class _Refused(argparse.Action):

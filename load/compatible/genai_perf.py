@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from load.compatible.common import Latencies, check_endpoint, http_url, ignore, note, refuse, run_as
+from load.compatible.common import Latencies, check_endpoint, http_url, ignore, make_parser, note, refuse, run_as
 from load.config import (
     ApiKind,
     LoadConfig,
@@ -80,14 +80,7 @@ def genai_perf(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
-        _PROG,
-        description=_DESCRIPTION,
-        usage="%(prog)s [OPTION ...]",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    options = make_parser(_PROG, _DESCRIPTION, _EPILOG)
     _add_endpoint(options)
     _add_input(options)
     _add_pace(options)

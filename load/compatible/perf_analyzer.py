@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from load.compatible.common import FAILED, INTERRUPTED, USAGE_ERROR, http_url, ignore, refuse
+from load.compatible.common import FAILED, INTERRUPTED, USAGE_ERROR, http_url, ignore, make_parser, refuse
 from load.config import ApiKind, Arrival, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Workload
 from load.connection import ConnectionPool
 from load.run import Run, RunError, get_json, run_load
@@ -129,14 +129,7 @@ def perf_analyzer(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
-        "sluice load perf-analyzer",
-        description=_DESCRIPTION,
-        usage="%(prog)s [OPTION ...]",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    options = make_parser("sluice load perf-analyzer", _DESCRIPTION, _EPILOG)
     add = options.add_argument
     add("-m", "--model-name", required=True, metavar="MODEL", help="the model")
     add(

@@ -11,7 +11,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from load.compatible.common import Latencies, check_endpoint, deviation, ignore, mean, percentile, refuse, run_as
+from load.compatible.common import (
+    Latencies,
+    check_endpoint,
+    deviation,
+    ignore,
+    make_parser,
+    mean,
+    percentile,
+    refuse,
+    run_as,
+)
 from load.config import (
     ApiKind,
     Arrival,
@@ -72,14 +82,7 @@ def vllm_bench(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(
-        _PROG,
-        description=_DESCRIPTION,
-        usage="%(prog)s [OPTION ...]",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    options = make_parser(_PROG, _DESCRIPTION, _EPILOG)
     _add_server(options)
     _add_dataset(options)
     _add_pace(options)
@@ -185,10 +188,11 @@ def _workload(arguments: argparse.Namespace) -> Workload:
 
 
 def _trace(arguments: argparse.Namespace) -> Path | None:
-    name, path = arguments.dataset_name, arguments.dataset_path
+    name: str = arguments.dataset_name
+    path: Path | None = arguments.dataset_path
     if (name == "random") != (path is None):
         raise LoadConfigError("--dataset-path goes with --dataset-name sharegpt and burstgpt, which need it")
-    return path  # type: ignore[no-any-return]
+    return path
 
 
 def _around(length: int, ratio: float) -> TokenRange:
