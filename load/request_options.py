@@ -8,17 +8,13 @@ from load.answers import BUILTIN_SCHEMA, BUILTIN_TOOLS
 from load.config import SecondsRange, TokenRange, TurnRange
 from load.images import image_size
 from load.traces import FORMATS
-from load.values import argument, at_least, count, json_file, json_object, shape, share, tool_functions
+from load.values import argument, at_least, json_file, json_object, shape, share, tool_functions
 
 
-def add_requests(group: argparse._ArgumentGroup) -> None:
+def add_prompts(group: argparse._ArgumentGroup) -> None:
+    """Add the options of what prompts and answers are like."""
     lengths = argument(TokenRange.parse)
-    group.add_argument(
-        "--prompt-tokens",
-        type=lengths,
-        metavar="N|A..B",
-        help="length of prompts (128)",
-    )
+    group.add_argument("--prompt-tokens", type=lengths, metavar="N|A..B", help="length of prompts (128)")
     group.add_argument(
         "--output-tokens",
         type=lengths,
@@ -27,15 +23,8 @@ def add_requests(group: argparse._ArgumentGroup) -> None:
         help="length of answers (%(default)s)",
     )
     group.add_argument(
-        "--seed",
-        type=argument(partial(count, least=0)),
-        default=0,
-        metavar="N",
-        help="seed of prompts, lengths and arrivals (0)",
-    )
-    group.add_argument(
         "--vocab-size",
-        type=argument(partial(count, least=2)),
+        type=at_least(2),
         default=4096,
         metavar="N",
         help="draw the token ids of completions prompts below N (%(default)s); their length is exact",
@@ -47,32 +36,14 @@ def add_requests(group: argparse._ArgumentGroup) -> None:
         help="the model's tokenizer.json, for text prompts of exact length (needs the tokenizers package)",
     )
     group.add_argument(
-        "--allow-eos",
-        action="store_true",
-        help="let the model stop by itself (no ignore_eos); output lengths are upper bounds",
-    )
-    group.add_argument(
         "--prefix-tokens",
-        type=argument(partial(count, least=0)),
+        type=at_least(0),
         default=0,
         metavar="N",
         help="let prompts share their first N tokens, which count in --prompt-tokens (0)",
     )
     group.add_argument(
         "--num-prefixes", type=at_least(1), default=1, metavar="K", help="different shared starts (%(default)s)"
-    )
-    group.add_argument(
-        "--cancel-share",
-        type=argument(share),
-        default=0.0,
-        metavar="P",
-        help="let a part P of the clients (0 to 1) leave at a random token of the answer (0)",
-    )
-    group.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="send the requests of a trace: " + ", ".join(FORMATS) + "; the content tells which",
     )
     group.add_argument(
         "--shape",
@@ -88,6 +59,32 @@ def add_requests(group: argparse._ArgumentGroup) -> None:
         default={},
         metavar="JSON",
         help="fields to add to every request; they replace the generator's own",
+    )
+
+
+def add_requests(group: argparse._ArgumentGroup) -> None:
+    """Add the options of what is in a run's requests."""
+    add_prompts(group)
+    group.add_argument(
+        "--seed", type=at_least(0), default=0, metavar="N", help="seed of prompts, lengths and arrivals (0)"
+    )
+    group.add_argument(
+        "--allow-eos",
+        action="store_true",
+        help="let the model stop by itself (no ignore_eos); output lengths are upper bounds",
+    )
+    group.add_argument(
+        "--cancel-share",
+        type=argument(share),
+        default=0.0,
+        metavar="P",
+        help="let a part P of the clients (0 to 1) leave at a random token of the answer (0)",
+    )
+    group.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="send the requests of a trace: " + ", ".join(FORMATS) + "; the content tells which",
     )
 
 

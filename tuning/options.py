@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from gateway.options.option import OneLineParser
 from load.config import ApiKind, Slo, TokenRange
-from load.values import argument, at_least, json_object, positive, shape
+from load.request_options import add_prompts
+from load.values import argument, at_least, positive
 from tuning.errors import TuneError
 from tuning.figures import FigureConstraint, Objective
 from tuning.space import parse_search
@@ -174,35 +175,10 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
         choices=list(ApiKind),
         help="API to call; default: completions, and infer_binary for a repository",
     )
-    lengths = argument(TokenRange.parse)
-    usual = TokenRange(128, 128)
-    for name, what in (("prompt", "prompts"), ("output", "answers")):
-        group.add_argument(
-            f"--{name}-tokens", type=lengths, default=usual, metavar="N|A..B", help=f"length of {what} (%(default)s)"
-        )
-    group.add_argument(
-        "--prefix-tokens", type=at_least(0), default=0, metavar="N", help="tokens that prompts begin with in common (0)"
-    )
-    group.add_argument("--num-prefixes", type=at_least(1), default=1, metavar="K", help="different common starts (1)")
-    group.add_argument(
-        "--vocab-size", type=at_least(2), default=4096, metavar="N", help="draw token ids below N (%(default)s)"
-    )
-    group.add_argument(
-        "--tokenizer", type=Path, metavar="PATH", help="tokenizer.json, for text prompts of exact length"
-    )
-    group.add_argument(
-        "--shape",
-        type=argument(shape),
-        action="append",
-        default=[],
-        metavar="NAME:D,D,...",
-        help="shape of an input of a repository's model, where dimensions vary; repeatable",
-    )
+    add_prompts(group)
+    group.set_defaults(prompt_tokens=TokenRange(128, 128))
     group.add_argument(
         "--batch-size", type=at_least(1), default=1, metavar="N", help="first dimension of a request's tensors (1)"
-    )
-    group.add_argument(
-        "--extra-body", type=argument(json_object), default={}, metavar="JSON", help="fields to add to every request"
     )
     group.add_argument(
         "--timeout", type=argument(positive), default=300.0, metavar="S", help="most seconds of a request (300)"
