@@ -1,5 +1,5 @@
-"""What clients of a fleet notice while a replica is killed or hangs, while an engine's machine is silent, and while the
-Redis that names the engines stands still."""
+"""Measures how clients of a fleet fare while a replica is killed or hangs, an engine's machine is silent, and the Redis
+that names the engines stands still."""
 
 import asyncio
 import os
@@ -41,7 +41,7 @@ KINDS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "ignore_eos": False, "structured_outputs": {"regex": "[a-z ]{2000}"}},
     {"temperature": 0.8, "n": 2, "logprobs": 2},
 )
-"""What a stream asks for, by its number. Each has its number for a seed."""
+"""The fields of a stream's request, by its number, which is its seed too."""
 KILLED, HUNG, SILENT = (
     "two replicas, one killed",
     "two replicas, one hung",

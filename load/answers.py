@@ -22,7 +22,7 @@ BUILTIN_SCHEMA: dict[str, Any] = {
     "required": ["category", "is_urgent", "priority", "labels"],
     "additionalProperties": False,
 }
-"""What `--json-schema builtin` asks for: short, since it lists every value."""
+"""The schema of `--json-schema builtin`. Its answers are short, since it lists every value."""
 BUILTIN_TOOLS: tuple[dict[str, Any], ...] = (
     {
         "name": "get_weather",
@@ -48,7 +48,7 @@ BUILTIN_TOOLS: tuple[dict[str, Any], ...] = (
         },
     },
 )
-"""What `--tools builtin` offers."""
+"""The tools of `--tools builtin`."""
 
 
 @dataclass(slots=True)
@@ -129,5 +129,5 @@ def _json_check(schema: dict[str, Any]) -> Callable[[str], str | None]:
 
 
 def needs_answers(workload: Workload) -> bool:
-    """Whether a run has to keep the answers: for later turns, or to look into them."""
+    """Return whether a run has to keep the answers: for later turns, or to look into them."""
     return workload.turns.high > 1 or workload.json_schema is not None or workload.tool_use is not None

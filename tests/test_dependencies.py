@@ -1,4 +1,4 @@
-"""What the product imports is installed with it: by its dependencies, or by the extra that the file belongs to."""
+"""The dependencies install what the product imports, or the extra that the importing file belongs to does."""
 
 import sys
 import tomllib

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tuning.errors import TrialFailedError
 
 START_TIMEOUT_S = 1800.0
-"""How long a start may take: loads and downloads of models count."""
+"""Seconds that a start may take: loads and downloads of models count."""
 _STOP_TIMEOUT_S = 30.0
 _ASK_TIMEOUT_S = 30.0
 _LISTENING = re.compile(r"Listening on (\S+) \(metrics ([^,)]+)")

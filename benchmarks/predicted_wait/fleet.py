@@ -27,7 +27,7 @@ NAMES = ("bursts", "ramp", "mixed lengths, bursts", "mixed lengths, ramp", "shar
 
 
 class Wait(NamedTuple):
-    """What was predicted for a request, and what came, in seconds; and when it had ended."""
+    """The predicted and the actual wait of a request in seconds, and the time of its end."""
 
     predicted_s: float
     actual_s: float

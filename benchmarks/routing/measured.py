@@ -37,7 +37,7 @@ VOCABULARY, MAX_MODEL_LEN = 4096, 1024
 
 
 class Subject(NamedTuple):
-    """What is measured: so many engines, with these options of the server. `shares` are the rates of the two runs, as
+    """A server to measure: so many engines, with these options. `shares` are the rates of the two runs, as
     parts of the one with USUAL_CROWD in flight in each engine. Two engines have no cores of their own: gateway and
     client use the same two."""
 

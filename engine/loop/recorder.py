@@ -36,7 +36,7 @@ OTHERS = "other"
 _MAX_PROFILED = 4096
 """Most steps that wait for a frame."""
 _Place = tuple[int, int, Numbers[float]]
-"""Where a distribution's counts begin in the flat array, where its sum is, and its bounds."""
+"""A distribution's place: the start of its counts in the flat array, that of its sum, and its bounds."""
 
 
 def _find_place(histogram: EngineHistogram) -> _Place:

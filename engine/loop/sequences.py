@@ -43,7 +43,7 @@ class RunningSequences:
 
     @property
     def num_reserved_blocks(self) -> int:
-        """How many blocks running sequences use or may still need. A shared block counts once."""
+        """The blocks that running sequences use or may still need. A shared block counts once."""
         missing = sum(s.worst_case_blocks - s.num_allocated_blocks for s in self.running.values())
         return self._kv.pool.num_used + missing
 

@@ -25,7 +25,7 @@ class Framing(StrEnum):
 
 
 class Extra(StrEnum):
-    """What requests may have besides a prompt, by the option that asks for it."""
+    """The parts of requests besides a prompt, each named by its option."""
 
     TURNS = "--turns"
     IMAGES = "--images"
@@ -46,7 +46,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a request has besides its prompt: the turns before it, and PNG images in base64."""
+    """The parts of a request besides its prompt: the turns before it, and PNG images in base64."""
 
     history: tuple[Turn, ...] = ()
     images: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Api(ABC):
     has_output_tokens: ClassVar[bool] = True
     """Whether answers have a requested number of tokens, which complete ones then must have."""
     takes: ClassVar[frozenset[Extra]] = frozenset()
-    """What bodies can have besides a prompt."""
+    """The parts that bodies can have besides a prompt."""
     keeps_answers: bool = False
     """Whether `parse` returns texts and tool calls too, which costs time."""
 

@@ -49,7 +49,7 @@ class _Event(msgspec.Struct):
     item: _Item | None = None
     response: _Response | None = None
     message: str | None = None
-    """Of an event of the type `error`."""
+    """The reason, in an event of the type `error`."""
 
 
 _ENDS = ("response.completed", "response.incomplete", "response.failed")

@@ -1,4 +1,4 @@
-"""What an answer says, in each API, whole or streamed, and whether an error has the shape of its protocol."""
+"""Reads what answers say, in each API, whole or streamed, and tells errors that have their protocol's shape."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -27,7 +27,7 @@ from load.chaos.intruders import hold_half_open, read_slowly, send_garbage
 from load.chaos.processes import Program
 
 SETTLING_S = 5.0
-"""How long after a worker's replacement connections of the lost one may still be noticed."""
+"""Seconds after a worker's replacement in which connections of the lost one may still be noticed."""
 _REPLACED_S = 90.0
 _RESTART_ATTEMPTS = 5
 _SMALL_FILE_BYTES = 4096
@@ -40,7 +40,7 @@ class Faults:
 
     fleet: Fleet
     errors: list[str] = field(default_factory=list)
-    """What should have come back after a fault and did not."""
+    """The parts that should have come back after a fault and did not."""
 
     async def run(self, name: str, seed: int) -> str:
         """Do a fault to its end, and return what was done."""

@@ -91,7 +91,7 @@ class Gateway:
         return f"http://127.0.0.1:{self.port}"
 
     def may_have_lost(self, begun_at: float, ended_at: float) -> bool:
-        """Whether a connection that was open in this time may have broken for a kill."""
+        """Return whether a connection that was open in this time may have broken for a kill."""
         return any(each.touches(begun_at, ended_at) for each in self.cuts)
 
     @asynccontextmanager
@@ -133,7 +133,7 @@ class Fleet:
         await asyncio.gather(*(each.start() for each in (*self.launchers, *(g.program for g in self.gateways))))
 
     def stood_still(self, begun_at: float, ended_at: float) -> bool:
-        """Whether the machine did not run at some time in between."""
+        """Return whether the machine did not run at some time in between."""
         return any(each.touches(begun_at, ended_at) for each in self.standstills)
 
     async def health(self, gateway: Gateway) -> object:

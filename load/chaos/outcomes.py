@@ -1,4 +1,4 @@
-"""How requests end, and which ends break a promise."""
+"""The ends of requests, and which of them break a promise."""
 
 from collections import Counter, deque
 from dataclasses import dataclass, field

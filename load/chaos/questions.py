@@ -1,4 +1,4 @@
-"""What the clients ask: every protocol, whole and streamed, with a few questions each that come again and again."""
+"""The clients' questions: every protocol, whole and streamed, with a few questions each that come again and again."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class Kind:
 
     @property
     def is_generated(self) -> bool:
-        """Whether a language model answers."""
+        """Return whether a language model answers."""
         return self.model in (BUNDLED_MODEL, PIPELINE)
 
     def make_api(self) -> Api | None:
@@ -97,7 +97,7 @@ class Question:
 
     @property
     def answer_key(self) -> tuple[object, ...]:
-        """What decides the text: whole and streamed answers of one API have the same."""
+        """Return the key that decides the text: whole and streamed answers of one API have the same."""
         api = ApiKind.GENERATE if self.kind.api in _OF_TRITON else self.kind.api
         return (api, self.kind.model, self.kind.note, self.number)
 

@@ -16,11 +16,11 @@ from load.chaos.schedule import schedule
 from load.chaos.traffic import Traffic
 
 SETTLING_S = 150.0
-"""How long the fleet may take to be whole and still again after the last fault."""
+"""Seconds that the fleet may take to be whole and still again after the last fault."""
 PLATEAU_S = 10.0
 """Traffic before the first fault, after which memory, threads and descriptors are measured."""
 _COUNTED_S = 20.0
-"""How long counts of workers and rows of ledgers may take."""
+"""Seconds that counts of workers and rows of ledgers may take."""
 _LOOK_S = 0.5
 _STANDSTILL_S = 4.0
 """A turn of the watch that takes longer means that the machine, or all of this fleet, did not run."""
@@ -34,7 +34,7 @@ _STILL_GAUGES = (
     "sluice_open_requests",
     "sluice_ledger_waiting_rows",
 )
-"""What is 0 when all is still."""
+"""The gauges that are 0 when all is still."""
 
 
 TokenCounts = tuple[dict[str, float], dict[str, int]]

@@ -1,4 +1,4 @@
-"""Which fault comes when, decided by the seed."""
+"""The times of faults, decided by the seed."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -1,1 +1,1 @@
-"""What a run learns beside its requests: from the server's metrics, and from meters of energy."""
+"""Watches a run beside its requests: by the server's metrics, and by meters of energy."""

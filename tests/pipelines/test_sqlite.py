@@ -21,7 +21,7 @@ def count(connection: apsw.Connection) -> int:
 
 
 async def test_a_new_file_may_be_opened_by_several_at_once(tmp_path: Path) -> None:
-    """As gateways do that start together. SQLite refuses some of them at once: of 30 files, about two."""
+    """Gateways that start together do so. SQLite refuses some of them at once: of 30 files, about two."""
     for number in range(30):
         files = [FileConnections(tmp_path / f"{number}", "numbers", SCHEMA, FileLimits()) for _ in range(4)]
         for each in files:
