@@ -18,6 +18,9 @@ class StreamKeeper(Protocol):
         """Hear that the engine is lost, and that its streams are queued again. The client's `failure` says if there is
         no next one."""
 
+    async def until_resumed(self) -> None:
+        """Wait until the streams that moved away from the lost engine have gone on, for a moment at most."""
+
     def on_back(self) -> None:
         """Hear that a new engine serves in place of one that was lost."""
 

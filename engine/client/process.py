@@ -217,6 +217,8 @@ class ProcessEngineClient(LinkedEngineClient):
 
     async def _replace_engine(self, reason: str, detected: float, budget: RestartBudget) -> None:
         """Start another engine, or give up."""
+        if self.keeper is not None:
+            await self.keeper.until_resumed()
         while not budget.is_exhausted:
             await asyncio.sleep(budget.delay_s())
             try:

@@ -1,8 +1,10 @@
 """Moves streams between the engines of a fleet: away from one that is lost, and to the first that is back."""
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from time import perf_counter
 
 from engine.client.stream import GenerationStream
 from engine.client.supervision import Standing
@@ -13,6 +15,10 @@ from engine.types import RequestFailed
 from sluice.errors import ErrorCode
 
 log = logging.getLogger(__name__)
+
+MOST_RESUMING_S = 2.0
+"""How long a lost engine's successor waits for the streams that moved."""
+_POLL_S = 0.02
 
 
 class StreamMover:
@@ -28,13 +34,27 @@ class StreamMover:
         self._replicas = replicas
         self._offers = offers
         self._index = index
+        self._resuming: dict[Replica, dict[GenerationStream, int]] = {}
+        """The streams that moved away from a lost replica, and how many tokens each had then."""
 
     def on_lost(self, lost: Replica) -> None:
         """Move the streams of a replica whose engine is lost, if another can take them."""
         self._index.forget(lost.number)
         may_wait_elsewhere = lost.engine.failure is not None
         if any(self._can_take(each, may_wait_elsewhere) for each in self._replicas if each is not lost):
-            self.move_all(lost, f"replica {lost.name} is lost")
+            self._resuming[lost] = self.move_all(lost, f"replica {lost.name} is lost")
+
+    async def until_resumed(self, lost: Replica) -> None:
+        """Wait until each stream that moved away from a lost replica has brought a token where it is now, or has ended;
+        2 s at most. An engine that loads takes cores from one that computes these streams' prompts again."""
+        moved, end = self._resuming.pop(lost, {}), perf_counter() + MOST_RESUMING_S
+        while perf_counter() < end:
+            if all(moved.get(each) != len(each.output_token_ids) for each in self._served()):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    def _served(self) -> Iterator[GenerationStream]:
+        return (stream for each in self._replicas if each.engine.is_serving for stream in each.engine.open_streams)
 
     def on_back(self, back: Replica) -> None:
         """Move streams to a replica that serves again, from those that do not."""
@@ -59,9 +79,11 @@ class StreamMover:
         stream.was_sent, stream.most_wait_s = has_begun, offer.most_wait_s
         offer.replica.engine.adopt(stream, Standing(is_new=not has_begun))
 
-    def move_all(self, source: Replica, reason: str) -> None:
-        """Move every stream of a replica to the others. Those for which there is no other stay."""
+    def move_all(self, source: Replica, reason: str) -> dict[GenerationStream, int]:
+        """Move every stream of a replica to the others. Those for which there is no other stay. Returns those that
+        moved, with their numbers of tokens."""
         moved: Counter[str] = Counter()
+        num_tokens: dict[GenerationStream, int] = {}
         prober: Replica | None = None
         for stream in source.engine.open_streams:
             if stream.on_move is not None:
@@ -76,9 +98,11 @@ class StreamMover:
             target.engine.adopt(stream, standing)
             target.num_adopted += 1
             moved[target.name] += 1
+            num_tokens[stream] = len(stream.output_token_ids)
         if moved:
             places = ", ".join(f"{number} in replica {name}" for name, number in sorted(moved.items()))
             log.warning("%s: %d requests go on elsewhere, %s", reason, moved.total(), places)
+        return num_tokens
 
     @staticmethod
     def _can_take(replica: Replica, may_wait: bool) -> bool:
@@ -94,6 +118,9 @@ class ReplicaKeeper:
 
     def on_lost(self) -> None:
         self._mover.on_lost(self._replica)
+
+    async def until_resumed(self) -> None:
+        await self._mover.until_resumed(self._replica)
 
     def on_back(self) -> None:
         self._mover.on_back(self._replica)

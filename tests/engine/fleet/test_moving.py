@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.fleet import moving
 from engine.fleet.client import FleetClient
 from engine.fleet.prefix_index import PrefixIndex
 from sluice.errors import ErrorCode
@@ -37,6 +38,27 @@ async def test_streams_of_a_lost_replica_go_on_in_the_other(tmp_path: Path, numb
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 200) for prompt in prompts]
         assert num_adopted(client) == client.num_resumed == 16
         assert (client.num_poisoned, client.failure) == (0, None)
+
+
+async def test_the_next_engine_loads_when_the_streams_have_gone_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "MOST_RESUMING_S", 60.0)
+    prompts = harmless(4, 400)
+    async with fleet(tmp_path, heartbeat_timeout_s=60.0) as client:
+        streams = [client.submit(request(prompt, 400)) for prompt in prompts]
+        await until(lambda: all(stream.output_token_ids for stream in streams))
+        lost, other = client.replicas
+        kill(other, signal.SIGSTOP)
+        was = lost.engine.pids
+        kill(lost)
+        await until(lambda: num_adopted(client) == 2)
+        await asyncio.sleep(0.3)
+        assert lost.engine.pids == was
+        kill(other, signal.SIGCONT)
+        assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 400) for prompt in prompts]
+        await until(lambda: lost.engine.is_serving)
+        assert lost.engine.pids != was
 
 
 async def test_what_waits_for_its_first_token_moves_too(tmp_path: Path) -> None:
