@@ -134,6 +134,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Most requests waiting to be admitted; one more is rejected at once."""
     max_queued_tokens: int | None = None
     """Most prompt tokens waiting to be admitted; a request beyond them is rejected at once. Default: no limit."""
+    max_replayed_tokens: int = 256
+    """Most output of a stream that is computed one token a step again, as it was, where the engine that brought it is
+    lost. Longer output is computed like a prompt: sooner, but in bf16 its text may go on differently."""
     scheduler_policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT
     enable_prefix_caching: bool = True
     """Whether blocks of finished requests are kept for others that begin with the same tokens."""

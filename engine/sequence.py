@@ -78,6 +78,7 @@ class Sequence:
         "num_indexed_blocks",
         "num_output",
         "num_prompt",
+        "num_replayed",
         "num_tokens",
         "origin",
         "predicted_deviation_s",
@@ -108,9 +109,12 @@ class Sequence:
         now: float,
         adapter: int = 0,
         adapter_digest: str = "",
+        *,
+        max_replayed_tokens: float = math.inf,
     ) -> None:
         """`now` is the engine's clock in seconds at the submit, `adapter` the runner's number of the adapter,
-        `adapter_digest` what keeps its KV blocks apart."""
+        `adapter_digest` what keeps its KV blocks apart. Output of an earlier engine is computed one token a step, up to
+        `max_replayed_tokens`."""
         params = request.sampling
         self.stream_id = stream_id
         self.request = request
@@ -127,6 +131,8 @@ class Sequence:
         self.adapter = adapter
         self.num_prompt = len(request.prompt_token_ids)
         self.num_output = len(request.resume_token_ids)
+        self.num_replayed = self.num_output if self.num_output <= max_replayed_tokens else 0
+        """Output of an earlier engine that is computed as it was there."""
         self.num_charged = self.num_output
         """Output tokens charged to the tenant so far. Output of an earlier engine is not charged."""
         self.num_tokens = len(self.token_ids)
@@ -197,9 +203,9 @@ class Sequence:
 
     def max_step_tokens(self, num_tokens_left: int) -> int:
         """Return how many of its last `num_tokens_left` context tokens may run in one step. Output that an earlier
-        engine decoded is computed one token a step again: in bf16 a prefill rounds keys and values differently, and the
-        text would continue differently."""
-        num_replayed = 0 if self.was_preempted else len(self.request.resume_token_ids)
+        engine decoded is computed one token a step again, unless it is long: in bf16 a prefill rounds keys and values
+        differently, and the text would continue differently."""
+        num_replayed = 0 if self.was_preempted else self.num_replayed
         return max(num_tokens_left - num_replayed, 1)
 
     @property

@@ -63,7 +63,8 @@ class Intake(AdmissionController[Sequence]):
         rejected for the queue."""
         request = command.request
         check_request(request, self._info)
-        sequence = Sequence(command.stream_id, request, self._info, now, *adapter)
+        most = self._config.max_replayed_tokens
+        sequence = Sequence(command.stream_id, request, self._info, now, *adapter, max_replayed_tokens=most)
         self.admit_to_queue(
             sequence,
             running,

@@ -184,6 +184,15 @@ class SchedulingOptions:
         "most prompt tokens waiting to be admitted; a request beyond them gets 429 with Retry-After. It bounds the "
         "wait where prompts are of very different lengths. Default: no bound",
     )
+    max_replayed_tokens: int = option(
+        "--max-replayed-tokens",
+        _DEFAULTS.max_replayed_tokens,
+        integer(0),
+        "TOKENS",
+        "most output of a stream that is computed one token a step again where its engine is lost, which brings the "
+        "very text that it would have brought, and takes about as long as the first time. Longer output is computed "
+        "like a prompt: its stream pauses for less, and in bf16 its text may go on differently",
+    )
     tenant_weights: dict[str, float] | None = option(
         "--tenant-weights",
         None,

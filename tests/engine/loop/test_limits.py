@@ -1,6 +1,7 @@
 """Deadlines, failures of one among many, resumption, priorities and bursts."""
 
 import numpy as np
+import pytest
 
 from engine.frames import Cancel
 from engine.runners.base import FloatArray, StepBatch
@@ -22,8 +23,17 @@ def test_a_request_goes_on_where_another_engine_stopped() -> None:
     assert bench.reasons[1] == [FinishReason.LENGTH]
 
 
-def test_resumed_output_is_run_as_it_was_before_one_token_a_step() -> None:
-    bench = ScriptedExecutor()
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (4, [16, 4, 1, 1, 1, 1, 1, 1, 1]),  # the prompt in chunks; four again, of which the last samples; three new
+        (3, [16, 8, 1, 1, 1]),  # in chunks too, of which the last samples
+    ],
+)
+def test_resumed_output_is_run_one_token_a_step_as_it_was_before_unless_it_is_long(
+    most: int, expected: list[int]
+) -> None:
+    bench = ScriptedExecutor(max_replayed_tokens=most)
     lengths = []
     original = bench.runner.run
 
@@ -34,7 +44,7 @@ def test_resumed_output_is_run_as_it_was_before_one_token_a_step() -> None:
     bench.runner.run = note  # type: ignore[method-assign]
     bench.submit(1, list(range(20)), max_tokens=8, resume_token_ids=echo(list(range(20)), 4))
     bench.finish()
-    assert lengths == [16, 4, 1, 1, 1, 1, 1, 1, 1], "prompt in chunks; four again, of which the last samples; three new"
+    assert lengths == expected
     assert bench.tokens[1] == echo(list(range(20)), 8)[4:]
 
 

@@ -198,6 +198,7 @@ FIELDS = (
     EngineField("chooses_chunk", "", "only our own runtime has it"),
     EngineField("max_queued_requests", "", "requests wait in front of TensorRT-LLM, as with our own runtime"),
     EngineField("max_queued_tokens", "", "likewise"),
+    EngineField("max_replayed_tokens", "", "only our own runtime has it; TensorRT-LLM reads output like a prompt"),
     EngineField("scheduler_policy", "scheduler_config.capacity_scheduler_policy", "",
                 lambda policy: str(policy.value).upper()),
     EngineField("enable_prefix_caching", "kv_cache_config.enable_block_reuse"),
