@@ -2,8 +2,9 @@
 same load simulated.
 
 A calibration sends its requests in groups. Under a load whose requests come at random, the gateway and the client take
-more of the engine's cores, and a machine may be slower for a while. So a first run at another rate scales the costs, as
-`sluice simulate --measured` does, and the second is simulated with the costs of both kinds.
+more of the engine's cores, and a machine may be slower for a while. So a first run against one engine at another rate
+scales the costs, as `sluice simulate --measured` does. Two engines on the same cores slow each other down: a run
+against both says by how much, as `--measured-together` does. The last run is simulated with the costs of both kinds.
 """
 
 from collections import defaultdict
@@ -17,7 +18,7 @@ from benchmarks.server import Server, running_server
 from benchmarks.serving import drive, milliseconds
 from engine.simulation.fleet import FleetConfig, simulate
 from engine.simulation.profile import ReplicaProfile, read_profile
-from engine.simulation.scaling import scale_costs
+from engine.simulation.scaling import fit_slowdown, scale_costs
 from engine.simulation.summary import FleetSummary, summarize
 from engine.simulation.traces import TracedRequest, read_trace
 from gateway.checkpoint import find_checkpoint
@@ -37,9 +38,9 @@ VOCABULARY, MAX_MODEL_LEN = 4096, 1024
 
 
 class Subject(NamedTuple):
-    """A server to measure: so many engines, with these options. `shares` are the rates of the two runs, as
-    parts of the one with USUAL_CROWD in flight in each engine. Two engines have no cores of their own: gateway and
-    client use the same two."""
+    """A server to measure: so many engines, with these options. `shares` are the rates of the run that scales and of
+    the one that is simulated, as parts of the one with USUAL_CROWD in flight in each engine. Two engines have no cores
+    of their own: gateway and client use the same two."""
 
     name: str
     num_replicas: int
@@ -62,10 +63,14 @@ def measure(num_repeats: int, folder: Path, model: Path | None, report: ReportPr
         for repeat in range(num_repeats):
             with running_server(checkpoint, folder / "serve-routing.log", *subject.options) as server:
                 profile = _calibrated(server.url, folder, report)
+                alone = _run(server, subject.shares[0] * USUAL_CROWD / _service_s(profile), 3 * repeat, report)
+                if subject.num_replicas == 1:
+                    _measure_server(server, subject, profile, alone, repeat, folder, samples, report)
+                    continue
             with running_server(
                 checkpoint, folder / "serve-routing.log", f"--replicas={subject.num_replicas}", *subject.options
             ) as server:
-                _measure_server(server, subject, profile, repeat, folder, samples, report)
+                _measure_server(server, subject, profile, alone, repeat, folder, samples, report)
         figures += [
             Figure(name, subject.name, unit, tuple(values), TARGET if name.endswith("scaled, off by") else None)
             for (name, unit), values in samples.items()
@@ -77,18 +82,21 @@ def _measure_server(
     server: Server,
     subject: Subject,
     profile: ReplicaProfile,
-    seed: int,
+    alone: Run,
+    repeat: int,
     folder: Path,
     samples: dict[tuple[str, str], list[float]],
     report: ReportProgress,
 ) -> None:
     fleet = FleetConfig(msgspec.structs.replace(profile, max_model_len=MAX_MODEL_LEN), subject.num_replicas)
-    first, second = (
-        _run(server, share * subject.num_replicas * USUAL_CROWD / _service_s(profile), 2 * seed + number, report)
-        for number, share in enumerate(subject.shares)
-    )
-    factor, scaled = scale_costs(_requests_of(first, folder), fleet, milliseconds(first.summary.itl_ms.mean) / 1e3)
-    samples["costs of the first run / as calibrated", "x"].append(factor)
+    whole_rate = subject.num_replicas * USUAL_CROWD / _service_s(profile)
+    factor, scaled = scale_costs(_requests_of(alone, folder), fleet._replace(num_replicas=1), _itl_s(alone))
+    samples["costs under load / as calibrated", "x"].append(factor)
+    if subject.num_replicas > 1:
+        first = _run(server, subject.shares[0] * whole_rate, 3 * repeat + 1, report)
+        scaled = fit_slowdown(_requests_of(first, folder), fleet._replace(profile=scaled), _itl_s(first))
+        samples["a step beside another / alone", "x"].append(1.0 + scaled.slowdown)
+    second = _run(server, subject.shares[1] * whole_rate, 3 * repeat + 2, report)
     requests = _requests_of(second, folder)
     for kind, config in (("calibrated", fleet), ("scaled", fleet._replace(profile=scaled))):
         for name, unit, was, is_now in _pairs(second.summary, summarize(simulate(requests, config))):
@@ -113,6 +121,10 @@ def _calibrated(url: str, folder: Path, report: ReportProgress) -> ReplicaProfil
     path = folder / "costs.json"
     path.write_bytes(found.to_json())
     return read_profile(path)
+
+
+def _itl_s(run: Run) -> float:
+    return milliseconds(run.summary.itl_ms.mean) / 1e3
 
 
 def _service_s(profile: ReplicaProfile) -> float:

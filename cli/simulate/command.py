@@ -18,7 +18,7 @@ from engine.config import SchedulerPolicy
 from engine.fleet.router import RouterSettings, RoutingPolicy
 from engine.simulation.fleet import FleetConfig, FleetRun, simulate
 from engine.simulation.profile import ReplicaProfile, bundled_profile, read_profile
-from engine.simulation.scaling import measured_itl_s, scale_costs
+from engine.simulation.scaling import fit_slowdown, measured_itl_s, scale_costs
 from engine.simulation.summary import FleetSummary, LatencyTargets, find_replicas, summarize
 from engine.simulation.traces import FORMATS, TracedRequest, read_trace, scaled
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
@@ -42,7 +42,8 @@ traces (told by the first line, or --format):
 
 costs (--costs): JSON with the limits of a replica and what its steps cost, which `sluice load --calibrate FILE`
 measures against a running server. Without it: the bundled model on two CPU cores. On a CPU, steps take longer once many
-clients keep the gateway busy too: --measured scales the costs to a run under load.
+clients keep the gateway busy too: --measured scales the costs to a run under load. Replicas on the same cores slow each
+other down: --measured-together tells by how much.
 
 examples:
   sluice simulate trace.jsonl --replicas 8
@@ -144,6 +145,8 @@ def _config(arguments: argparse.Namespace) -> FleetConfig:
     router = RouterSettings(policy=RoutingPolicy(arguments.router), seed=arguments.seed)
     if arguments.measured is not None:
         profile = _scaled_profile(arguments, FleetConfig(profile, arguments.measured_replicas, router))
+    if arguments.measured_together is not None:
+        profile = _slowed_profile(arguments, FleetConfig(profile, arguments.together_replicas, router))
     return FleetConfig(profile, arguments.replicas, router, SchedulerPolicy(arguments.policy))
 
 
@@ -154,6 +157,14 @@ def _scaled_profile(arguments: argparse.Namespace, fleet: FleetConfig) -> Replic
         sys.stderr.write(
             f"costs times {factor:.2f}, by which the measured run has its mean ITL of {1e3 * itl_s:.2f} ms\n"
         )
+    return profile
+
+
+def _slowed_profile(arguments: argparse.Namespace, fleet: FleetConfig) -> ReplicaProfile:
+    run = arguments.measured_together
+    profile = fit_slowdown(read_trace(run, "load"), fleet, measured_itl_s(run))
+    if not arguments.quiet:
+        sys.stderr.write(f"each replica in a step makes a step of another {100 * profile.slowdown:.0f} % longer\n")
     return profile
 
 
@@ -226,6 +237,20 @@ def _parser() -> OneLineParser:
     )
     replica.add_argument(
         "--measured-replicas", type=count, default=1, metavar="N", help="replicas that served --measured (%(default)s)"
+    )
+    replica.add_argument(
+        "--measured-together",
+        type=Path,
+        metavar="FILE",
+        help="a run against several replicas that share this machine's cores, as `sluice load --json` wrote it: a step "
+        "takes longer while others are in one, by as much as gives its mean ITL. --measured is of one replica then",
+    )
+    replica.add_argument(
+        "--together-replicas",
+        type=_number(int, 2),
+        default=2,
+        metavar="N",
+        help="replicas that served --measured-together (%(default)s)",
     )
     replica.add_argument("--num-blocks", type=count, metavar="N", help="KV cache blocks")
     replica.add_argument("--block-size", type=count, metavar="N", help="tokens of a block")

@@ -173,9 +173,9 @@ class _Simulation:
         replica = self._replicas[number]
         if replica.ends_at == at:  # else a request has ended its steps earlier
             replica.finish_step()
-            self._note(replica)
+            self._note(replica, at)
 
-    def _note(self, replica: SimulatedReplica) -> None:
+    def _note(self, replica: SimulatedReplica, now: float) -> None:
         """Take in that a replica's state has changed."""
         self._views[replica.number] = None
         if replica.ends_at != math.inf:
@@ -183,6 +183,17 @@ class _Simulation:
         stored, removed = replica.take_changes()
         if stored or removed:
             self._router.note_changes(replica.number, stored, removed)
+        if self._config.profile.slowdown:
+            self._slow_down(now)
+
+    def _slow_down(self, now: float) -> None:
+        """Tell all replicas how many others take their cores."""
+        num_busy = sum(each.ends_at != math.inf for each in self._replicas)
+        for each in self._replicas:
+            planned = each.ends_at
+            each.note_others(num_busy - (planned != math.inf), now)
+            if each.ends_at != planned:
+                heapq.heappush(self._due, (each.ends_at, each.number))
 
     def _route(self, number: int, request: TracedRequest, now: float) -> None:
         hashes = block_hashes(request, number, self._config.profile.block_size)
@@ -202,7 +213,7 @@ class _Simulation:
             request.tenant,
         )
         replica.submit(sequence, now)
-        self._note(replica)
+        self._note(replica, now)
 
     def _view(self, place: int) -> ReplicaView:
         view = self._views[place] = self._replicas[place].view()

@@ -59,6 +59,9 @@ class ReplicaProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_model_len: int = 32_768
     request_s: float = 0.0
     """Seconds that each request spends outside of the engine before its first token: HTTP, templates, tokenizing."""
+    slowdown: float = 0.0
+    """How much longer a step takes, as a part of its time, for each other replica that is in a step when it begins. 0
+    where each replica has cores or GPUs of its own."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a limit out of its range."""
@@ -72,6 +75,8 @@ class ReplicaProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             )
         if self.request_s < 0.0:
             raise ValueError(f"request_s is {self.request_s}; expected seconds, at least 0")
+        if self.slowdown < 0.0:
+            raise ValueError(f"slowdown is {self.slowdown}; expected a part of a step's time, at least 0")
 
     @property
     def prefill_tokens_per_s(self) -> float:

@@ -43,6 +43,8 @@ class SimulatedReplica:
         """Tokens of prompts that it computed."""
         self.num_prefilling_tokens = 0
         """Tokens of prompts to compute before all its sequences have a first token."""
+        self._num_others = 0
+        """Other replicas that are in a step and take some of the same cores."""
         self._costs = profile.costs
         self._policy = policy
         self._on_first_token = on_first_token
@@ -75,6 +77,14 @@ class SimulatedReplica:
         if self._plan is None:
             self._begin_step(now)
         elif self._num_steps > 1:
+            self._end_early(now)
+
+    def note_others(self, num_others: int, now: float) -> None:
+        """Hear how many other replicas are in a step. The step that runs keeps its speed; the next ones change it."""
+        if num_others == self._num_others:
+            return
+        self._num_others = num_others
+        if self._num_steps > 1 and self._plan is not None:
             self._end_early(now)
 
     def take_changes(self) -> tuple[bytes, bytes]:
@@ -136,7 +146,9 @@ class SimulatedReplica:
         plan = plan_step(running, waiting, limits, self._policy, self._kv.num_private_blocks)
         self._apply(plan, now)
         self._plan, self._began_at = plan, now
-        self._first_s, self._growth_s = self._step_seconds(plan), self._costs.context_token_s * len(plan.decode)
+        slowed = 1.0 + profile.slowdown * self._num_others
+        self._first_s = slowed * self._step_seconds(plan)
+        self._growth_s = slowed * self._costs.context_token_s * len(plan.decode)
         self._num_steps = self._num_equal_steps(plan)
         self.ends_at = now + self._elapsed(self._num_steps)
 

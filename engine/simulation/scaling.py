@@ -13,6 +13,7 @@ from engine.simulation.traces import TracedRequest
 from sluice.errors import invalid
 
 LEAST, MOST = 0.1, 10.0
+MOST_SLOWDOWN = 4.0
 NUM_HALVINGS = 12
 """The search ends when the ratio of its bounds is within a thousandth of 1."""
 
@@ -39,14 +40,38 @@ def scale_costs(requests: list[TracedRequest], fleet: FleetConfig, itl_s: float)
     low, high = LEAST, MOST
     for _ in range(NUM_HALVINGS):
         factor = (low * high) ** 0.5
-        mean_s = summarize(simulate(requests, fleet._replace(profile=_times(fleet.profile, factor)))).itl_s.mean
-        low, high = (factor, high) if (mean_s or 0.0) < itl_s else (low, factor)
+        low, high = (factor, high) if _itl_s(requests, fleet, _times(fleet.profile, factor)) < itl_s else (low, factor)
     if low == LEAST or high == MOST:
         message = (
             f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: costs times {factor:.2g} do not give it"
         )
         raise invalid("measured", message)
     return factor, _times(fleet.profile, factor)
+
+
+def fit_slowdown(requests: list[TracedRequest], fleet: FleetConfig, itl_s: float) -> ReplicaProfile:
+    """Return the profile with the slowdown at which replicas that share cores serve `requests` at a mean ITL of
+    `itl_s`; 0 where they are that slow without. The costs are those of a replica alone. Raises INVALID where no
+    slowdown up to MOST_SLOWDOWN does."""
+    low, high = 0.0, MOST_SLOWDOWN
+    for _ in range(NUM_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _itl_s(requests, fleet, _slowed(fleet, middle)) < itl_s else (low, middle)
+    if high == MOST_SLOWDOWN:
+        message = (
+            f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: replicas that slow each other down by "
+            f"{MOST_SLOWDOWN:g} times a step do not have it"
+        )
+        raise invalid("measured_together", message)
+    return _slowed(fleet, low)
+
+
+def _slowed(fleet: FleetConfig, slowdown: float) -> ReplicaProfile:
+    return msgspec.structs.replace(fleet.profile, slowdown=slowdown)
+
+
+def _itl_s(requests: list[TracedRequest], fleet: FleetConfig, profile: ReplicaProfile) -> float:
+    return summarize(simulate(requests, fleet._replace(profile=profile))).itl_s.mean or 0.0
 
 
 def _times(profile: ReplicaProfile, factor: float) -> ReplicaProfile:

@@ -183,6 +183,25 @@ def test_costs_are_scaled_to_a_measured_run(run: Run, trace: Path, tmp_path: Pat
     assert shown != run(trace)[1]
 
 
+def test_what_replicas_on_the_same_cores_cost_each_other_is_told_by_a_measured_run(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    """The run is one of two replicas whose steps take half as long again while the other is in one."""
+    slow = msgspec.structs.replace(bundled_profile(), slowdown=0.5)
+    rows = [load_row(0.01 * number, 100, 40) for number in range(50)]
+    measured = tmp_path / "run.json"
+    measured.write_text(json.dumps({"requests": rows}))
+    itl_s = summarize(simulate(read_trace(measured, "load"), FleetConfig(slow, 2))).itl_s.mean
+    assert itl_s is not None
+    measured.write_text(json.dumps({"requests": rows, "summary": {"itl_ms": {"mean": 1e3 * itl_s}}}))
+    code, shown, errors = run(trace, "--replicas", 2, "--measured-together", measured)
+    assert (code, re.findall(r"another (\d+) % longer", errors)) == (0, ["50"])
+    assert shown != run(trace, "--replicas", 2)[1]
+    measured.write_text(json.dumps({"requests": rows, "summary": {"itl_ms": {"mean": 9e9}}}))
+    code, _, errors = run(trace, "--measured-together", measured)
+    assert (code, "is out of reach" in errors) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

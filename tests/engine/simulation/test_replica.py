@@ -4,6 +4,7 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -139,6 +140,18 @@ def test_steps_taken_together_are_those_taken_one_by_one() -> None:
     assert run.ttft_s[0] == pytest.approx(prefill_s)
     assert run.e2e_s[0] == pytest.approx(prefill_s + sum(steps_s))
     assert run.totals[0].num_steps == 50
+
+
+def test_replicas_that_share_cores_slow_each_other_down_while_both_are_in_steps() -> None:
+    alone = simulate([TracedRequest(0.0, 100, 100)], FleetConfig(PROFILE, 1))
+    profile = msgspec.structs.replace(PROFILE, slowdown=1.0)
+    router = RouterSettings(policy=RoutingPolicy.ROUND_ROBIN)
+    two = simulate([TracedRequest(0.0, 100, 100), TracedRequest(0.0, 100, 100)], FleetConfig(profile, 2, router))
+    assert two.e2e_s == pytest.approx(2 * alone.e2e_s[0], rel=0.03)  # its first step began alone
+    long = simulate([TracedRequest(0.0, 100, 300), TracedRequest(0.0, 100, 100)], FleetConfig(profile, 2, router))
+    alone_long = simulate([TracedRequest(0.0, 100, 300)], FleetConfig(PROFILE, 1))
+    assert long.e2e_s[0] == pytest.approx(alone_long.e2e_s[0] + alone.e2e_s[0], rel=0.03)
+    assert long.e2e_s[1] == pytest.approx(2 * alone.e2e_s[0], rel=0.03)
 
 
 def test_every_request_is_served_once_and_nothing_is_left() -> None:
