@@ -13,13 +13,16 @@ from load.config import LoadConfigError
 from tests.gateway.http.v2.models import all_models, identity
 from tests.gateway.http.v2.small_server import small_server
 from tests.gateway.v2.small_service import SmallService
+from tests.paths import DATA
 
-SEED_LINES = (
-    "-m bert-classifier --triton-http-endpoint {host} --concurrency 2 --measurement-interval 10000 --duration-ms 300 "
-    "--collect-metrics --f {file}",
-    "-m classification-pipeline -c 2 -d 1 -f {file}",
+LINES = tuple(
+    line.removeprefix("perf_analyzer ")
+    for line in (DATA / "seeds" / "perf_analyzer_lines.sh").read_text().replace("\\\n", "").splitlines()
+    if line.startswith("perf_analyzer ")
 )
-"""The lines of the documents that this command was made for, with shorter times and fewer clients."""
+"""The published lines that this command was made for, without the program's name."""
+DEFAULT_ENDPOINT = "localhost:8000"
+SHORTER = {"--duration-ms 60000": "--duration-ms 300", "-d 60": "-d 1"}
 
 
 @pytest.mark.parametrize(
@@ -57,16 +60,22 @@ def host() -> Iterator[str]:
         yield running.url.removeprefix("http://")
 
 
-@pytest.mark.parametrize("line", SEED_LINES)
-def test_the_seed_s_lines_run_as_printed(
-    line: str, host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_published_lines_are_there() -> None:
+    assert [shlex.split(line)[:2] for line in LINES] == [["-m", "bert-classifier"], ["-m", "classification-pipeline"]]
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_published_lines_run_as_printed(
+    line: str, host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = shlex.split(line.format(host=host, file=tmp_path / "results.csv"))
-    if "--triton-http-endpoint" not in arguments:
-        arguments += ["-u", host]
-    assert command(["perf-analyzer", *arguments]) == 0
-    assert "Request concurrency: 2\n" in capsys.readouterr().out
-    (row,) = csv.DictReader((tmp_path / "results.csv").read_text().splitlines())
+    """All is as printed but the times, which are shorter here, and the port, which is a free one."""
+    monkeypatch.chdir(tmp_path)
+    for printed, shorter in SHORTER.items():
+        line = line.replace(printed, shorter)
+    where = [] if DEFAULT_ENDPOINT in line else ["-u", host]
+    assert command(["perf-analyzer", *shlex.split(line.replace(DEFAULT_ENDPOINT, host)), *where]) == 0
+    assert "Request concurrency: 100\n" in capsys.readouterr().out
+    (row,) = csv.DictReader(Path("results.csv").read_text().splitlines())
     assert float(row["Inferences/Second"]) > 0
 
 
