@@ -20,7 +20,8 @@ from tuning.options import LOADS_LIVE, LOADS_SIMULATED, TRIALS_LIVE, TRIALS_SIMU
 from tuning.space import Dimension, Value, parse_values
 
 if TYPE_CHECKING:
-    from tuning.run import TunePlan, Tuning
+    from tuning.plan import TunePlan
+    from tuning.run import Tuning
 
 INTERRUPTED = 130
 _WIDTH_OF_FILES = 200
@@ -36,14 +37,14 @@ def command(argv: list[str]) -> int:
         plan = _plan(arguments)
     except (TuneError, LoadConfigError) as error:
         return _fail(str(error), USAGE_ERROR)
-    except ModuleNotFoundError as error:
-        if error.name != "optuna":
-            raise
-        return _fail("Optuna is not installed: pip install 'sluice[tune]'", FAILED)
     try:
         tuning = _run(plan, is_quiet=arguments.quiet)
     except TuneError as error:
         return _fail(str(error), FAILED)
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        return _fail("Optuna is not installed: pip install 'sluice[tune]'", FAILED)
     except KeyboardInterrupt:
         sys.stderr.write(f"sluice tune: interrupted; the same command goes on with {plan.folder}\n")
         return INTERRUPTED
@@ -98,8 +99,8 @@ def _console() -> Console:
 def _plan(arguments: argparse.Namespace) -> "TunePlan":
     """Return the plan. Raises TuneError and LoadConfigError."""
     from tuning.language_model import LanguageModelSubject
+    from tuning.plan import TunePlan
     from tuning.repository_model import RepositoryModelSubject
-    from tuning.run import TunePlan
 
     repository = None if arguments.model_repository is None else arguments.model_repository.absolute()
     is_live = arguments.live or repository is not None

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Protocol
 
 from load.compare import Comparison, compare_pairs
+from tuning.errors import TuneError
 from tuning.figures import RATES, Figures, Goal, format_figure
 from tuning.search import measured
-from tuning.space import Point, SearchSpace
+from tuning.space import Point, SearchSpace, describe
 from tuning.trials import Stage, Trial, TrialStore
 
 COMPARED = ("tokens_per_s", "requests_per_s", "goodput", "p50_ttft", "p99_ttft", "p99_itl", "p50_e2e", "p99_e2e")
@@ -59,6 +60,18 @@ def nearest_trial(trials: Sequence[Trial], goal: Goal) -> Trial | None:
     with_figures = [trial for trial in trials if trial.figures]
     return min(
         with_figures, key=lambda trial: sum(map(_positive, goal.violations(trial.figures).values())), default=None
+    )
+
+
+def nothing_meets(trials: Sequence[Trial], goal: Goal, where: str) -> TuneError:
+    """Return the error of a search none of whose trials meets the constraints, with the nearest."""
+    nearest = nearest_trial(trials, goal)
+    if nearest is None or nearest.figures is None:
+        reason = next((trial.error for trial in reversed(trials) if trial.error), "there was none")
+        return TuneError(f"no trial {where} had figures; the last failed: {reason}")
+    return TuneError(
+        f"nothing that was tried meets the constraints {where}. The nearest, {describe(nearest.point)}, misses "
+        f"{', '.join(goal.missed(nearest.figures))}: loosen the constraint, or add lower loads"
     )
 
 

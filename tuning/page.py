@@ -8,7 +8,10 @@ from sluice.plots import Line, Points, point_plot, render_report
 from tuning.figures import RATES, Figures, format_figure, is_latency
 from tuning.report import (
     COMPARISON_HEADER,
+    GAP_HEADER,
+    GAPS_TITLE,
     comparison_cells,
+    gap_rows,
     header_of,
     row_of,
     shown_names,
@@ -21,6 +24,11 @@ from tuning.space import describe
 from tuning.trials import Stage, Trial
 
 _GREY, _BLUE, _RED, _GREEN = "#999999", "#4477aa", "#cc6677", "#228833"
+_PLACES = {
+    Stage.SIMULATED: "in the simulator",
+    Stage.SCALED: "in the simulator with costs as on servers",
+    Stage.LIVE: "on servers",
+}
 _USUAL_LATENCIES = ("p99_ttft", "p99_e2e")
 
 
@@ -30,6 +38,9 @@ def render_page(tuning: Tuning, command: str) -> str:
     names = shown_names(tuning)
     rows = [row_of(tuning, kind, trial, names) for kind, trial in shown_trials(tuning)]
     tables = [_table(header_of(tuning, names), rows)]
+    gaps = gap_rows(tuning)
+    if gaps:
+        tables.append(f"<h2>{html.escape(GAPS_TITLE)}</h2>" + _table(GAP_HEADER, gaps))
     if tuning.verdict.comparisons:
         compared = [comparison_cells(each) for each in tuning.verdict.comparisons]
         title = f"<h2>{len(tuning.rounds)} rounds in turns: A the default settings, B what was found</h2>"
@@ -49,10 +60,10 @@ def _plots(tuning: Tuning) -> list[str]:
         return ["<p>No trial has both a latency and a throughput.</p>"]
     latency, rate = axes
     plots = []
-    for stage in (Stage.SIMULATED, Stage.LIVE):
+    for stage in tuning.shown_stages:
         trials = [trial for trial in tuning.store.of(stage) if _has(trial.figures, latency, rate)]
         if trials:
-            where = "in the simulator" if stage is Stage.SIMULATED else "on servers"
+            where = _PLACES[stage]
             plots.append(_pareto(tuning, trials, latency, rate, f"{rate} against {latency}, {where}"))
     return plots
 

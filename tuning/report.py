@@ -1,6 +1,6 @@
 """The result of a tuning: a table for people, JSON for programs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ from load.run import read_machine_info
 from tuning.comparison import best_trials
 from tuning.figures import Figures, format_figure
 from tuning.run import Tuning
+from tuning.scaling import SimulationGap, gap_names, read_scale, simulation_gaps
 from tuning.space import Point, Value, describe
 from tuning.trials import Stage, Trial
 
@@ -23,10 +24,14 @@ def print_report(tuning: Tuning, console: Console) -> None:
     """Print the best trials, the comparison with the default settings, and what to use."""
     console.print(title_of(tuning), style="bold", markup=False, highlight=False)
     console.print(_table(tuning))
+    gaps = gap_rows(tuning)
+    if gaps:
+        console.print(f"\n{GAPS_TITLE}", highlight=False)
+        console.print(_aligned_table(GAP_HEADER, gaps))
     if tuning.verdict.comparisons:
         heading = f"\n{len(tuning.rounds)} rounds in turns, A with the default settings, B with what was found"
         console.print(heading, highlight=False)
-        console.print(_comparison_table(tuning.verdict.comparisons))
+        console.print(_aligned_table(COMPARISON_HEADER, map(comparison_cells, tuning.verdict.comparisons)))
     console.print("")
     for line in verdict_lines(tuning):
         console.print(line, markup=False, highlight=False)
@@ -58,13 +63,13 @@ def shown_trials(tuning: Tuning) -> list[tuple[str, Trial]]:
     """Return the trials to show, with what each is: the default settings at their best, and the best of each kind."""
     goal, space = tuning.plan.goal, tuning.space
     rows: list[tuple[str, Trial]] = []
-    for stage in (Stage.SIMULATED, Stage.LIVE):
+    for stage in tuning.shown_stages:
         trials = list(tuning.store.of(stage))
         best = best_trials(trials, goal, space, len(trials))
         best.sort(key=lambda trial: goal.objective.sort_key(trial.figures or {}))
         rows += [(stage.value, trial) for trial in best[: _MOST_ROWS // (1 if tuning.plan.is_live else 2)]]
     shown = {trial.number for _, trial in rows}
-    for stage in (Stage.SIMULATED, Stage.LIVE):
+    for stage in tuning.shown_stages:
         default = tuning.store.find(stage, tuning.verdict.default)
         if default is not None and default.number not in shown:
             rows.append((stage.value, default))
@@ -121,13 +126,45 @@ def comparison_cells(compared: Comparison) -> list[str]:
 COMPARISON_HEADER = ("", "A", "B", "B / A", "95 % sure", "")
 
 
-def _comparison_table(comparisons: Sequence[Comparison]) -> Table:
+GAPS_TITLE = (
+    "how far servers lie from the simulator: measured / simulated figures, the median of points (least to most)"
+)
+GAP_HEADER = ("", "calibrated costs", "points", "scaled costs", "points")
+
+
+def gap_rows(tuning: Tuning) -> list[list[str]]:
+    """Return the cells of the distances between simulator and servers, a row for each figure."""
+    names = gap_names(tuning.plan.goal)
+    before, after = (
+        {gap.figure: gap for gap in simulation_gaps(tuning.store, stage, names)}
+        for stage in (Stage.SIMULATED, Stage.SCALED)
+    )
+    return [[name, *_gap_cells(before[name]), *_gap_cells(after.get(name))] for name in names if name in before]
+
+
+def _gap_cells(gap: SimulationGap | None) -> list[str]:
+    return ["-", "-"] if gap is None else [str(gap), str(gap.num_points)]
+
+
+def _aligned_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table whose first and last columns are words."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for place, name in enumerate(COMPARISON_HEADER):
-        table.add_column(name, justify="right" if 0 < place < len(COMPARISON_HEADER) - 1 else "left", no_wrap=True)
-    for each in comparisons:
-        table.add_row(*comparison_cells(each))
+    for place, name in enumerate(header):
+        table.add_column(name, justify="right" if 0 < place < len(header) - 1 else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _simulation_document(tuning: Tuning) -> dict[str, Any] | None:
+    """Return how far the simulator lies from servers, and the factors of its costs; None without points in both."""
+    stages = {"calibrated": Stage.SIMULATED, "scaled": Stage.SCALED}
+    names = gap_names(tuning.plan.goal)
+    gaps = {
+        costs: [gap._asdict() for gap in simulation_gaps(tuning.store, stage, names)] for costs, stage in stages.items()
+    }
+    scale = read_scale(tuning.plan.folder)
+    return {"factors": [] if scale is None else scale.factors, **gaps} if gaps["calibrated"] else None
 
 
 def result_document(tuning: Tuning, command: str) -> dict[str, Any]:
@@ -154,6 +191,7 @@ def result_document(tuning: Tuning, command: str) -> dict[str, Any]:
         "found": verdict.found,
         "default": verdict.default,
         "comparisons": [{**each._asdict(), "verdict": each.verdict} for each in verdict.comparisons],
+        "simulation": _simulation_document(tuning),
         "space": [asdict(each) for each in space.dimensions],
         "num_trials": {stage.value: len(list(tuning.store.of(stage))) for stage in Stage},
     }

@@ -2,24 +2,25 @@
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend
-from optuna.trial import TrialState
 
 from tuning.errors import TrialFailedError
 from tuning.figures import Figures, Goal
+from tuning.plan import Steps
 from tuning.space import Dimension, Point, SearchSpace
 from tuning.trials import Stage, Trial, TrialStore
 
-JOURNAL_FILE = "optuna.journal"
-STUDY_NAME = "sluice tune"
 _MOST_REPETITIONS = 100
 """Proposals in a row of points that are known already, after which the search has nothing new."""
+
+_NOUNS = {
+    Stage.SIMULATED: "trials in the simulator",
+    Stage.SCALED: "trials in the simulator, with scaled costs",
+    Stage.LIVE: "trials on servers",
+}
 
 Measure = Callable[[Point], Awaitable[Figures]]
 """Measures a point. Raises TrialFailedError."""
@@ -32,6 +33,8 @@ class SearchSettings:
     stage: Stage
     num_trials: int
     seed: int
+    first: tuple[Point, ...] = ()
+    """Points to try after the defaults, before the optimiser proposes any."""
 
 
 async def search(
@@ -43,10 +46,9 @@ async def search(
     report: Callable[[Trial], None],
 ) -> list[Trial]:
     """Measure points until there are `num_trials`, the defaults at every load first. Returns the search's trials."""
-    study = _open_study(store.folder, goal, settings)
-    distributions = {each.name: _distribution(each) for each in space.dimensions}
+    study = _study(space, goal, settings, store)
     is_whole = space.size <= settings.num_trials
-    first = _all_points(space) if is_whole else [space.default_point(load) for load in space.load.values]
+    first = _all_points(space) if is_whole else [*map(space.default_point, space.load.values), *settings.first]
     num_repeated = 0
     while len(list(store.of(settings.stage))) < settings.num_trials and num_repeated < _MOST_REPETITIONS:
         planned = next((point for point in first if store.find(settings.stage, point) is None), None)
@@ -54,17 +56,25 @@ async def search(
             study.enqueue_trial(space.encode(planned))
         elif is_whole:
             break
-        proposed = study.ask(distributions)
+        proposed = study.ask(_distributions(space))
         point = space.decode(proposed.params)
         known = store.find(settings.stage, point)
         trial = known or await measured(store, settings.stage, point, measure)
-        for name, violation in goal.violations(trial.figures).items():
-            proposed.set_constraint(name, violation)
-        study.tell(proposed, (trial.figures or {}).get(goal.objective.figure, 0.0))
+        _tell(study, proposed, goal, trial.figures)
         num_repeated = num_repeated + 1 if known else 0
         if not known:
             report(trial)
     return list(store.of(settings.stage))
+
+
+async def counted_search(
+    space: SearchSpace, goal: Goal, settings: SearchSettings, store: TrialStore, measure: Measure, steps: Steps
+) -> list[Trial]:
+    """Do the same, and show how many trials there have been."""
+    planned = replace(settings, num_trials=min(settings.num_trials, space.size))
+    num_done = len(list(store.of(settings.stage)))
+    async with steps.counting(_NOUNS[settings.stage], num_done, planned.num_trials) as report:
+        return await search(space, goal, planned, store, measure, report)
 
 
 async def measured(store: TrialStore, stage: Stage, point: Point, measure: Measure, round_number: int = 0) -> Trial:
@@ -83,22 +93,31 @@ def _all_points(space: SearchSpace) -> list[Point]:
     return list({str(sorted(point.items())): point for point in points}.values())
 
 
+def _distributions(space: SearchSpace) -> dict[str, BaseDistribution]:
+    return {each.name: _distribution(each) for each in space.dimensions}
+
+
 def _distribution(dimension: Dimension) -> BaseDistribution:
     if dimension.is_ordered:
         return IntDistribution(0, len(dimension.values) - 1)
     return CategoricalDistribution([str(value) for value in dimension.values])
 
 
-def _open_study(folder: Path, goal: Goal, settings: SearchSettings) -> optuna.Study:
-    """Open the study in the folder. What a run that was stopped had asked for is given up."""
+def _study(space: SearchSpace, goal: Goal, settings: SearchSettings, store: TrialStore) -> optuna.Study:
+    """Return a study that knows the trials of the stage that were kept, of this run or of one that was stopped."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(
-        storage=JournalStorage(JournalFileBackend(str(folder / JOURNAL_FILE))),
-        study_name=STUDY_NAME,
-        load_if_exists=True,
         direction="maximize" if goal.objective.is_maximized else "minimize",
         sampler=optuna.samplers.TPESampler(seed=settings.seed, multivariate=True),
     )
-    for left in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        study.tell(left.number, state=TrialState.FAIL)
+    distributions = _distributions(space)
+    for trial in store.of(settings.stage):
+        study.enqueue_trial(space.encode(trial.point))
+        _tell(study, study.ask(distributions), goal, trial.figures)
     return study
+
+
+def _tell(study: optuna.Study, proposed: optuna.Trial, goal: Goal, figures: Figures | None) -> None:
+    for name, violation in goal.violations(figures).items():
+        proposed.set_constraint(name, violation)
+    study.tell(proposed, (figures or {}).get(goal.objective.figure, 0.0))

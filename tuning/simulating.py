@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from engine.config import SchedulerPolicy
 from engine.fleet.router import RouterSettings, RoutingPolicy
 from engine.simulation.fleet import FleetConfig, FleetRun, simulate
 from engine.simulation.profile import ReplicaProfile, read_profile
+from engine.simulation.scaling import scale_costs, scaled_profile
 from engine.simulation.traces import TracedRequest
 from load.apis import Prompt
 from load.calibrate import OUTPUT, calibrate
@@ -31,6 +33,7 @@ from tuning.language_model import (
     LanguageModelSubject,
     read_limits,
 )
+from tuning.scaling import CostScale
 from tuning.server import TrialServer, running_server
 from tuning.space import Point, describe
 from tuning.trials import write_json
@@ -67,16 +70,27 @@ class Simulator:
     folder: Path
     report: Callable[[str], None]
     costs: Path | None = None
+    scale: CostScale | None = None
+    """The factors of all costs, by load; None before servers have been measured."""
     _profiles: dict[str, ReplicaProfile] = field(default_factory=dict)
 
     async def measure(self, point: Point) -> Figures:
         """Simulate a point. Raises TrialFailedError where a request can never fit."""
         profile = await self._profile(point)
+        if self.scale is not None:
+            profile = scaled_profile(profile, self.scale.at(point[self.drive.load_name]))
         run = await asyncio.to_thread(self._simulate, point, profile)
         figures = figures_of_simulation(run, self.drive.slo)
         if not figures:
             raise TrialFailedError("a request and its answer can never fit into the KV cache or --max-model-len")
         return figures
+
+    async def factor(self, point: Point, itl_s: float) -> float:
+        """Return the factor of all calibrated costs by which a point has a mean ITL that was measured. Raises
+        SluiceError INVALID where there is none."""
+        requests, config, concurrency = self._load(point, await self._profile(point))
+        factor, _ = await asyncio.to_thread(scale_costs, requests, config, itl_s, concurrency)
+        return factor
 
     async def prepare(self, server: TrialServer) -> None:
         """Calibrate the default settings, on a server that has them."""
@@ -143,6 +157,12 @@ class Simulator:
     # -- simulation
 
     def _simulate(self, point: Point, profile: ReplicaProfile) -> FleetRun:
+        requests, config, concurrency = self._load(point, profile)
+        return simulate(requests, config, concurrency=concurrency)
+
+    def _load(self, point: Point, profile: ReplicaProfile) -> tuple[list[TracedRequest], FleetConfig, int | None]:
+        """Return the requests of a point, the fleet that serves them, and the clients that send them, None for
+        requests that come at their own times."""
         load = point[self.drive.load_name]
         router = RouterSettings(policy=RoutingPolicy(self._setting(point, "router") or RoutingPolicy.PREFIX))
         policy = SchedulerPolicy(self._setting(point, "scheduler-policy") or SchedulerPolicy.GUARANTEED_NO_EVICT)
@@ -152,10 +172,8 @@ class Simulator:
             raise TrialFailedError(str(error)) from None
         if self.drive.load_name == CONCURRENCY:
             clients = int(load)
-            num_requests = max(_LEAST_REQUESTS, _REQUESTS_OF_CLIENT * clients)
-            requests = [request for _, request in zip(range(num_requests), self._requests(), strict=False)]
-            return simulate(requests, config, concurrency=clients)
-        return simulate(list(self._timed(self.drive.pace(load))), config)
+            return list(islice(self._requests(), max(_LEAST_REQUESTS, _REQUESTS_OF_CLIENT * clients))), config, clients
+        return list(self._timed(self.drive.pace(load))), config, None
 
     def _setting(self, point: Point, name: str) -> str | None:
         """Return a setting that is searched, or that is the same in every trial; None for the default."""

@@ -21,6 +21,8 @@ class Stage(StrEnum):
 
     SIMULATED = "simulated"
     """A step of the search, in the simulator."""
+    SCALED = "scaled"
+    """A step of the second search, in the simulator with costs that were scaled to servers."""
     LIVE = "live"
     """A step of the search, or the check of a simulated point, on a server."""
     ROUND = "round"

@@ -2,6 +2,7 @@
 come at random keep a gateway busy, which shares the engine's cores where there is no GPU."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,19 +35,22 @@ def measured_itl_s(path: Path) -> float:
     return itl_ms / 1e3
 
 
-def scale_costs(requests: list[TracedRequest], fleet: FleetConfig, itl_s: float) -> tuple[float, ReplicaProfile]:
+def scale_costs(
+    requests: Sequence[TracedRequest], fleet: FleetConfig, itl_s: float, concurrency: int | None = None
+) -> tuple[float, ReplicaProfile]:
     """Return the factor, and the profile with all costs times it, by which `fleet` serves `requests` at a mean ITL of
-    `itl_s`. Raises INVALID where none from LEAST to MOST does."""
+    `itl_s`; with a `concurrency`, so many clients send them. Raises INVALID where none from LEAST to MOST does."""
     low, high = LEAST, MOST
     for _ in range(NUM_HALVINGS):
         factor = (low * high) ** 0.5
-        low, high = (factor, high) if _itl_s(requests, fleet, _times(fleet.profile, factor)) < itl_s else (low, factor)
+        simulated_s = _itl_s(requests, fleet, scaled_profile(fleet.profile, factor), concurrency)
+        low, high = (factor, high) if simulated_s < itl_s else (low, factor)
     if low == LEAST or high == MOST:
         message = (
             f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: costs times {factor:.2g} do not give it"
         )
         raise invalid("measured", message)
-    return factor, _times(fleet.profile, factor)
+    return factor, scaled_profile(fleet.profile, factor)
 
 
 def fit_slowdown(requests: list[TracedRequest], fleet: FleetConfig, itl_s: float) -> ReplicaProfile:
@@ -70,10 +74,14 @@ def _slowed(fleet: FleetConfig, slowdown: float) -> ReplicaProfile:
     return msgspec.structs.replace(fleet.profile, slowdown=slowdown)
 
 
-def _itl_s(requests: list[TracedRequest], fleet: FleetConfig, profile: ReplicaProfile) -> float:
-    return summarize(simulate(requests, fleet._replace(profile=profile))).itl_s.mean or 0.0
+def _itl_s(
+    requests: Sequence[TracedRequest], fleet: FleetConfig, profile: ReplicaProfile, concurrency: int | None = None
+) -> float:
+    run = simulate(requests, fleet._replace(profile=profile), concurrency=concurrency)
+    return summarize(run).itl_s.mean or 0.0
 
 
-def _times(profile: ReplicaProfile, factor: float) -> ReplicaProfile:
+def scaled_profile(profile: ReplicaProfile, factor: float) -> ReplicaProfile:
+    """Return a profile with all costs times a factor."""
     costs = {name: factor * getattr(profile.costs, name) for name in profile.costs.__struct_fields__}
     return msgspec.structs.replace(profile, costs=StepCosts(**costs), request_s=factor * profile.request_s)

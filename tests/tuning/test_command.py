@@ -17,8 +17,9 @@ from tuning.driving import CONCURRENCY, Drive
 from tuning.figures import FigureConstraint, Goal, Objective
 from tuning.language_model import EngineLimits, LanguageModelSubject
 from tuning.page import pareto_front, render_page
+from tuning.plan import TunePlan
 from tuning.report import print_report, result_document
-from tuning.run import TunePlan, Tuning
+from tuning.run import Tuning
 from tuning.space import Dimension
 from tuning.trials import Stage, TrialStore
 
@@ -57,7 +58,7 @@ def test_a_bad_option_is_named_with_what_to_write(
 def test_without_optuna_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("tuning.search", "tuning.run", "tuning.comparison"):
+    for name in ("tuning.search", "tuning.run", "tuning.comparison", "tuning.simulated_search"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert command(["--out", str(tmp_path)]) == 1
@@ -121,5 +122,5 @@ def test_the_result_is_json_with_the_settings_to_use(tuning: Tuning) -> None:
     assert document["use"]["changed"] == {"max-num-seqs": 16}
     assert document["use"]["concurrency"] == 8
     assert document["is_better_than_default"] is True
-    assert document["num_trials"] == {"simulated": 3, "live": 4, "round": 10}
+    assert document["num_trials"] == {"simulated": 3, "scaled": 0, "live": 4, "round": 10}
     assert document["comparisons"][0]["name"] == "tokens_per_s"

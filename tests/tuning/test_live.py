@@ -30,7 +30,7 @@ def test_a_batcher_is_found_that_the_configuration_lacks(tmp_path: Path) -> None
     result = tune(tmp_path / "out", *arguments)
     assert result["is_better_than_default"]
     assert result["use"]["changed"]["max_queue_delay_microseconds"] == 2000
-    assert result["num_trials"] == {"simulated": 0, "live": 2, "round": 10}
+    assert result["num_trials"] == {"simulated": 0, "scaled": 0, "live": 2, "round": 10}
     [rate] = [each for each in result["comparisons"] if each["name"] == "requests_per_s"]
     assert rate["interval"][0] > 1.0
     config = read_pbtxt(tmp_path / "out" / "repository" / "classifier" / "config.pbtxt").config
