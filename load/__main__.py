@@ -12,7 +12,7 @@ from load.run import RunError, run_blocking
 from load.settings import make_config
 
 LONGEST_PROMPT, LARGEST_CROWD = 512, 16
-"""What a calibration goes up to without --prompt-tokens and --concurrency."""
+"""The largest that a calibration measures without --prompt-tokens and --concurrency."""
 USAGE_ERROR = 2
 INTERRUPTED = 130
 

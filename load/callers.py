@@ -1,4 +1,4 @@
-"""How a request reaches the server and its answer the reader."""
+"""Callers: they take a request to the server and its answer to the reader."""
 
 import asyncio
 from collections.abc import Coroutine

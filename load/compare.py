@@ -22,7 +22,7 @@ from load.run import Run
 PERCENTS = (50.0, 99.0)
 _LATENCIES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "E2E": "e2e_s"}
 _SEEDS = 11, 13
-"""Of the draws of A's and B's requests, which are independent of each other."""
+"""The seeds of the draws of A's and B's requests, which are independent of each other."""
 _DRAWN_ROUNDS = 10_000
 LEAST_ROUNDS = 5
 """Fewer rounds cannot tell a difference from luck: all of four on one side happens once in eight."""
@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
     ratio: float
     interval: Interval
     is_rate: bool
-    """Whether more is better."""
+    """More is better."""
 
     @property
     def verdict(self) -> str:
@@ -62,7 +62,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a report of `sluice load --json` says of a run."""
+    """The figures of a run in a report of `sluice load --json`."""
 
     title: str
     num_requests: int

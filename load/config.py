@@ -138,7 +138,7 @@ class Workload:
     tokenizer: Path | None = None
     """A tokenizer.json, with which the lengths of text prompts are exact."""
     ignore_eos: bool = True
-    """Whether the model must generate the whole output length. Otherwise the length is only an upper bound."""
+    """The model must generate the whole output length. Where this is false, the length is only an upper bound."""
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Fields added to the JSON of every request. They replace the generator's own."""
     prefix_tokens: int = 0
@@ -158,7 +158,7 @@ class Workload:
     think_s: SecondsRange = SecondsRange(0.0, 0.0)
     """Time from the end of an answer to the next turn of its session."""
     stores_turns: bool = True
-    """Whether later turns of responses name the response before them, which the server keeps, instead of all turns."""
+    """Later turns of responses name the response before them, which the server keeps, instead of all turns."""
     num_images: int = 0
     """Images of each turn: PNGs of random blocks."""
     image_size: tuple[int, int] = (512, 512)
@@ -178,7 +178,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestPace:
-    """When requests are sent.
+    """The times at which requests are sent.
 
     A closed loop keeps `concurrency` requests in flight. An open loop sends `request_rate` requests a second whatever
     the server does, with at most `concurrency` in flight where that is given too. A replay is an open loop at the times
@@ -193,7 +193,7 @@ class RequestPace:
     final_rate: float | None = None
     """Requests a second at the end of a run whose rate rises or falls evenly from `request_rate`. Needs a duration."""
     replay_speed: float | None = None
-    """How many times as fast a trace is sent as it was recorded; None for no replay."""
+    """The factor by which a trace is sent faster than it was recorded; None for no replay."""
     num_requests: int | None = None
     duration_s: float | None = None
     """No request starts later than this; the run waits for those in flight."""

@@ -51,7 +51,7 @@ class Run:
     busiest_cpu_s: float = 0.0
     """CPU seconds of the process that used most. Close to `summary.wall_s`, the client was the limit."""
     watched: Watched = field(default_factory=Watched)
-    """What the server's metrics and the meters of energy told."""
+    """The readings of the server's metrics and of the meters of energy."""
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -23,7 +23,7 @@ class EventSplitter:
 
     @property
     def is_between_events(self) -> bool:
-        """Whether all bytes so far belong to complete events."""
+        """Return whether all bytes so far belong to complete events."""
         return not self._pending.strip()
 
 
@@ -71,7 +71,7 @@ SPLITTERS: dict[Framing, type[Splitter]] = {
 
 
 def _is_one_event(piece: bytes) -> bool:
-    """Whether the piece is one whole event of one line, the usual case, which needs a third of the general split."""
+    """Return whether the piece is one whole event of one line, the usual case: to ask takes a third of a split."""
     return piece.startswith(b"data: ") and piece.endswith(b"\n\n") and piece.find(b"\n") == len(piece) - 2
 
 

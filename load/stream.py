@@ -31,7 +31,7 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request failed: a `label` to count by, and the `detail` in words."""
+    """The reason of a failed request: a `label` to count by, and the `detail` in words."""
 
     kind: FailureKind
     detail: str
@@ -53,7 +53,7 @@ class PlannedRequest:
     leaves_after: int | None = None
     """The token event after which its client leaves; None for one that reads to the end."""
     at_s: float | None = None
-    """When a trace has it sent, in seconds from its start; None without a trace that has times."""
+    """The time that a trace gives it, in seconds from its start; None without a trace that has times."""
     images: tuple[str, ...] = ()
     """PNG images in base64."""
     turn: int = 1
@@ -72,11 +72,11 @@ class RequestResult:
 
     planned: PlannedRequest
     intended_s: float
-    """When the request should have been sent."""
+    """The time at which the request should have been sent."""
     started_s: float
-    """When this client began to send it. The difference is client wait."""
+    """The time at which this client began to send it. The difference is client wait."""
     ended_s: float
-    """When the stream ended, however it ended."""
+    """The time at which the stream ended, however it ended."""
     event_times_s: "array[float]"
     """Arrival of each token event. Events that are read from the socket together share a time."""
     prompt_tokens: int | None
@@ -87,9 +87,9 @@ class RequestResult:
     finish_reason: str | None
     failure: Failure | None
     has_left: bool = False
-    """Whether this client broke it off, as planned. Such a request counts neither as served nor as failed."""
+    """This client broke it off, as planned. Such a request counts neither as served nor as failed."""
     sources_at_s: float | None = None
-    """When the result of a retrieval arrived."""
+    """The time at which the result of a retrieval arrived."""
     num_tool_calls: int = 0
 
     @property
@@ -146,12 +146,12 @@ class StreamReader:
     api: Api
     counts: LiveCounts
     must_be_complete: bool
-    """Whether fewer tokens than requested are a failure."""
+    """Fewer tokens than requested are a failure."""
     leaves_after: int | None = None
     """Number of token events after which `on_leaving` is called."""
     on_leaving: Callable[[], None] = lambda: None
     checks: Mapping[FailureKind, AnswerCheck] = field(default_factory=dict)
-    """What an answer must meet, by the kind of failure where it does not."""
+    """The demands that an answer must meet, by the kind of failure where it does not."""
     answer: Answer = field(default_factory=Answer)
     """The answer itself, where the API keeps it."""
     sources_at_s: float | None = None

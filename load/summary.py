@@ -156,7 +156,7 @@ def gaps_s(result: RequestResult) -> list[float]:
 
 
 def meets_slo(result: RequestResult, slo: Slo) -> bool:
-    """Whether a served request met every target.
+    """Return whether a served request met every target.
 
     A figure that cannot be measured misses its target, except ITL and TPOT, which a single token does not have.
     """

@@ -16,7 +16,7 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 
 class Framing(StrEnum):
-    """How the events of an answer are told apart."""
+    """The ways in which the events of an answer are told apart."""
 
     SSE = "sse"
     JSON_LINES = "json_lines"
@@ -69,7 +69,7 @@ class ParsedEvent:
     """The content of one event."""
 
     has_text: bool = False
-    """Whether it is a token event, one with text. A role, a finish reason or usage alone is no token event."""
+    """It is a token event, one with text. A role, a finish reason or usage alone is no token event."""
     num_tokens: int | None = None
     """Tokens of this event alone, where the server counts them."""
     prompt_tokens: int | None = None
@@ -78,14 +78,14 @@ class ParsedEvent:
     finish_reason: str | None = None
     error: str | None = None
     is_last: bool = False
-    """Whether a complete stream ends with this event."""
+    """A complete stream ends with this event."""
     text: str | None = None
     """The text itself, without reasoning, from an API that keeps answers."""
     calls: tuple[CallPart, ...] = ()
     """The pieces of tool calls, from an API that keeps answers."""
     response_id: str | None = None
     has_sources: bool = False
-    """Whether it tells what a retrieval found."""
+    """It tells what a retrieval found."""
 
 
 TOKEN = ParsedEvent(has_text=True)
@@ -97,13 +97,13 @@ class Api(ABC):
 
     framing: ClassVar[Framing] = Framing.SSE
     has_terminator: ClassVar[bool] = True
-    """Whether a complete stream has a last event of its own: `[DONE]`, or one that `parse` says is the last."""
+    """A complete stream has a last event of its own: `[DONE]`, or one that `parse` says is the last."""
     has_output_tokens: ClassVar[bool] = True
-    """Whether answers have a requested number of tokens, which complete ones then must have."""
+    """Answers have a requested number of tokens, which complete ones then must have."""
     takes: ClassVar[frozenset[Extra]] = frozenset()
     """The parts that bodies can have besides a prompt."""
     keeps_answers: bool = False
-    """Whether `parse` returns texts and tool calls too, which costs time."""
+    """`parse` returns texts and tool calls too, which costs time."""
 
     @abstractmethod
     def path(self, model: str) -> str: ...

@@ -17,16 +17,29 @@ from load.summary import gaps_s
 FAILED, USAGE_ERROR, INTERRUPTED = 1, 2, 130
 
 
-def make_parser(prog: str, description: str, epilog: str) -> argparse.ArgumentParser:
-    """Return a parser without flags. It takes none shortened: another flag of the other tool may begin alike."""
-    return argparse.ArgumentParser(
-        prog,
-        description=description,
-        usage="%(prog)s [OPTION ...]",
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+class ForeignParser(argparse.ArgumentParser):
+    """A parser of another tool's flags. It takes none shortened: another flag of that tool may begin alike."""
+
+    def __init__(self, prog: str, description: str, epilog: str) -> None:
+        super().__init__(
+            prog,
+            description=description,
+            usage="%(prog)s [OPTION ...]",
+            epilog=epilog,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def refuse(self, reason: str, *flags: str) -> None:
+        """Add flags that cannot be honoured: `reason` says why, and what to do instead."""
+        for flag in flags:
+            self.add_argument(flag, action=_Refused, const=reason, nargs="*", help=argparse.SUPPRESS)
+
+    def ignore(self, *flags: str, has_value: bool = False) -> None:
+        """Add flags that change nothing of what is measured."""
+        for flag in flags:
+            action: dict[str, Any] = {"metavar": "..."} if has_value else {"action": "store_true"}
+            self.add_argument(flag, help="taken, without effect", **action)
 
 
 class _Refused(argparse.Action):
@@ -36,19 +49,6 @@ class _Refused(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
     ) -> None:
         parser.error(f"{option_string}: {self.const}")
-
-
-def refuse(options: argparse.ArgumentParser, reason: str, *flags: str) -> None:
-    """Add flags of the other tool that cannot be honoured: `reason` says why, and what to do instead."""
-    for flag in flags:
-        options.add_argument(flag, action=_Refused, const=reason, nargs="*", help=argparse.SUPPRESS)
-
-
-def ignore(options: argparse.ArgumentParser, *flags: str, has_value: bool = False) -> None:
-    """Add flags that change nothing of what is measured."""
-    for flag in flags:
-        action: dict[str, Any] = {"metavar": "..."} if has_value else {"action": "store_true"}
-        options.add_argument(flag, help="taken, without effect", **action)
 
 
 def note(prog: str, text: str) -> None:
@@ -77,7 +77,7 @@ class Latencies:
 
     ttft: Floats
     second_token: Floats
-    """From the first token event to the second."""
+    """The time from the first token event to the second."""
     tpot: Floats
     itl: Floats
     e2e: Floats

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from load.compatible.common import Latencies, check_endpoint, http_url, ignore, make_parser, note, refuse, run_as
+from load.compatible.common import ForeignParser, Latencies, check_endpoint, http_url, note, run_as
 from load.config import (
     ApiKind,
     LoadConfig,
@@ -79,24 +79,24 @@ def genai_perf(argv: list[str]) -> int:
     return run_as(_PROG, partial(_config, arguments), partial(_show, arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    options = make_parser(_PROG, _DESCRIPTION, _EPILOG)
+def _parser() -> ForeignParser:
+    options = ForeignParser(_PROG, _DESCRIPTION, _EPILOG)
     _add_endpoint(options)
     _add_input(options)
     _add_pace(options)
     _add_output(options)
-    ignore(options, "-v", "--verbose", "--tokenizer-trust-remote-code", "--generate-plots")
-    ignore(options, "--service-kind", "--backend", "--num-dataset-entries", "--num-prompts", has_value=True)
-    ignore(options, "--tokenizer-revision", "-s", "--stability-percentage", has_value=True)
-    refuse(options, "use `sluice load --trace FILE`", "--input-file", "--fixed-schedule")
-    refuse(options, "one text in each request", "-b", "--batch-size", "--batch-size-text", "--batch-size-image")
-    refuse(options, "this client sends no audio", "--audio-length-mean", "--audio-length-stddev", "--batch-size-audio")
-    refuse(options, "one model in each run", "--model-selection-strategy")
-    refuse(options, "`sluice load --metrics-url URL` reads the server's metrics", "--server-metrics-url")
+    options.ignore("-v", "--verbose", "--tokenizer-trust-remote-code", "--generate-plots")
+    options.ignore("--service-kind", "--backend", "--num-dataset-entries", "--num-prompts", has_value=True)
+    options.ignore("--tokenizer-revision", "-s", "--stability-percentage", has_value=True)
+    options.refuse("use `sluice load --trace FILE`", "--input-file", "--fixed-schedule")
+    options.refuse("one text in each request", "-b", "--batch-size", "--batch-size-text", "--batch-size-image")
+    options.refuse("this client sends no audio", "--audio-length-mean", "--audio-length-stddev", "--batch-size-audio")
+    options.refuse("one model in each run", "--model-selection-strategy")
+    options.refuse("`sluice load --metrics-url URL` reads the server's metrics", "--server-metrics-url")
     return options
 
 
-def _add_endpoint(options: argparse.ArgumentParser) -> None:
+def _add_endpoint(options: ForeignParser) -> None:
     add = options.add_argument
     add("-m", "--model", "--model-names", required=True, metavar="MODEL", help="the model")
     add("--endpoint-type", choices=list(_ENDPOINTS), default="kserve", help="API (%(default)s)")
@@ -108,7 +108,7 @@ def _add_endpoint(options: argparse.ArgumentParser) -> None:
     add("--tokenizer", metavar="PATH", help="a tokenizer.json or its folder, for text prompts of exact length")
 
 
-def _add_input(options: argparse.ArgumentParser) -> None:
+def _add_input(options: ForeignParser) -> None:
     add, whole = options.add_argument, at_least(0)
     add("--synthetic-input-tokens-mean", "--isl", type=at_least(1), default=550, metavar="N", help="(%(default)s)")
     add("--synthetic-input-tokens-stddev", type=whole, default=0, metavar="N", help="(%(default)s)")
@@ -127,7 +127,7 @@ def _add_input(options: argparse.ArgumentParser) -> None:
     add("--session-turn-delay-stddev", type=whole, default=0, metavar="MS", help="(%(default)s)")
 
 
-def _add_pace(options: argparse.ArgumentParser) -> None:
+def _add_pace(options: ForeignParser) -> None:
     add = options.add_argument
     pace = options.add_mutually_exclusive_group()
     pace.add_argument("--concurrency", "--session-concurrency", type=at_least(1), metavar="N", help="at a time (1)")
@@ -138,7 +138,7 @@ def _add_pace(options: argparse.ArgumentParser) -> None:
     add("--processes", type=at_least(1), default=1, metavar="N", help="processes of this client (%(default)s)")
 
 
-def _add_output(options: argparse.ArgumentParser) -> None:
+def _add_output(options: ForeignParser) -> None:
     add = options.add_argument
     add("--goodput", "-g", nargs="+", default=[], metavar="NAME:MS", help="targets: " + ", ".join(_TARGETS))
     add("--artifact-dir", type=Path, metavar="FOLDER", help="write JSON and CSV there")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from load.compatible.common import FAILED, INTERRUPTED, USAGE_ERROR, http_url, ignore, make_parser, refuse
+from load.compatible.common import FAILED, INTERRUPTED, USAGE_ERROR, ForeignParser, http_url
 from load.config import ApiKind, Arrival, LoadConfig, LoadConfigError, LoadTarget, RequestPace, Workload
 from load.connection import ConnectionPool
 from load.run import Run, RunError, get_json, run_load
@@ -128,8 +128,8 @@ def perf_analyzer(argv: list[str]) -> int:
     return FAILED if any(each.run.summary.num_failed for each in measurements) else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    options = make_parser("sluice load perf-analyzer", _DESCRIPTION, _EPILOG)
+def _parser() -> ForeignParser:
+    options = ForeignParser("sluice load perf-analyzer", _DESCRIPTION, _EPILOG)
     add = options.add_argument
     add("-m", "--model-name", required=True, metavar="MODEL", help="the model")
     add(
@@ -166,14 +166,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--input-data", choices=("random",), default="random", help="tensors (%(default)s)")
     add("--input-tensor-format", choices=("binary", "json"), default="binary", help="as bytes, or as JSON")
     add("--collect-metrics", action="store_true", help="taken; the server's times are read always")
-    ignore(options, "--async", "--sync", "-a", "-v", "--verbose")
-    ignore(options, "-s", "--stability-percentage", "-r", "--max-trials", "--max-threads", has_value=True)
-    refuse(options, "`sluice load --api grpc_stream` measures streams", "--streaming")
+    options.ignore("--async", "--sync", "-a", "-v", "--verbose")
+    options.ignore("-s", "--stability-percentage", "-r", "--max-trials", "--max-threads", has_value=True)
+    options.refuse("`sluice load --api grpc_stream` measures streams", "--streaming")
     shared = "tensors travel in the request; `sluice load --api infer_binary` measures the same"
-    refuse(options, shared, "--shared-memory", "--output-shared-memory-size")
-    refuse(options, "measure one load after the other with --concurrency-range", "--periodic-concurrency-range")
-    refuse(options, "the levels are all measured", "-l", "--latency-threshold", "--binary-search")
-    refuse(options, "sequences are no part of this client", "--num-of-sequences", "--sequence-length")
+    options.refuse(shared, "--shared-memory", "--output-shared-memory-size")
+    options.refuse("measure one load after the other with --concurrency-range", "--periodic-concurrency-range")
+    options.refuse("the levels are all measured", "-l", "--latency-threshold", "--binary-search")
+    options.refuse("sequences are no part of this client", "--num-of-sequences", "--sequence-length")
     add("--percentile", type=at_least(1), choices=(50, 90, 95, 99), metavar="N", help="show this, not the mean")
     add(
         "-f",

@@ -11,17 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from load.compatible.common import (
-    Latencies,
-    check_endpoint,
-    deviation,
-    ignore,
-    make_parser,
-    mean,
-    percentile,
-    refuse,
-    run_as,
-)
+from load.compatible.common import ForeignParser, Latencies, check_endpoint, deviation, mean, percentile, run_as
 from load.config import (
     ApiKind,
     Arrival,
@@ -81,8 +71,8 @@ def vllm_bench(argv: list[str]) -> int:
     return run_as(_PROG, partial(_config, arguments), partial(_show, arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    options = make_parser(_PROG, _DESCRIPTION, _EPILOG)
+def _parser() -> ForeignParser:
+    options = ForeignParser(_PROG, _DESCRIPTION, _EPILOG)
     _add_server(options)
     _add_dataset(options)
     _add_pace(options)
@@ -93,21 +83,21 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument("--logprobs", type=at_least(0), metavar="N", help="sent with each request")
     options.add_argument("--ignore-eos", action="store_true", help="let answers have their whole length")
     options.add_argument("--extra-body", type=argument(json_object), default={}, metavar="JSON", help="more fields")
-    ignore(options, "--disable-tqdm", "--trust-remote-code", "--no-stream", "--skip-chat-template", "--disable-shuffle")
-    ignore(options, "--tokenizer-mode", "--request-id-prefix", "--ready-check-timeout-sec", has_value=True)
-    refuse(options, "this client sends no beam searches", "--use-beam-search")
-    refuse(options, "profile a server of Sluice with `sluice profile`", "--profile")
+    options.ignore("--disable-tqdm", "--trust-remote-code", "--no-stream", "--skip-chat-template", "--disable-shuffle")
+    options.ignore("--tokenizer-mode", "--request-id-prefix", "--ready-check-timeout-sec", has_value=True)
+    options.refuse("this client sends no beam searches", "--use-beam-search")
+    options.refuse("profile a server of Sluice with `sluice profile`", "--profile")
     ramp = "use `sluice load --request-rate R --final-rate R --duration S`"
-    refuse(options, ramp, "--ramp-up-strategy", "--ramp-up-start-rps", "--ramp-up-end-rps")
-    refuse(options, "name an adapter with --model", "--lora-modules")
-    refuse(options, "there are the datasets random, sharegpt and burstgpt", "--hf-name", "--hf-split", "--hf-subset")
-    refuse(options, "there are no probes beside the load", "--probe-request-rate")
-    refuse(options, "the report of `sluice load --html` has plots", "--plot-timeline", "--plot-dataset-stats")
-    refuse(options, "replay a trace at its times with `sluice load --trace FILE`", "--self-timed")
+    options.refuse(ramp, "--ramp-up-strategy", "--ramp-up-start-rps", "--ramp-up-end-rps")
+    options.refuse("name an adapter with --model", "--lora-modules")
+    options.refuse("there are the datasets random, sharegpt and burstgpt", "--hf-name", "--hf-split", "--hf-subset")
+    options.refuse("there are no probes beside the load", "--probe-request-rate")
+    options.refuse("the report of `sluice load --html` has plots", "--plot-timeline", "--plot-dataset-stats")
+    options.refuse("replay a trace at its times with `sluice load --trace FILE`", "--self-timed")
     return options
 
 
-def _add_server(options: argparse.ArgumentParser) -> None:
+def _add_server(options: ForeignParser) -> None:
     add = options.add_argument
     add("--backend", "--endpoint-type", choices=list(_BACKENDS), default="openai", help="API (%(default)s)")
     add("--base-url", metavar="URL", help="the server, in place of --host and --port")
@@ -121,7 +111,7 @@ def _add_server(options: argparse.ArgumentParser) -> None:
     add("--label", metavar="NAME", help="beginning of the result's file name (the backend)")
 
 
-def _add_dataset(options: argparse.ArgumentParser) -> None:
+def _add_dataset(options: ForeignParser) -> None:
     add = options.add_argument
     add("--dataset-name", choices=("random", "sharegpt", "burstgpt"), default="random", help="%(default)s")
     add("--dataset-path", type=Path, metavar="FILE", help="of sharegpt and burstgpt")
@@ -133,10 +123,10 @@ def _add_dataset(options: argparse.ArgumentParser) -> None:
     add("--random-prefix-len", type=at_least(0), default=0, metavar="N", help="shared tokens before each prompt (0)")
     add("--vocab-size", type=at_least(2), default=4096, metavar="N", help="draw token ids below N (%(default)s)")
     reason = "answers have the lengths of the dataset; use `sluice load --trace` with --output-tokens"
-    refuse(options, reason, "--sharegpt-output-len")
+    options.refuse(reason, "--sharegpt-output-len")
 
 
-def _add_pace(options: argparse.ArgumentParser) -> None:
+def _add_pace(options: ForeignParser) -> None:
     add = options.add_argument
     add("--request-rate", default="inf", metavar="R", help="requests a second; inf: all at once (%(default)s)")
     add("--burstiness", type=argument(positive), default=1.0, metavar="K", help="shape of gamma gaps (1: Poisson)")
@@ -145,7 +135,7 @@ def _add_pace(options: argparse.ArgumentParser) -> None:
     add("--processes", type=at_least(1), default=1, metavar="N", help="processes of this client (%(default)s)")
 
 
-def _add_results(options: argparse.ArgumentParser) -> None:
+def _add_results(options: ForeignParser) -> None:
     add = options.add_argument
     add("--percentile-metrics", default="ttft,tpot,itl", metavar="NAMES", help="ttft, tpot, itl, e2el (%(default)s)")
     add("--metric-percentiles", default="99", metavar="P,P,...", help="%(default)s")

@@ -29,7 +29,7 @@ class Energy:
     joules: dict[str, float]
     """By the meter."""
     missing: str
-    """Why meters are missing; empty where none is."""
+    """The reasons why meters are missing; empty where none is."""
 
     @property
     def total_j(self) -> float:

@@ -20,7 +20,7 @@ INTERVAL_S = 0.5
 PATIENCE_S = 5.0
 """Longest wait for a page."""
 AUTO = "auto"
-"""In place of a URL: where the server itself says that its metrics are, else its own /metrics."""
+"""Stands for a URL: where the server itself says that its metrics are, else its own /metrics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ServerSample:
 
 @dataclass(frozen=True, slots=True)
 class ServerSide:
-    """What the server's metrics say of a run."""
+    """The server's metrics of a run."""
 
     software: str
     url: str
@@ -50,7 +50,7 @@ class ServerSide:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What was learned beside the requests. `missing` says why the server's side is unknown."""
+    """The findings beside the requests. `missing` says why the server's side is unknown."""
 
     server: ServerSide | None = None
     missing: str = ""
