@@ -25,6 +25,7 @@ os.environ["XDG_DATA_HOME"] = _DATA_HOME.name  # noqa: TID251 - servers inherit 
 # httpx reads all certificates of the world for each client, 20 ms long: of thousands of clients none asks the world.
 os.environ["SSL_CERT_FILE"] = str(CERTIFICATES / "ca.pem")  # noqa: TID251 - servers inherit it
 _FIRST = (
+    "gateway/workers/test_faults.py",
     "gateway/workers/test_serving.py",
     "gateway/test_lifecycle.py",
     "gateway/http/streams/test_two_gateways.py",
@@ -54,6 +55,7 @@ _LONG = {
     "gateway/test_remote_engines.py",
     "gateway/test_replicas.py",
     "gateway/test_tensorrtllm_backend.py",
+    "gateway/workers/test_faults.py",
     "gateway/workers/test_serving.py",
     "load/test_soak.py",
     "pipelines/rag/documents/test_sandbox.py",

@@ -1,12 +1,9 @@
-"""A real server with two HTTP workers: what clients get of it, and what happens when its processes end."""
+"""What clients get of a real server with two HTTP workers."""
 
 import asyncio
 import json
 import os
-import re
-import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +13,8 @@ import psutil
 import pytest
 
 from cli.keys.command import command as keys_command
-from tests.gateway.test_recovery import Reader, read_all
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess, StartServer, running_command, running_server
-
-WORKERS = "--http-workers=2"
-PROMPT = {"model": MODEL, "prompt": "Once", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
+from tests.gateway.workers.servers import PROMPT, WORKERS, count, fetch_metrics, wait_until
+from tests.server_process import MODEL, PATIENCE_S, ServerProcess, StartServer, running_server
 
 
 @pytest.fixture(scope="module")
@@ -29,31 +23,6 @@ def shared(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with running_server(checkpoint, tmp_path_factory.mktemp("workers") / "log", WORKERS) as running:
         running.wait_ready()
         yield running
-
-
-def fetch_metrics(server: ServerProcess) -> dict[str, float]:
-    """The values on the metrics page, by name and labels, which are sorted: their order on the page means nothing."""
-    lines = httpx.get(server.metrics_url, timeout=PATIENCE_S).text.splitlines()
-    pairs = (line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
-    return {_with_sorted_labels(name): float(value) for name, value in pairs}
-
-
-def _with_sorted_labels(series: str) -> str:
-    name, brace, labels = series.partition("{")
-    return f"{name}{{{','.join(sorted(labels[:-1].split(',')))}}}" if brace else name
-
-
-def count(server: ServerProcess, prefix: str) -> float:
-    return sum(value for name, value in fetch_metrics(server).items() if name.startswith(prefix))
-
-
-async def wait_until(is_so: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(patience_s):
-        while not is_so():
-            await asyncio.sleep(0.05)
-
-
-# --- what clients get ---
 
 
 def test_answers_equal_those_of_one_process(shared: ServerProcess, server: ServerProcess) -> None:
@@ -210,193 +179,6 @@ async def test_open_requests_of_workers_are_listed_and_cancelled(shared: ServerP
             assert answer.json()["num_cancelled"] == 1
         ends = [each.text for each in await asyncio.gather(*streams)]
     assert all("the request was cancelled by an administrator" in each for each in ends)
-
-
-# --- what happens when processes end ---
-
-
-class Load:
-    """Clients that ask again and again, whole and streamed, until they are stopped."""
-
-    def __init__(self, server: ServerProcess) -> None:
-        self.num_answers = 0
-        self.failures: list[str] = []
-        self._url = server.base_url
-        self._is_stopped = False
-
-    async def run(self, num_clients: int) -> None:
-        async with httpx.AsyncClient(base_url=self._url, timeout=PATIENCE_S) as client:
-            await asyncio.gather(*(self._ask(client, is_streamed=bool(i % 2)) for i in range(num_clients)))
-
-    async def _ask(self, client: httpx.AsyncClient, *, is_streamed: bool) -> None:
-        while not self._is_stopped:
-            try:
-                answer = await client.post("/v1/completions", json={**PROMPT, "stream": is_streamed})
-            except httpx.HTTPError as error:
-                self.failures.append(repr(error))
-                continue
-            is_whole = not is_streamed or answer.text.endswith("data: [DONE]\n\n")
-            if answer.status_code == 200 and is_whole:
-                self.num_answers += 1
-            else:
-                self.failures.append(f"{answer.status_code} {answer.text[:200]}")
-
-    def stop(self) -> None:
-        self._is_stopped = True
-
-
-@pytest.fixture(scope="module")
-def enduring(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for all tests that it outlives."""
-    options = (
-        WORKERS,
-        "--dtype=f32",
-        "--engine-heartbeat-timeout-secs=4",
-        "--exit-timeout-secs=1",
-        "--stream-resume-secs=60",
-    )
-    with running_server(checkpoint, tmp_path_factory.mktemp("enduring") / "log", *options) as running:
-        running.wait_ready()
-        yield running
-
-
-async def test_a_rolling_restart_fails_no_request(enduring: ServerProcess) -> None:
-    server = enduring
-    before, num_before = {each.pid for each in server.workers()}, count(server, "sluice_requests_total")
-    load = Load(server)
-    running = asyncio.create_task(load.run(8))
-    await wait_until(lambda: load.num_answers > 20)
-    async with httpx.AsyncClient(base_url=server.base_url, timeout=4 * PATIENCE_S) as client:
-        long = {**PROMPT, "max_tokens": 3000, "stream": True}
-        streams = [asyncio.create_task(client.post("/v1/completions", json=long)) for _ in range(4)]
-        await wait_until(lambda: count(server, "sluice_sequences_running") >= 4)
-        server.process.send_signal(signal.SIGHUP)
-        answers = await asyncio.gather(*streams)
-        assert all(each.text.endswith("data: [DONE]\n\n") for each in answers)
-    await wait_until(lambda: "all 2 HTTP workers are replaced" in server.log, 2 * PATIENCE_S)
-    num_answers = load.num_answers
-    await wait_until(lambda: load.num_answers > num_answers + 20)
-    load.stop()
-    await running
-    assert not load.failures
-    await wait_until(lambda: len(server.workers()) == 2)
-    assert before.isdisjoint(each.pid for each in server.workers())
-    # What the old workers counted is there, too.
-    num_expected = num_before + load.num_answers + len(answers)
-    await wait_until(lambda: count(server, "sluice_requests_total") == num_expected)
-
-
-@pytest.mark.parametrize("end", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
-async def test_a_lost_worker_is_replaced_and_the_port_answers_meanwhile(
-    enduring: ServerProcess, end: Callable[[psutil.Process], None]
-) -> None:
-    server = enduring
-    losses, requests = count(server, "sluice_http_worker_losses_total"), count(server, "sluice_requests_total")
-    async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
-        victim = server.workers()[0]
-        end(victim)
-        await wait_until(lambda: count(server, "sluice_http_worker_losses_total") == losses + 1)
-        for _ in range(8):
-            headers = {"connection": "close"}  # a connection of its own, some of which the lost one would have had
-            assert (await client.post("/v1/completions", json=PROMPT, headers=headers)).status_code == 200
-        await wait_until(lambda: count(server, "sluice_http_workers") == 2)
-        assert victim.pid not in {each.pid for each in server.workers()}
-    await wait_until(lambda: count(server, "sluice_requests_total") == requests + 8)
-
-
-async def test_a_resumable_stream_outlives_the_worker_that_it_came_through(enduring: ServerProcess) -> None:
-    body = {**PROMPT, "max_tokens": 1500, "stream": True}
-    async with httpx.AsyncClient(base_url=enduring.base_url, timeout=PATIENCE_S) as client:
-        expected = texts_of((await client.post("/v1/completions", json=body)).text)
-        got = ""
-        with pytest.raises(httpx.RemoteProtocolError):
-            async with client.stream("POST", "/v1/completions", json=body, headers={"x-sluice-resume": "true"}) as cut:
-                async for text in cut.aiter_text():
-                    got += text
-                    for each in enduring.workers():
-                        each.kill()
-        whole = got[: got.rindex("\n\n") + 2]
-        last = re.findall(r"^id: (\S+)$", whole, re.MULTILINE)[-1]
-        rest = await client.get(f"/v1/streams/{cut.headers['x-sluice-stream']}", headers={"last-event-id": last})
-        assert texts_of(whole + rest.text) == expected
-    await wait_until(lambda: count(enduring, "sluice_http_workers") == 2)
-
-
-def texts_of(events: str) -> str:
-    """The text of a streamed completion."""
-    assert events.endswith("data: [DONE]\n\n")
-    chunks = [json.loads(each) for each in re.findall(r"^data: (\{.*)$", events, re.MULTILINE)]
-    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
-
-
-async def test_streams_of_workers_go_on_when_the_engine_is_killed(enduring: ServerProcess) -> None:
-    async with httpx.AsyncClient(base_url=enduring.base_url, timeout=2 * PATIENCE_S) as client:
-        expected = await read_all(client, [Reader(number) for number in range(8)])
-        readers = [Reader(number) for number in range(8)]
-        reading = asyncio.gather(*(reader.read(client) for reader in readers))
-        await asyncio.gather(*(reader.is_under_way.wait() for reader in readers))
-        enduring.engine().kill()
-        assert await reading == expected
-        logged = await client.get("/v1/admin/logs", params={"level": "error"})
-    lost = [line for line in logged.json()["data"] if line["logger"] == "engine.client.attached"]
-    assert {line["process"] for line in lost} == {"worker-1", "worker-2"}, "the host shows what workers log"
-    assert all("requests wait" in line["message"] and line["request_id"] == "-" for line in lost)
-
-
-async def test_a_model_is_unloaded_after_the_streams_of_the_workers(checkpoint: Path, tmp_path: Path) -> None:
-    shutil.copytree(checkpoint, tmp_path / "models" / MODEL / "1")
-    arguments = (f"--model-repository={tmp_path / 'models'}", "--model-control-mode=explicit", f"--load-model={MODEL}")
-    with running_command(tmp_path / "log", *arguments, WORKERS) as server:
-        await asyncio.to_thread(server.wait_ready)
-        async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
-
-            async def status() -> int:
-                return (await client.post("/v1/completions", json=PROMPT)).status_code
-
-            for _ in range(2):
-                readers = [Reader(number) for number in range(4)]
-                reading = asyncio.gather(*(reader.read(client) for reader in readers))
-                await asyncio.gather(*(reader.is_under_way.wait() for reader in readers))
-                engine = server.engine()
-                (await client.post(f"/v2/repository/models/{MODEL}/unload")).raise_for_status()
-                await reading  # each to its end
-                await wait_until(lambda engine=engine: not engine.is_running())  # type: ignore[misc]
-                assert await status() == 404
-                (await client.post(f"/v2/repository/models/{MODEL}/load")).raise_for_status()
-                assert await status() == 200
-            before = count(server, "sluice_requests_total")
-            await asyncio.sleep(1)  # the workers have it again
-            host = psutil.Process(server.pid)
-            host.suspend()
-            try:
-                assert await status() == 200
-            finally:
-                host.resume()
-            await wait_until(lambda: count(server, "sluice_requests_total") == before + 1)
-
-
-async def test_a_server_ends_with_its_open_streams_and_leaves_no_process(start_server: StartServer) -> None:
-    server = await asyncio.to_thread(start_server, WORKERS)
-    children = psutil.Process(server.pid).children(recursive=True)
-    async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
-        readers = [Reader(number) for number in range(4)]
-        reading = asyncio.gather(*(reader.read(client) for reader in readers))
-        await asyncio.gather(*(reader.is_under_way.wait() for reader in readers))
-        server.process.send_signal(signal.SIGTERM)
-        await reading  # each to its end
-    assert await asyncio.to_thread(server.wait_exit) == 0
-    assert not [each for each in children if each.is_running()]
-
-
-async def test_nothing_outlives_a_host_that_is_killed(start_server: StartServer) -> None:
-    server = await asyncio.to_thread(start_server, WORKERS)
-    children = psutil.Process(server.pid).children(recursive=True)
-    assert len(children) >= 3
-    server.process.kill()
-    await wait_until(lambda: not any(each.is_running() and each.status() != "zombie" for each in children))
-
-
-# --- keys, quotas, ledger ---
 
 
 async def test_limits_hold_over_all_workers_and_every_request_is_in_the_ledger(
