@@ -148,7 +148,7 @@ def tower() -> str:
                 590,
                 50,
                 "cli/",
-                ["one file or folder for each command: serve, repository, rag, build, doctor"],
+                ["one file or folder for each command: serve, load, tune, repository, rag, build"],
             ),
             Box(
                 20,
@@ -208,6 +208,8 @@ def tower() -> str:
             Box(
                 20, 412, 590, 50, "sluice/", ["errors, backoff, GPU count, version; the public names, looked up lazily"]
             ),
+            Box(640, 118, 200, 67, "tuning/", ["searches settings: drives", "servers and the simulator"]),
+            Arrow([(740, 185), (740, 263)], "measures with", label_at=(750, 228)),
             Box(640, 263, 200, 67, "load/", ["load generator: speaks the", "wire, imports none of ours"]),
             Box(640, 345, 200, 53, "models/", ["the bundled repository"]),
             Note(640, 40, "Every import points down."),
