@@ -33,7 +33,7 @@ class TunedModel:
 
     @property
     def batches(self) -> bool:
-        """Whether it can have a dynamic batcher."""
+        """Return whether it can have a dynamic batcher."""
         return bool(self.completed["max_batch_size"]) and "sequence_batching" not in self.completed
 
     def defaults(self) -> dict[str, Value]:

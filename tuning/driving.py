@@ -20,7 +20,7 @@ _MOST_WARMUP, _WARMUP_OF_RATE = 32, 4
 
 @dataclass(frozen=True, slots=True)
 class Drive:
-    """How servers are driven. `duration_s` is how long requests are sent in one trial."""
+    """The way in which servers are driven. `duration_s` is how long requests are sent in one trial."""
 
     api: ApiKind
     model: str | None

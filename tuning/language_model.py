@@ -43,7 +43,7 @@ class EngineLimits(NamedTuple):
 
     @property
     def chooses_chunk(self) -> bool:
-        """Whether its runtime chooses the tokens of a step by load, where no flag says them."""
+        """Return whether its runtime chooses the tokens of a step by load, where no flag says them."""
         return RUNTIMES[Runtime(self.runtime)].chooses_chunk
 
 

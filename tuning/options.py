@@ -21,9 +21,9 @@ LOADS_SIMULATED, LOADS_LIVE = "1..64", "4..64"
 
 _OVERVIEW = """\
 Find the settings and the load with which a model serves most, within bounds that you set. A language model is searched
-in the simulator, whose costs of steps are calibrated on a server here, and the best points are measured on servers. A
-model of a repository is searched on servers alone. What is found is compared with the default settings in turns, and is
-recommended only where it is better beyond noise.
+in the simulator, whose costs of steps are calibrated on a server here; the best points are measured on servers, the
+costs are scaled to them, and both is done once more. A model of a repository is searched on servers alone. What is
+found is compared with the default settings in turns, and is recommended only where it is better beyond noise.
 """
 _EPILOG = """\
 examples:
@@ -130,7 +130,7 @@ def _add_search(group: argparse._ArgumentGroup) -> None:
         "--trials",
         type=at_least(1),
         metavar="N",
-        help=f"points to try: {TRIALS_SIMULATED} in the simulator, {TRIALS_LIVE} on servers",
+        help=f"points to try: {TRIALS_SIMULATED} in each search in the simulator, {TRIALS_LIVE} on servers",
     )
     group.add_argument("--live", action="store_true", help="search a language model on servers too, not simulated")
     group.add_argument(
@@ -190,7 +190,11 @@ def _add_measuring(group: argparse._ArgumentGroup) -> None:
         "--duration", type=argument(positive), default=10.0, metavar="S", help="seconds of a run on a server (10)"
     )
     group.add_argument(
-        "--checks", type=at_least(1), default=4, metavar="N", help="best simulated points to measure on servers (4)"
+        "--checks",
+        type=at_least(1),
+        default=4,
+        metavar="N",
+        help="best points of each search in the simulator to measure on servers (4)",
     )
     group.add_argument(
         "--rounds",

@@ -28,7 +28,7 @@ Measure = Callable[[Point], Awaitable[Figures]]
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """How far a search goes. `num_trials` counts points that were measured, in this run or before."""
+    """The bounds of a search. `num_trials` counts points that were measured, in this run or before."""
 
     stage: Stage
     num_trials: int

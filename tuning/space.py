@@ -28,7 +28,7 @@ class Dimension:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether neighbouring values are alike: any is a number."""
+        """Return whether neighbouring values are alike: any is a number."""
         return any(not isinstance(value, str) for value in self.values)
 
     def replaced(self, values: Sequence[Value]) -> "Dimension":
