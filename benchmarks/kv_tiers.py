@@ -21,7 +21,8 @@ from engine.loop.executor import InflightExecutor
 from engine.loop.load import load_runner
 from engine.runners.base import BlockRunner, Runner
 from engine.scheduling.chunks import LARGEST_CHUNK
-from engine.types import EngineStats, GenerateRequest, SamplingParams
+from engine.statistics import EngineStats
+from engine.types import GenerateRequest, SamplingParams
 from gateway.checkpoint import find_checkpoint
 
 NUM_USERS, NUM_TURNS = 6, 3

@@ -5,7 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.types import BlockSource, EngineInfo, EngineStats, GenerateRequest, RequestFailed, TokenEvent
+from engine.statistics import EngineStats
+from engine.types import BlockSource, EngineInfo, GenerateRequest, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 

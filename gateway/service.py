@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from engine.client.interface import Engine
 from gateway.adapters import RuntimeAdapters
 from gateway.calls import CallLog, answer_scope, is_visible, keeps_answers, note_model
+from gateway.encoding import EncodingModels
 from gateway.health import Phase, ProbeResult, ServerHealth
 from gateway.ledger.ledger import CallLedger
 from gateway.listeners import GrpcEndpoint
@@ -26,14 +27,12 @@ from gateway.v2.server import PROTOCOL_VERSION, ServerIdentity
 from gateway.v2.shared_memory import SharedMemoryRegistry
 from gateway.v2.trace import TraceSettings
 from pipelines.answers.cache import AnswerCache, AnswerSource, Embedder
-from pipelines.llm.model import LlmModel, embedder_of
+from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
 from pipelines.llm.text_models import choose_text_model, find_owner, list_text_models, model_and_adapter, split_name
-from pipelines.rag.classifier import TextClassifier, is_classifier
-from pipelines.rag.encoder import TextEncoder, is_encoder
+from pipelines.rag.encoder import TextEncoder
 from pipelines.rag.library import DocumentLibrary
 from pipelines.rag.llm_encoder import LlmEncoder
-from pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker, RerankerFinder
 from pipelines.routes.settings import RouteSettings
 from pipelines.routes.text import RoutedText
 from pipelines.text.model import TextModel, text_model_of
@@ -113,7 +112,8 @@ class InferenceService:
         """The streams that are kept; None before the applications are made."""
         self._closes_last = list(closes_last)
         self._texts = OpenTexts()
-        self._rerankers = RerankerFinder(repository)
+        self.encoding = EncodingModels(repository, self.find, lambda: self._visible(repository.models()))
+        """The models that turn texts into vectors, scores or labels."""
         self.answers = answers
         self._routed = frozenset(routes or {})
         self.routes = RouteTable(routes or {}, self._find_target, self._find_encoder, answers)
@@ -180,11 +180,11 @@ class InferenceService:
         return _living(found or self._choose_adapter(name, key, self.repository.models()))
 
     def _find_encoder(self, name: str) -> TextEncoder | LlmEncoder:
-        """Return the encoder of a route's target, whoever may use it. Raises as `encoder`."""
+        """Return the encoder of a route's target, whoever may use it. Raises as `EncodingModels.encoder`."""
         model = self.repository.find(name)
-        if not self._is_encoder(model):
+        if not self.encoding.is_encoder(model):
             raise invalid("model", f"model {name!r} has no embeddings")
-        return self._open_encoder(model)
+        return self.encoding.open(model)
 
     def _find_plain(self, name: str, key: str) -> TextModel | None:
         """Return the text model of the model `name`; None where none with a text model serves under that name."""
@@ -200,9 +200,9 @@ class InferenceService:
 
     def _find_adapter(self, name: str, key: str) -> TextModel:
         """Return the adapter that `name` means. Raises NOT_FOUND, which lists the models."""
-        if self.has_embeddings(name):
+        if self.encoding.has_embeddings(name):
             raise invalid("model", f"model {name!r} gives embeddings and no text; POST /v1/embeddings")
-        if name in {each.name for each in self.rerankers()}:
+        if name in {each.name for each in self.encoding.rerankers()}:
             raise invalid("model", f"model {name!r} gives scores and no text; POST /v1/score")
         return self._choose_adapter(name, key, self._visible(self.repository.models()))
 
@@ -227,84 +227,14 @@ class InferenceService:
         """Return the models that the sender of the current request may use."""
         return [each for each in models if not self.calls.is_active or is_visible(each.name)]
 
-    def encoders(self) -> list[TextEncoder | LlmEncoder]:
-        """Return every model that has embeddings and no text, by name."""
-        found = {model.name: model for model in self._visible(self.repository.models()) if self._is_encoder(model)}
-        return [self._open_encoder(found[name]) for name in sorted(found)]
-
-    def has_embeddings(self, name: str) -> bool:
-        """Whether `encoder` finds the model `name`."""
-        try:
-            return self._is_encoder(self.find(name))
-        except SluiceError:
-            return False
-
-    def _is_encoder(self, model: Model) -> bool:
-        if isinstance(model, LlmModel):
-            return embedder_of(model) is not None
-        return text_model_of(model) is None and is_encoder(model, self.repository)
-
-    def _open_encoder(self, model: Model) -> TextEncoder | LlmEncoder:
-        text = embedder_of(model)
-        return TextEncoder(self.repository, model.name) if text is None else LlmEncoder(text)
-
-    def encoder(self, name: str) -> TextEncoder | LlmEncoder:
-        """Return the embedding model `name`.
-
-        Raises NOT_FOUND in OpenAI's words, INVALID for a model without embeddings, and UNAVAILABLE while the model
-        cannot serve. The errors list the models that have embeddings.
-        """
-        if not self.has_embeddings(name):
-            names = [each.name for each in self.encoders()]
-            raise self._unusable(name, "has no embeddings; models with embeddings", names)
-        return self._open_encoder(self.find(name))
-
     def embedder(self, name: str) -> Embedder:
-        """Return what encodes texts for a request: the embedding model `name`, or the route. Raises as `encoder`."""
+        """Return what encodes texts for a request: the embedding model `name`, or the route. Raises as
+        `EncodingModels.encoder`."""
         if name in self._routed:
             self._health.refuse_if_draining()
             return self.routes.encoder(name)
         source = AnswerSource(self.answers if keeps_answers() else None, answer_scope())
-        return source.wrap(self.encoder(name))
-
-    def _unusable(self, name: str, fault: str, usable: Iterable[str]) -> SluiceError:
-        """Return why the model `name` cannot be used: its absence, or else its `fault`, which ends in the `usable`."""
-        available = ", ".join(usable) or "none"
-        try:
-            self.find(name)
-        except SluiceError as error:
-            if error.code is not ErrorCode.NOT_FOUND:
-                return error
-            return SluiceError(error.code, f"model {name!r} not found; available: {available}", param="model")
-        return invalid("model", f"model {name!r} {fault}: {available}")
-
-    def rerankers(self) -> list[ModelReranker]:
-        """Return every model that scores passages by itself, by name."""
-        names = {each.name for each in self._visible(self.repository.models()) if self._rerankers.is_reranker(each)}
-        return [ModelReranker(self.repository, name) for name in sorted(names)]
-
-    async def reranker(self, name: str) -> ModelReranker | EncoderReranker | LlmReranker:
-        """Return the reranker `name`, or one that compares the vectors of the encoder `name`. Raises as `encoder`."""
-        if self.has_embeddings(name):
-            return EncoderReranker(self.encoder(name))
-        names = [each.name for each in self.rerankers()]
-        if name not in names:
-            usable = [*(each.name for each in self.encoders()), *names]
-            raise self._unusable(name, "does not score texts; models that do", usable)
-        return await self._rerankers.find(self.find(name))
-
-    def classifiers(self) -> list[TextClassifier]:
-        """Return every model that classifies texts, by name."""
-        names = {each.name for each in self._visible(self.repository.models()) if is_classifier(each, self.repository)}
-        return [TextClassifier(self.repository, name) for name in sorted(names)]
-
-    def classifier(self, name: str) -> TextClassifier:
-        """Return the classifier `name`. Raises as `encoder`."""
-        found = self.classifiers()
-        names = [each.name for each in found]
-        if name not in names:
-            raise self._unusable(name, "has no output with labels; models that classify texts", names)
-        return found[names.index(name)]
+        return source.wrap(self.encoding.encoder(name))
 
     def llms(self) -> list[LlmText]:
         """Return the highest version of every loaded language model of our own."""

@@ -15,7 +15,8 @@ from engine.forecast.wait import QueuedSequence, WaitForecast
 from engine.frames import Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
 from engine.runners.base import Runner
-from engine.types import EngineInfo, EngineStats, GenerateRequest
+from engine.statistics import EngineStats
+from engine.types import EngineInfo, GenerateRequest
 
 
 class TimedRequest(NamedTuple):

@@ -13,7 +13,8 @@ from engine.frames import Cancel, Ready, Shutdown, StepFrame, Submit
 from engine.process.bootstrap import bootstrap
 from engine.process.transport import Transport
 from engine.runtimes import BUNDLED
-from engine.types import EngineInfo, EngineStats, EventDetail, FinishReason, TokenEvent
+from engine.statistics import EngineStats
+from engine.types import EngineInfo, EventDetail, FinishReason, TokenEvent
 
 CORES_VARIABLE = "BENCH_ENGINE_CORES"
 TOKEN = 99

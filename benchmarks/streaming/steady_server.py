@@ -14,7 +14,8 @@ from engine.frames import Cancel, Ready, Shutdown, StepFrame, Submit
 from engine.process.bootstrap import bootstrap
 from engine.process.transport import Transport
 from engine.runtimes import BUNDLED
-from engine.types import EngineStats, EventDetail, FinishReason, TokenEvent
+from engine.statistics import EngineStats
+from engine.types import EventDetail, FinishReason, TokenEvent
 
 FIRST_S, STEP_S = 0.1, 0.02
 MODULE = "benchmarks.streaming.steady_server"

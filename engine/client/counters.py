@@ -6,7 +6,7 @@ from functools import reduce
 import msgspec
 
 from engine.histograms import add_packed
-from engine.types import EngineStats, HandoverStats, KvTierStats
+from engine.statistics import EngineStats, HandoverStats, KvTierStats
 
 NO_STATS = EngineStats(0, 0, 0, 0, 0, 0, 0.0, 0.0, 0, 0)
 

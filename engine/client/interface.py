@@ -6,7 +6,8 @@ from typing import Protocol
 from engine.client.stream import GenerationStream
 from engine.config import EngineConfig
 from engine.frames import SleepMode
-from engine.types import EngineInfo, EngineStats, GenerateRequest
+from engine.statistics import EngineStats
+from engine.types import EngineInfo, GenerateRequest
 from sluice.errors import SluiceError
 
 

@@ -11,7 +11,8 @@ from engine.config import EngineConfig
 from engine.delegated.interface import AdapterRuntime, DelegatedRuntime
 from engine.frames import AdapterOutcome, LoadAdapter, Submit, UnloadAdapter
 from engine.scheduling.admission import check_reported_queue
-from engine.types import EngineInfo, EngineStats, GenerateRequest
+from engine.statistics import EngineStats
+from engine.types import EngineInfo, GenerateRequest
 from engine.validation import check_request, num_tokens_after
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import about

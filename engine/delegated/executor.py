@@ -13,8 +13,9 @@ from engine.config import EngineConfig
 from engine.delegated.abilities import Rendered, Renderings
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
 from engine.delegated.changes import RuntimeChanges
-from engine.delegated.in_flight import DelegatedSequence, InFlightTable, Replay
+from engine.delegated.in_flight import InFlightTable
 from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
+from engine.delegated.sequence import DelegatedSequence, make_sequence
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
 from engine.frames import (
@@ -24,11 +25,9 @@ from engine.frames import (
     EngineView,
     LoadAdapter,
     Profile,
-    ProfiledStep,
     Shutdown,
     Sleep,
     StepFrame,
-    StepProfile,
     Submit,
     UnloadAdapter,
     WakeUp,
@@ -37,19 +36,17 @@ from engine.frames import (
 from engine.scheduling.admission import AdmissionController, deadline_error
 from engine.scheduling.policies import find_policy
 from engine.scheduling.queue import DeadlineHeap
+from engine.statistics import EngineStats, IterationStats
 from engine.types import (
     EngineInfo,
-    EngineStats,
     EventDetail,
     FinishReason,
-    IterationStats,
     RequestFailed,
     SequenceMetrics,
     SequenceTiming,
     TokenEvent,
 )
-from engine.validation import check_lengths, check_request
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import about
 
 log = logging.getLogger(__name__)
@@ -102,8 +99,7 @@ class DelegatedExecutor:
         self._alarm_at = math.inf
         self._last_emit = 0.0
         self._profile_until = 0.0
-        """Until when iterations are told of; the last one that was is `_profiled`."""
-        self._profiled = -1
+        """The time until which iterations are told of."""
         self._predicted_wait_s = self._last_prediction = 0.0
         self._is_busy = asyncio.Event()
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -212,7 +208,7 @@ class DelegatedExecutor:
             if rendered is None and command.request.images:
                 self._renderings.start(command, self.info, self.stats())
             else:
-                self._admission.queue.add(self._make_sequence(command, rendered))
+                self._queue(command, rendered)
         except SluiceError as error:
             self._failures.append(request_failed(command.stream_id, error))
         except Exception:
@@ -228,34 +224,9 @@ class DelegatedExecutor:
             self._submit(command, rendered)
         self._turn_soon()
 
-    def _make_sequence(self, command: Submit, rendered: Rendered | None) -> DelegatedSequence:
+    def _queue(self, command: Submit, rendered: Rendered | None) -> None:
         """Raises SluiceError for a request that cannot be served, or cannot wait."""
-        if rendered is None:
-            check_request(command.request, self.info)
-            rendered = Rendered(command.request, self._runtime.prepare, self._clock())
-        else:
-            check_lengths(rendered.request, self.info)
-        request, prepare, submitted_at = rendered
-        num_blocks = self._runtime.worst_case_blocks(request)
-        if num_blocks > self.info.num_blocks:  # it would wait for ever, and all behind it
-            raise invalid(
-                "max_tokens",
-                f"the request needs up to {num_blocks} blocks of {self.info.block_size} tokens, but the whole KV cache "
-                f"has {self.info.num_blocks}; lower max_tokens",
-            )
-        is_replayed = bool(request.resume_token_ids) and self._runtime.needs_replay(request)
-        replay = Replay(request.resume_token_ids) if is_replayed else None
-        prepared = prepare(request if replay is None else msgspec.structs.replace(request, resume_token_ids=[]))
-        sequence = DelegatedSequence(
-            stream_id=command.stream_id,
-            request=request,
-            prepared=prepared,
-            worst_case_blocks=num_blocks,
-            block_size=self.info.block_size,
-            submitted_at=submitted_at,
-            has_images=bool(command.request.images),
-            replay=replay,
-        )
+        sequence = make_sequence(command, rendered, self._runtime, self.info, self._clock())
         self._admission.admit_to_queue(
             sequence,
             self._in_flight.sequences,
@@ -264,7 +235,7 @@ class DelegatedExecutor:
             was_accepted=command.was_accepted,
             most_wait_s=command.most_wait_s,
         )
-        return sequence
+        self._admission.queue.add(sequence)
 
     @property
     def _free_blocks(self) -> int:
@@ -335,21 +306,12 @@ class DelegatedExecutor:
             self._last_prediction = now
             self._predicted_wait_s = self._admission.predict_wait(self._in_flight.sequences, self._free_blocks, now)
         stats = self.stats()
-        profile = self._profile_iteration(stats, now) if now < self._profile_until else None
+        profile = self._recorder.profile(stats, now) if now < self._profile_until else None
         frame = StepFrame(self._events, self._failures, stats, *self._changes.take_outcomes(), profile=profile)
         self._events, self._failures = [], []
         self._has_freed_places = False
         self._last_emit = now
         self._emit(frame)
-
-    def _profile_iteration(self, stats: EngineStats, now: float) -> StepProfile | None:
-        """Return the runtime's last iteration, where it is a new one."""
-        last = stats.iteration
-        if last is None or last.iteration == self._profiled:
-            return None
-        self._profiled, seconds = last.iteration, last.latency_ms / 1000
-        counts = {"num_running": stats.num_running, "num_waiting": stats.num_waiting}
-        return StepProfile(now, [ProfiledStep(now - seconds, [("iteration", seconds)], **counts)])
 
     async def _beat(self) -> None:
         while True:

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from engine.frames import SleepMode
-from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest, IterationStats
+from engine.statistics import IterationStats
+from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 

@@ -4,11 +4,13 @@ statistics where there are any, else from the tokens of its responses."""
 import math
 from collections.abc import Collection
 
-from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import Iteration
+from engine.delegated.sequence import DelegatedSequence
 from engine.forecast.wait import WaitForecast
+from engine.frames import ProfiledStep, StepProfile
 from engine.loop.recorder import Step, WorkRecorder
-from engine.types import EngineInfo, IterationStats
+from engine.statistics import EngineStats, IterationStats
+from engine.types import EngineInfo
 
 SILENCE_S = 5.0
 """Without statistics for so long while something runs, there are none."""
@@ -23,6 +25,8 @@ class StatisticsRecorder(WorkRecorder):
         self.iteration = iteration
         self.num_cached_blocks = 0
         """Blocks that hold a prefix which requests could reuse."""
+        self._profiled = -1
+        """The last iteration that `profile` has told of."""
         self._last_iteration_at = -math.inf if iteration is None else now
         self._num_blocks = info.num_blocks
         self._forecast = forecast
@@ -63,6 +67,15 @@ class StatisticsRecorder(WorkRecorder):
     def has_iterations(self, now: float) -> bool:
         """Return whether the runtime tells of its iterations."""
         return now - self._last_iteration_at < SILENCE_S
+
+    def profile(self, stats: EngineStats, now: float) -> StepProfile | None:
+        """Return the runtime's last iteration, where it is a new one."""
+        last = stats.iteration
+        if last is None or last.iteration == self._profiled:
+            return None
+        self._profiled, seconds = last.iteration, last.latency_ms / 1000
+        counts = {"num_running": stats.num_running, "num_waiting": stats.num_waiting}
+        return StepProfile(now, [ProfiledStep(now - seconds, [("iteration", seconds)], **counts)])
 
     def record_iteration(self, iteration: Iteration, now: float) -> None:
         stats = iteration.stats

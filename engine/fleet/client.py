@@ -28,7 +28,8 @@ from engine.fleet.router import DEFAULT_ROUTING, RouterSettings
 from engine.fleet.splitting import MIN_TOKENS
 from engine.fleet.waking import WakeSettings, WakingRoom, presume_info
 from engine.model_folder import served_task
-from engine.types import EngineInfo, EngineStats, GenerateRequest
+from engine.statistics import EngineStats
+from engine.types import EngineInfo, GenerateRequest
 from engine.validation import check_adapter, check_lengths
 from sluice.errors import ErrorCode, SluiceError
 

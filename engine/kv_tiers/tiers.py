@@ -15,7 +15,7 @@ from engine.kv_tiers.host import HostTier
 from engine.kv_tiers.identity import block_identity
 from engine.kv_tiers.peers import PeerBlocks
 from engine.runners.base import BlockRunner, Runner
-from engine.types import KvTierStats
+from engine.statistics import KvTierStats
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import available_bytes
 

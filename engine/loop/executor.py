@@ -43,7 +43,7 @@ from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import StepLimits, find_policy
 from engine.sequence import Sequence
 from engine.speculation.drafter import TokenPrices
-from engine.types import EngineStats
+from engine.statistics import EngineStats
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)

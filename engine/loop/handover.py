@@ -12,7 +12,8 @@ from engine.kv_tiers.peers import BlockExchange, PeerBlocks
 from engine.kv_tiers.tiers import KvTiers, make_transit
 from engine.runners.base import BlockRunner, Runner
 from engine.sequence import Sequence
-from engine.types import BlockSource, HandoverStats
+from engine.statistics import HandoverStats
+from engine.types import BlockSource
 
 
 class Handover:

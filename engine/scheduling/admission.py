@@ -8,7 +8,8 @@ from engine.config import EngineConfig
 from engine.forecast.wait import EngineState, RunningSequence, WaitForecast, WaitPrediction
 from engine.scheduling.fair_share import Q, QueuedWork
 from engine.scheduling.queue import WaitingQueue
-from engine.types import BACKGROUND_PRIORITY, EngineInfo, EngineStats, GenerateRequest
+from engine.statistics import EngineStats
+from engine.types import BACKGROUND_PRIORITY, EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 MIN_RETRY_AFTER_S = 1.0

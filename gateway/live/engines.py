@@ -11,7 +11,8 @@ from engine.client.viewing import EngineViewer
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
 from engine.frames import BlockMap, TenantTokens
-from engine.types import EngineInfo, EngineStats
+from engine.statistics import EngineStats
+from engine.types import EngineInfo
 from gateway.live.sample import BlockMapPart, BlocksPart, EnginePart, ReplicaPart, StepRow
 from gateway.path_masking import hide_paths
 from pipelines.llm.model import LlmModel

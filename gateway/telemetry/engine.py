@@ -8,7 +8,8 @@ from prometheus_client.registry import Collector
 
 from engine.client.interface import Engine
 from engine.histograms import HISTOGRAMS, unpack
-from engine.types import EngineInfo, EngineStats
+from engine.statistics import EngineStats
+from engine.types import EngineInfo
 from gateway.telemetry.buckets import BucketFamily, ValueFamily
 from gateway.telemetry.families import GAUGE
 from gateway.telemetry.handover import collect_handovers

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from engine.fleet.handover import HandoverOutcome, PromptHandover
 from engine.fleet.splitting import SplitReason
-from engine.types import HandoverStats
+from engine.statistics import HandoverStats
 
 _Read = Callable[[HandoverStats], float]
 _FAMILIES: tuple[tuple[str, str, str, Mapping[str, _Read]], ...] = (

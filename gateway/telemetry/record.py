@@ -5,20 +5,23 @@ from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
-from gateway.calls import Call, current_call, note_model
+from gateway.calls import Call, current_call, current_identity, note_model
 from gateway.options.goodput import GoodputTargets
 from gateway.telemetry.buckets import BucketTally
 from gateway.telemetry.exemplars import current_span
-from gateway.telemetry.spans import begin_generation, end_generation, note_answer
 from gateway.telemetry.tallies import RequestTally
 from pipelines.text.types import TextEvent
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
+from sluice.spans import Attributes, Span
+from sluice.spans import current_span as current_request_span
 
 _SERVER_FAULTS = {*CANNOT_SERVE, ErrorCode.INTERNAL, ErrorCode.UNKNOWN}
 """Outcomes of requests that were no fault of the client: they are no goodput."""
 _ERROR = "error"
 WAITING, RUNNING = "waiting", "running"
 """States of a request with an adapter: without a token yet, and with one."""
+_CHATS = ("chat", "anthropic", "messages", "responses")
+"""Parts of the protocols' names whose requests are conversations."""
 
 
 class AdapterCounts(Protocol):
@@ -87,7 +90,7 @@ class RequestRecord:
         self._call = None if call is None or call.ended else call
         if self._call is not None:
             self._call.hold()
-        self._span = begin_generation(model, protocol)
+        self._span = _begin_span(model, protocol)
 
     async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
         """Ask the observers of the current call, and return its sender's weight. Raises SluiceError where one refuses
@@ -139,7 +142,7 @@ class RequestRecord:
         self._outcome = "ok"
         self._finish = event.finish_reason.value
         if self._span is not None:
-            note_answer(self._span, event)
+            _note_answer(self._span, event)
         self._count_prompt(event)
         tally = self._tally
         tally.cached_tokens += event.cached_tokens
@@ -179,7 +182,7 @@ class RequestRecord:
         now, tally = self._clock(), self._tally
         tally.num_open -= 1
         if self._span is not None:
-            end_generation(self._span, self._outcome)
+            _end_span(self._span, self._outcome)
         self._observe(tally.request_duration, now - self._started)
         tally.outcomes[self._outcome] += 1
         tally.finishes[self._finish_reason()] += 1
@@ -221,3 +224,45 @@ class RequestRecord:
         call.spare = (call.spare[0] + self._admitted[0], call.spare[1] + self._admitted[1])
         if not call.first_token:
             call.finish = self._outcome
+
+
+# -- spans, with attributes by OpenTelemetry's conventions for generative AI
+
+
+def _begin_span(model: str, protocol: str) -> Span | None:
+    """Begin the span of a generation, and make it the current one; None where nobody records."""
+    above = current_request_span.get()
+    if above is None:
+        return None
+    recording = above.recording
+    if not recording.model:
+        recording.model = model
+        identity = current_identity()
+        recording.owner = None if identity is None else (identity.key_id, identity.name)
+        if recording.on_generation is not None:
+            recording.on_generation(recording)
+    operation = "chat" if any(word in protocol for word in _CHATS) else "text_completion"
+    attributes: Attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "sluice"}
+    attributes |= {"gen_ai.request.model": model, "gen_ai.response.model": model, "sluice.protocol": protocol}
+    span = above.child(f"{operation} {model}", attributes)
+    current_request_span.set(span)
+    return span
+
+
+def _note_answer(span: Span, end: TextEvent) -> None:
+    """Note what the last event of an answer says."""
+    assert end.finish_reason is not None
+    span.attributes |= {
+        "gen_ai.usage.input_tokens": end.prompt_tokens,
+        "gen_ai.usage.output_tokens": end.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": end.cached_tokens,
+        "gen_ai.response.finish_reasons": (end.finish_reason.value,),
+    }
+
+
+def _end_span(span: Span, outcome: str) -> None:
+    """End the span, and what is open within it; `outcome` is `ok`, `cancelled` or an error code."""
+    span.attributes["sluice.outcome"] = outcome
+    span.end_all()
+    if current_request_span.get() is span:
+        current_request_span.set(span.parent)

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from engine.scheduling.policies import find_policy
-from engine.types import IterationStats
+from engine.statistics import IterationStats
 from gateway.telemetry.families import GAUGE, Labels, add_histogram, build_family, empty_family, model_series
 from pipelines.llm.model import LlmModel
 from serving.model import Model

@@ -16,6 +16,7 @@ from pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read_model_
 from pipelines.llm.services import DEFAULT_CHAT, NO_LIMITS, ChatSettings, LlmServices, RequestLimits
 from pipelines.llm.setup import Setup, ignored_options, set_up
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 from pipelines.text.stream import OpenRecord
 from serving.backend import Backend, BackendContext, RuntimeReport
 from serving.findings import invalid_field
@@ -145,7 +146,8 @@ async def _load_text(
     chat: ChatSettings,
 ) -> LlmText:
     return await asyncio.to_thread(
-        LlmText.load,
+        load_text,
+        LlmText,
         name,
         checkpoint.path,
         engine,

@@ -20,6 +20,7 @@ from engine.model_folder import find_checkpoint
 from engine.types import SamplingParams
 from pipelines.llm.services import ChatSettings
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 from pipelines.text.types import (
     ChatMessage,
     Conversation,
@@ -272,7 +273,8 @@ class _EngineThread:
     async def _load_text(self, name: str, engine: ProcessEngineClient, allows_special_tokens: bool) -> None:
         path = Path(self._config.model_path)
         self._text = await asyncio.to_thread(
-            _OfflineText.load,
+            load_text,
+            _OfflineText,
             name,
             path,
             engine,

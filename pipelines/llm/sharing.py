@@ -21,6 +21,7 @@ from engine.fleet.waking import WakeSettings
 from pipelines.llm.model import LlmModel
 from pipelines.llm.services import ChatSettings, RequestLimits
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 from pipelines.text.stream import OpenRecord
 from sluice.errors import ErrorCode, SluiceError
 
@@ -140,7 +141,8 @@ async def attach_model(
     starting = asyncio.create_task(engine.start(), name=f"engine-link {shared.name}")
     try:
         text = await asyncio.to_thread(
-            LlmText.load,
+            load_text,
+            LlmText,
             shared.name,
             Path(shared.checkpoint),
             engine,

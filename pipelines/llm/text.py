@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing
 from functools import cached_property, partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,9 +12,9 @@ from engine.client.interface import Engine
 from engine.client.stream import GenerationStream
 from engine.client.supervision import build_resumed_request
 from engine.runners.base import FloatArray
-from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams, TokenEvent
+from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from engine.validation import num_tokens_after
-from pipelines.chat.registry import NO_FORMATS, ChatFormats, find_formats
+from pipelines.chat.registry import NO_FORMATS, ChatFormats
 from pipelines.llm.activity import TextActivity
 from pipelines.llm.chat_answers import answer_settings, relaxed_tools, with_structural_tag
 from pipelines.llm.pooling import (
@@ -23,20 +23,19 @@ from pipelines.llm.pooling import (
     read_embedding_settings,
     read_hidden_states,
 )
-from pipelines.llm.services import DEFAULT_CHAT, ChatSettings
+from pipelines.llm.services import ChatSettings
 from pipelines.llm.tape import TapedGeneration, TextTape, current_tape
 from pipelines.llm.waking import wait_for_engine
 from pipelines.text.logprobs import PromptEcho, track_logprobs
 from pipelines.text.model import UNCOUNTED, digest_session, fingerprint_of, refuse_images, refuse_parameters
 from pipelines.text.parts import ChatReader
-from pipelines.text.relay import RelayedEvents, Sink
+from pipelines.text.relay import DivertedGeneration, RelayedEvents
 from pipelines.text.sampling import (
     SamplingDefaults,
     add_end,
     add_words,
     client_max_tokens,
     drop_neutral_fields,
-    load_sampling_defaults,
 )
 from pipelines.text.stream import (
     OpenRecord,
@@ -73,35 +72,6 @@ class TextOrigin(NamedTuple):
     checkpoint: Path
     tokenizer: Path
     chat: ChatSettings
-
-
-class OpenedGeneration:
-    """A generation from its submission on: its plain events may go straight to a sink."""
-
-    def __init__(self) -> None:
-        self._divert: Callable[[Sink[TextEvent]], None] | None = None
-
-    def begin(self, generation: GenerationStream, stream: TextStream, record: StreamRecord) -> None:
-        """Note what an event passes on its way. Where one may end the text, all go the usual way."""
-        if not stream.is_plain:
-            return
-        feed = timed_feed(stream.feed)
-
-        def divert(sink: Sink[TextEvent]) -> None:
-            def receive(token_event: TokenEvent) -> None:
-                event = feed(token_event)
-                if event is not None:
-                    record.observe(event)
-                    sink.receive(event)
-
-            generation.divert(receive, sink.is_open)
-
-        self._divert = divert
-
-    def divert(self, sink: Sink[TextEvent]) -> None:
-        """Have the sink take plain events from now on. To be called after the first event."""
-        if self._divert is not None:
-            self._divert(sink)
 
 
 class LlmText:
@@ -142,36 +112,6 @@ class LlmText:
         self.origin = origin
         self.activity = TextActivity()
         self._open_record = open_record
-
-    @classmethod
-    def load(
-        cls,
-        name: str,
-        path: Path,
-        engine: Engine,
-        *,
-        tokenizer_path: Path | None = None,
-        version: str = "1",
-        open_record: OpenRecord = no_record,
-        chat: ChatSettings = DEFAULT_CHAT,
-    ) -> Self:
-        """Read the checkpoint's tokenizer and defaults, which takes most of a second. `engine` may start later. Raises
-        UNAVAILABLE where a file in `path` is missing or cannot be read, INVALID for a parser that is not installed."""
-        tokenizer = Tokenizer.load(tokenizer_path or path, allows_special_tokens=chat.allows_special_tokens)
-        defaults = load_sampling_defaults(path)
-        created = int((path / "config.json").stat().st_mtime)
-        return cls(
-            name,
-            tokenizer,
-            engine,
-            defaults,
-            created=created,
-            version=version,
-            formats=find_formats(tokenizer.chat_template, chat.tool_call_parser, chat.reasoning_parser),
-            media_domains=chat.media_domains,
-            origin=TextOrigin(path, tokenizer_path or path, chat),
-            open_record=open_record,
-        )
 
     @property
     def info(self) -> EngineInfo:
@@ -279,7 +219,7 @@ class LlmText:
     ) -> AsyncGenerator[TextEvent, None]:
         """Generate text as `TextModel.generate` does. `on_detail` gets the details of the engine's events before the
         text event that they lead to."""
-        opened = OpenedGeneration()
+        opened = DivertedGeneration()
         events = self._generate(request, while_open, on_detail, opened, is_counted=True)
         return RelayedEvents(events, opened.divert)
 
@@ -288,7 +228,7 @@ class LlmText:
         request: TextRequest,
         while_open: AbstractContextManager[object],
         on_detail: ObserveDetail | None = None,
-        opened: "OpenedGeneration | None" = None,
+        opened: DivertedGeneration | None = None,
         *,
         is_counted: bool,
     ) -> AsyncGenerator[TextEvent, None]:

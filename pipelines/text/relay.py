@@ -8,6 +8,11 @@ from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from engine.client.stream import GenerationStream
+from engine.types import TokenEvent
+from pipelines.text.stream import StreamRecord, TextStream, timed_feed
+from pipelines.text.types import TextEvent
+
 T = TypeVar("T")
 
 
@@ -48,3 +53,32 @@ class RelayedEvents(AsyncGenerator[T, None]):
 
     async def aclose(self) -> None:
         await self._events.aclose()
+
+
+class DivertedGeneration:
+    """A generation from its submission on: its plain events may go straight to a sink."""
+
+    def __init__(self) -> None:
+        self._divert: Callable[[Sink[TextEvent]], None] | None = None
+
+    def begin(self, generation: GenerationStream, stream: TextStream, record: StreamRecord) -> None:
+        """Note what an event passes on its way. Where one may end the text, all go the usual way."""
+        if not stream.is_plain:
+            return
+        feed = timed_feed(stream.feed)
+
+        def divert(sink: Sink[TextEvent]) -> None:
+            def receive(token_event: TokenEvent) -> None:
+                event = feed(token_event)
+                if event is not None:
+                    record.observe(event)
+                    sink.receive(event)
+
+            generation.divert(receive, sink.is_open)
+
+        self._divert = divert
+
+    def divert(self, sink: Sink[TextEvent]) -> None:
+        """Have the sink take plain events from now on. To be called after the first event."""
+        if self._divert is not None:
+            self._divert(sink)

@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from engine.types import EngineInfo, EngineStats, IterationStats
+from engine.statistics import EngineStats, IterationStats
+from engine.types import EngineInfo
 from gateway.telemetry.machine import GpuProcess, GpuSample, gpu_families, process_memory
 from gateway.telemetry.trt_llm import TrtLlmCollector
 from pipelines.llm.activity import TextActivity

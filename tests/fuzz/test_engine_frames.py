@@ -30,7 +30,8 @@ from engine.frames import (
     WakeUp,
 )
 from engine.process.transport import Transport
-from engine.types import EngineStats, GenerateRequest, SamplingParams
+from engine.statistics import EngineStats
+from engine.types import GenerateRequest, SamplingParams
 from tests.engine.fake_runner import echo
 from tests.engine.scripted_executor import ScriptedExecutor
 from tests.fuzz.damage import damaged

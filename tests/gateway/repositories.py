@@ -7,6 +7,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.llm.configuration import add_engine_parameters, default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 from serving.backend import BackendContext, ModelLookup
 from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode
@@ -24,4 +25,4 @@ def empty_repository(metrics: GatewayMetrics) -> ModelRepository:
 def llm_model(name: str, checkpoint: Path, engine: EngineClient, metrics: GatewayMetrics) -> LlmModel:
     """Return a language model of the checkpoint over an engine that has started."""
     config = add_engine_parameters(default_llm_config(name), engine.info)
-    return LlmModel(config, LlmText.load(name, checkpoint, engine, open_record=metrics.open_request), engine)
+    return LlmModel(config, load_text(LlmText, name, checkpoint, engine, open_record=metrics.open_request), engine)

@@ -21,7 +21,8 @@ from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from engine.delegated.tensorrt_llm.sampling import sampling_params
 from engine.delegated.tensorrt_llm.statistics import CachedBlocks, IterationReader, follow, read_iteration_stats
 from engine.delegated.watchdog import stall_timeout_s, warm_up
-from engine.types import EngineInfo, GenerateRequest, IterationStats
+from engine.statistics import IterationStats
+from engine.types import EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from engine.delegated.interface import Iteration
-from engine.types import IterationStats
+from engine.statistics import IterationStats
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,8 @@ from engine.delegated.vllm.sampling import needs_replay, sampling_params
 from engine.delegated.vllm.statistics import StatisticsReader
 from engine.delegated.watchdog import generate_one_token, stall_timeout_s, warm_up
 from engine.frames import SleepMode
-from engine.types import EngineInfo, GenerateRequest, GrammarKind, IterationStats, SamplingParams
+from engine.statistics import IterationStats
+from engine.types import EngineInfo, GenerateRequest, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from engine.delegated.interface import Iteration, StatisticsListener
-from engine.types import IterationStats
+from engine.statistics import IterationStats
 
 
 class StatisticsReader:

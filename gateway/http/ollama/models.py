@@ -52,7 +52,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api = APIRouter()
 
     def served() -> list[AnyModel]:
-        return [*service.text_models(), *service.encoders()]
+        return [*service.text_models(), *service.encoding.encoders()]
 
     @api.get("/tags")
     async def tags() -> Response:
@@ -78,7 +78,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
         if name is None:
             raise invalid("model", "model is required")
         name = repository_name(service, name)
-        model = service.encoder(name) if service.has_embeddings(name) else service.llm(name)
+        model = service.encoding.encoder(name) if service.encoding.has_embeddings(name) else service.llm(name)
         return json_response(_description(model), headers=headers)
 
     for path, reason in _REFUSED.items():

@@ -41,7 +41,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     async def classify(request: Request) -> Response:
         """Classify one text or several."""
         fields, headers = await read_fields(request, ClassificationRequest, config.http)
-        classifier = service.classifier(fields.model)
+        classifier = service.encoding.classifier(fields.model)
         head = {
             "id": f"classify-{get_request_id(request)}",
             "object": "list",

@@ -86,7 +86,7 @@ class RerankRoutes:
     async def rerank(self, request: Request) -> Response:
         """Sort documents by how well they answer a question."""
         fields, headers = await read_fields(request, RerankRequest, self._options)
-        model = await self._service.reranker(fields.model)
+        model = await self._service.encoding.reranker(fields.model)
         is_second = request.url.path == COHERE_RERANK
         shows = fields.return_documents if fields.return_documents is not None else not is_second
         head = {
@@ -100,7 +100,7 @@ class RerankRoutes:
     async def score(self, request: Request) -> Response:
         """Score pairs of texts."""
         fields, headers = await read_fields(request, ScoreRequest, self._options)
-        model = await self._service.reranker(fields.model)
+        model = await self._service.encoding.reranker(fields.model)
         head = {
             "id": f"score-{get_request_id(request)}",
             "object": "list",

@@ -146,7 +146,12 @@ class OpenAIRoutes:
 
     def _models_without_text(self) -> list[ListedModel]:
         service = self._service
-        return [*service.encoders(), *service.routes.encoders(), *service.rerankers(), *service.classifiers()]
+        return [
+            *service.encoding.encoders(),
+            *service.routes.encoders(),
+            *service.encoding.rerankers(),
+            *service.encoding.classifiers(),
+        ]
 
 
 def model_object(model: ListedModel) -> dict[str, object]:

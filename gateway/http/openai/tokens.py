@@ -109,8 +109,8 @@ class TokenRoutes:
             if len(names) != 1:
                 raise invalid("model", f"model is required: this server has {', '.join(names) or 'no language model'}")
             [name] = names
-        if self._service.has_embeddings(name):
-            encoder = self._service.encoder(name)
+        if self._service.encoding.has_embeddings(name):
+            encoder = self._service.encoding.encoder(name)
             if isinstance(encoder, LlmEncoder):
                 return encoder.text.tokenizer, encoder.max_model_len
             found = encoder.tokenizer()

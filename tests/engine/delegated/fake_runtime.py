@@ -5,10 +5,11 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from engine.blocks import blocks_for
-from engine.delegated.in_flight import DelegatedSequence
 from engine.delegated.interface import RequestHandle, ResponseDelta, RuntimeFailure, StatisticsListener, internal_error
+from engine.delegated.sequence import DelegatedSequence
 from engine.frames import Submit
-from engine.types import EngineInfo, FinishReason, GenerateRequest, IterationStats, SamplingParams
+from engine.statistics import IterationStats
+from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 
 INFO = EngineInfo(
     runtime="fake",

@@ -7,8 +7,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.delegated.executor import DelegatedExecutor
-from engine.delegated.in_flight import Replay
 from engine.delegated.interface import ResponseDelta
+from engine.delegated.sequence import Replay
 from engine.frames import Shutdown, StepFrame, Submit
 from engine.types import EventDetail, FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError

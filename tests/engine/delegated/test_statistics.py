@@ -3,7 +3,7 @@
 from engine.delegated.interface import Iteration
 from engine.delegated.statistics import SILENCE_S, StatisticsRecorder, StepEstimator
 from engine.forecast.wait import WaitForecast
-from engine.types import IterationStats
+from engine.statistics import IterationStats
 from tests.engine.delegated.fake_runtime import INFO, make_request, make_sequence
 
 STATS = IterationStats(7, 12.5, num_context=1, num_generation=2, num_paused=1, context_tokens=40, used_blocks=3)

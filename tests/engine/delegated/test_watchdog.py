@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.delegated.in_flight import DelegatedSequence, InFlightTable
+from engine.delegated.in_flight import InFlightTable
 from engine.delegated.interface import EngineLost, ResponseDelta
+from engine.delegated.sequence import DelegatedSequence
 from engine.delegated.watchdog import Watchdog, stall_timeout_s, warm_up
 from engine.types import FinishReason
 from sluice.errors import SluiceError

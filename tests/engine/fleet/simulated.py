@@ -16,7 +16,7 @@ from engine.fleet.replica import Replica
 from engine.fleet.router import RouterSettings, RoutingPolicy
 from engine.frames import AskProbe, Cancel, Command, ProbeTurn, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
-from engine.process.transport import ProbeTurns
+from engine.process.probe_turns import ProbeTurns
 from engine.types import RequestFailed, TokenEvent
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.scripted_executor import CommandScript

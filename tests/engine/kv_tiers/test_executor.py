@@ -15,7 +15,7 @@ from engine.frames import StepFrame
 from engine.kv_tiers import returns
 from engine.loop.executor import InflightExecutor
 from engine.runners.base import FloatArray, RunnerInfo, StepBatch
-from engine.types import KvTierStats
+from engine.statistics import KvTierStats
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests

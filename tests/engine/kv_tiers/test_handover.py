@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from engine.frames import BlockPiece, Cancel, FetchBlocks
 from engine.kv_tiers import exports, peers, returns
 from engine.runners.base import ByteArray
-from engine.types import BlockSource, HandoverStats
+from engine.statistics import HandoverStats
+from engine.types import BlockSource
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 

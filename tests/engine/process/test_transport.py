@@ -17,7 +17,7 @@ from engine.frames import (
     StepRecord,
 )
 from engine.process.transport import MAX_READ, Transport
-from engine.types import EngineStats
+from engine.statistics import EngineStats
 
 
 def test_a_flood_is_read_in_parts(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from prometheus_client.samples import Sample
 
 from engine.client.counters import NO_STATS
 from engine.loop.recorder import Step, WorkRecorder
-from engine.types import EngineInfo, EngineStats, FinishReason
+from engine.statistics import EngineStats
+from engine.types import EngineInfo, FinishReason
 from gateway.telemetry.alias_table import TABLE, WITHOUT_COUNTERPART
 from gateway.telemetry.aliases import AliasedRegistry
 from gateway.telemetry.buckets import BucketFamily

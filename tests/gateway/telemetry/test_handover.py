@@ -4,7 +4,7 @@ from engine.fleet.choosing import ReplicaChooser
 from engine.fleet.handover import HandoverOutcome, PromptHandover
 from engine.fleet.router import DEFAULT_ROUTING
 from engine.fleet.splitting import SplitReason
-from engine.types import HandoverStats
+from engine.statistics import HandoverStats
 from gateway.telemetry.handover import collect_handovers, collect_splits
 
 # Different numbers, so that none can stand for another.

@@ -3,7 +3,7 @@
 from msgspec import structs
 from prometheus_client.samples import Sample
 
-from engine.types import KvTierStats
+from engine.statistics import KvTierStats
 from gateway.telemetry.kv_tiers import collect_kv_tiers
 
 # Different numbers, so that none can stand for another.

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.types import EngineStats, IterationStats
+from engine.statistics import EngineStats, IterationStats
 from gateway.telemetry.page import is_reserved_name
 from gateway.telemetry.trt_llm import TrtLlmCollector
 from tests.gateway.http.live import LiveServer

@@ -216,8 +216,9 @@ from tests.engine.in_process_client import InProcessEngineClient
 from engine.config import EngineConfig, Runtime
 from pipelines.llm.services import LlmServices
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 def load(name):
-    return LlmText.load(name, Path({str(rill_path)!r}), InProcessEngineClient(EngineConfig(model_path="")))
+    return load_text(LlmText, name, Path({str(rill_path)!r}), InProcessEngineClient(EngineConfig(model_path="")))
 with ThreadPoolExecutor(4) as pool:
     print(len(list(pool.map(load, "abcd"))))
 """

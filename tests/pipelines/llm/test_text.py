@@ -11,9 +11,9 @@ import pytest
 from engine.client.base import EngineClient
 from engine.config import EngineConfig
 from engine.frames import Cancel, Command, StepFrame, Submit
+from engine.statistics import EngineStats
 from engine.types import (
     EngineInfo,
-    EngineStats,
     EventDetail,
     FinishReason,
     Grammar,
@@ -24,6 +24,7 @@ from engine.types import (
     TokenLogprob,
 )
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 from pipelines.text.sampling import SamplingDefaults, tokenize_bad_words
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import (
@@ -347,7 +348,7 @@ async def test_an_engine_that_is_still_loading_is_unavailable(rill: Tokenizer) -
 
 def test_a_checkpoint_is_loaded_before_its_engine_has_started(rill_path: Path) -> None:
     engine = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), EchoRunner())
-    model = LlmText.load("rill", rill_path, engine)
+    model = load_text(LlmText, "rill", rill_path, engine)
     assert (model.name, model.version, model.defaults) == ("rill", "1", SamplingDefaults())
     assert model.created == int((rill_path / "config.json").stat().st_mtime)
     with pytest.raises(SluiceError, match="loading"):

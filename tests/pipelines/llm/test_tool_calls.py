@@ -18,6 +18,7 @@ from engine.types import FinishReason, Grammar, GrammarKind
 from pipelines.chat.registry import find_formats
 from pipelines.llm.services import ChatSettings
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 from pipelines.text.parts import Part
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
@@ -220,7 +221,7 @@ def test_the_operator_names_the_formats(folder: Path) -> None:
         (ChatSettings(tool_call_parser="mistral", reasoning_parser="none"), ("mistral", None)),
         (ChatSettings(tool_call_parser="none", reasoning_parser="granite"), (None, "granite")),
     ):
-        formats = LlmText.load("m", folder, client, chat=chat_settings).formats
+        formats = load_text(LlmText, "m", folder, client, chat=chat_settings).formats
         found = (formats.tools and formats.tools.name, formats.reasoning and formats.reasoning.name)
         assert found == names
 

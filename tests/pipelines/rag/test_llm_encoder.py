@@ -15,6 +15,7 @@ import pytest
 from engine.config import EngineConfig, Task
 from pipelines.llm.pooling import EmbeddingSettings, PoolingMode, read_embedding_settings
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 from pipelines.rag.encoder import QUERY_PREFIX, TO_THE_MODEL, Embeddings
 from pipelines.rag.llm_encoder import LlmEncoder
 from pipelines.text.types import TextRequest
@@ -52,7 +53,7 @@ async def encoding(folder: Path, **settings: Any) -> AsyncIterator[LlmEncoder]:
     engine = InProcessEngineClient(EngineConfig(model_path=str(folder), dtype="f32", num_blocks=64, **settings))
     await engine.start()
     try:
-        text = LlmText.load("embedder", folder, engine)
+        text = load_text(LlmText, "embedder", folder, engine)
         await text.warm_up()
         yield LlmEncoder(text)
         assert engine.stats.num_blocks_used == 0

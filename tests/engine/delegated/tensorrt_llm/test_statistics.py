@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.delegated.tensorrt_llm.statistics import CachedBlocks, IterationReader, read_iteration_stats
-from engine.types import IterationStats
+from engine.statistics import IterationStats
 
 WHOLE: dict[str, Any] = {
     "timestamp": "11-21-2026 10:20:30.250000",

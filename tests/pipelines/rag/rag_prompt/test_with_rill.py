@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
 from pipelines.llm.text import LlmText
+from pipelines.llm.text_loading import load_text
 from pipelines.rag.rag_prompt.backend import RagPromptModel
 from pipelines.text.citations import Source
 from serving.model import infer_one
@@ -38,7 +39,7 @@ async def llm() -> AsyncIterator[LlmModel]:
     checkpoint = MODELS / "rill" / "1"
     engine = ProcessEngineClient(EngineConfig(model_path=str(checkpoint), num_threads=1))
     await engine.start()
-    model = LlmModel(default_llm_config("rill"), LlmText.load("rill", checkpoint, engine), engine)
+    model = LlmModel(default_llm_config("rill"), load_text(LlmText, "rill", checkpoint, engine), engine)
     yield model
     await model.close()
 

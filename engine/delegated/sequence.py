@@ -1,0 +1,139 @@
+"""A request in the engine of a runtime that batches by itself: its values from the queue to its end."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from engine.blocks import blocks_for
+from engine.delegated.abilities import Rendered
+from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta
+from engine.frames import Submit
+from engine.types import EngineInfo, EventDetail, GenerateRequest
+from engine.validation import check_lengths, check_request
+from sluice.errors import ErrorCode, SluiceError, invalid
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class DelegatedSequence:
+    """A request: in our queue, then in flight in the runtime, then finished. Only executor and table change it."""
+
+    stream_id: int
+    request: GenerateRequest
+    prepared: Any
+    """The result of `DelegatedRuntime.prepare`; None once it is handed over."""
+    worst_case_blocks: int
+    block_size: int
+    submitted_at: float
+    """The engine's clock, in seconds."""
+    predicted_wait_s: float = 0.0
+    predicted_deviation_s: float = 0.0
+    tenant: str = field(init=False)
+    priority: int = field(init=False)
+    deadline: float = field(init=False)
+    start_deadline: float = field(init=False)
+    num_prompt: int = field(init=False)
+    num_output: int = field(init=False)
+    num_charged: int = field(init=False)
+    """Output tokens charged to the tenant. Those that an engine before this one generated are not charged."""
+    num_tokens: int = field(init=False)
+    """Tokens to compute before the first new one."""
+    max_tokens: int = field(init=False)
+    queue_s: float = 0.0
+    """The wait until it was handed to the runtime."""
+    can_stop: bool = field(init=False)
+    is_in_flight: bool = False
+    """Whether it was handed to the runtime."""
+    handle: RequestHandle | None = None
+    """The request in the runtime, while responses may come."""
+    is_prompt_counted: bool = False
+    """Whether the counters include its prompt."""
+    is_answered: bool = False
+    """Whether its client has had its last event; later responses are dropped."""
+    aborted_at: float | None = None
+    has_images: bool = False
+    """Whether its prompt has images, so that the client does not know how long it is."""
+    replay: "Replay | None" = None
+    """Set where output that was sent already is generated again."""
+
+    def __post_init__(self) -> None:
+        request, now = self.request, self.submitted_at
+        self.tenant, self.priority = request.tenant, request.priority
+        self.deadline = math.inf if request.timeout_s is None else now + request.timeout_s
+        self.start_deadline = math.inf if request.queue_timeout_s is None else now + request.queue_timeout_s
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_output = self.num_charged = len(request.resume_token_ids)
+        self.num_tokens = self.num_prompt + self.num_output
+        self.max_tokens = request.sampling.max_tokens
+        self.can_stop = bool(request.sampling.stop_token_ids) or not request.sampling.ignore_eos
+
+    @property
+    def num_tokens_left(self) -> int:
+        """Tokens still to run before the next one is sampled: 1 while it decodes."""
+        return 1 if self.has_begun else self.num_tokens
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its prompt is computed."""
+        return self.num_output > len(self.request.resume_token_ids)
+
+    @property
+    def num_allocated_blocks(self) -> int:
+        """An estimate of the blocks that it holds once its prompt is computed."""
+        return blocks_for(self.num_prompt + self.num_output, self.block_size)
+
+
+class Replay:
+    """Drops output that was sent already from what is generated again."""
+
+    def __init__(self, sent: Sequence[int]) -> None:
+        self._left = list(sent)
+
+    def trim(self, delta: ResponseDelta) -> ResponseDelta:
+        """Return the part of `delta` that was not sent. Raises SluiceError INTERNAL where the output differs."""
+        num_sent = min(len(self._left), len(delta.token_ids))
+        if delta.token_ids[:num_sent] != self._left[:num_sent]:
+            message = "the answer could not be continued after a restart: generated again, it takes another turn"
+            raise SluiceError(ErrorCode.INTERNAL, message)
+        del self._left[:num_sent]
+        detail = delta.detail
+        if num_sent and detail is not None:
+            logprobs = (detail.logprobs or [])[num_sent:] or None
+            detail = msgspec.structs.replace(detail, logprobs=logprobs)
+        is_empty = detail is None or detail == EventDetail()
+        return ResponseDelta(delta.token_ids[num_sent:], delta.finish_reason, None if is_empty else detail)
+
+
+def make_sequence(
+    command: Submit, rendered: Rendered | None, runtime: DelegatedRuntime, info: EngineInfo, now: float
+) -> DelegatedSequence:
+    """Return the sequence of a request that was submitted `now`, or of one whose images were `rendered` meanwhile.
+    Raises SluiceError for a request that cannot be served."""
+    if rendered is None:
+        check_request(command.request, info)
+        rendered = Rendered(command.request, runtime.prepare, now)
+    else:
+        check_lengths(rendered.request, info)
+    request, prepare, submitted_at = rendered
+    num_blocks = runtime.worst_case_blocks(request)
+    if num_blocks > info.num_blocks:  # it would wait for ever, and all behind it
+        raise invalid(
+            "max_tokens",
+            f"the request needs up to {num_blocks} blocks of {info.block_size} tokens, but the whole KV cache has "
+            f"{info.num_blocks}; lower max_tokens",
+        )
+    is_replayed = bool(request.resume_token_ids) and runtime.needs_replay(request)
+    replay = Replay(request.resume_token_ids) if is_replayed else None
+    prepared = prepare(request if replay is None else msgspec.structs.replace(request, resume_token_ids=[]))
+    return DelegatedSequence(
+        stream_id=command.stream_id,
+        request=request,
+        prepared=prepared,
+        worst_case_blocks=num_blocks,
+        block_size=info.block_size,
+        submitted_at=submitted_at,
+        has_images=bool(command.request.images),
+        replay=replay,
+    )

@@ -1,0 +1,43 @@
+"""Loads an LLM's text model from the folder of its checkpoint."""
+
+from pathlib import Path
+from typing import TypeVar
+
+from engine.client.interface import Engine
+from pipelines.chat.registry import find_formats
+from pipelines.llm.services import DEFAULT_CHAT, ChatSettings
+from pipelines.llm.text import LlmText, TextOrigin
+from pipelines.text.sampling import load_sampling_defaults
+from pipelines.text.stream import OpenRecord, no_record
+from pipelines.text.tokenizer import Tokenizer
+
+T = TypeVar("T", bound=LlmText)
+
+
+def load_text(
+    kind: type[T],
+    name: str,
+    path: Path,
+    engine: Engine,
+    *,
+    tokenizer_path: Path | None = None,
+    version: str = "1",
+    open_record: OpenRecord = no_record,
+    chat: ChatSettings = DEFAULT_CHAT,
+) -> T:
+    """Return a text model of a `kind`. Reading the checkpoint's tokenizer and defaults takes most of a second; `engine`
+    may start later. Raises UNAVAILABLE where a file in `path` is missing or cannot be read, INVALID for a parser that
+    is not installed."""
+    tokenizer = Tokenizer.load(tokenizer_path or path, allows_special_tokens=chat.allows_special_tokens)
+    return kind(
+        name,
+        tokenizer,
+        engine,
+        load_sampling_defaults(path),
+        created=int((path / "config.json").stat().st_mtime),
+        version=version,
+        formats=find_formats(tokenizer.chat_template, chat.tool_call_parser, chat.reasoning_parser),
+        media_domains=chat.media_domains,
+        origin=TextOrigin(path, tokenizer_path or path, chat),
+        open_record=open_record,
+    )
