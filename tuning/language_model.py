@@ -130,15 +130,24 @@ class LanguageModelSubject:
         """Return values of the Helm chart: flags of engines, those of gateways, and replicas."""
         changed = self.space.changed(point)
         replicas = changed.pop(REPLICAS, None)
-        flags = {name: f"--{name}={value}" for name, value in changed.items()}
-        of_engines = [flag for name, flag in flags.items() if self._options[name][0] in _ENGINE_GROUPS]
-        of_gateways = [flag for flag in flags.values() if flag not in of_engines]
+        flags = [*_words_of_flags(self.extra), *([f"--{name}={value}"] for name, value in changed.items())]
+        of_engines = [word for words in flags if self._is_of_engines(words[0]) for word in words]
+        of_gateways = [word for words in flags if not self._is_of_engines(words[0]) for word in words]
         values: dict[str, Any] = {} if replicas is None else {"mode": "fleet"}
-        values["engine"] = {"args": [*self.extra, *of_engines]} | ({} if replicas is None else {"replicas": replicas})
+        if self.path is not None:
+            values["model"] = {"name": self.path}
+        values["engine"] = {"args": of_engines} | ({} if replicas is None else {"replicas": replicas})
         if of_gateways:
             values["gateway"] = {"args": of_gateways}
         note = "# Found by `sluice tune`. Use: helm upgrade --install sluice deploy/helm/sluice -f values.yaml\n"
+        if self.path is not None:
+            note += "# model.name is the model as it was given here: write where pods find it, if that is elsewhere.\n"
         return note + yaml.safe_dump(values, sort_keys=False)
+
+    def _is_of_engines(self, flag: str) -> bool:
+        """Return whether `sluice engine` has a flag too."""
+        name = flag.removeprefix("--").partition("=")[0]
+        return name not in self._options or self._options[name][0] in _ENGINE_GROUPS
 
     # -- dimensions
 
@@ -194,6 +203,16 @@ class LanguageModelSubject:
             large = [each for each in choices if isinstance(each, str) or each >= seqs]
             repaired[MAX_NUM_BATCHED_TOKENS] = large[0] if large else choices[-1]
         return repaired
+
+
+def _words_of_flags(words: Sequence[str]) -> list[list[str]]:
+    """Split the words of a command line into those of each flag: `--flag=value`, or `--flag` and its value."""
+    found: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not found:
+            found.append([])
+        found[-1].append(word)
+    return found
 
 
 def _doublings(low: int, high: int) -> list[Value]:

@@ -9,13 +9,16 @@ import yaml
 
 from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
+from tests.deploy.kubernetes.releases import needs_helm
 from tests.paths import ROOT
+from tests.tools.helm import render
 from tuning.errors import TuneError
 from tuning.language_model import EngineLimits, LanguageModelSubject
 from tuning.space import Dimension, Value
 
 LOAD = Dimension("concurrency", (1, 16), 1)
 LIMITS = EngineLimits("openvino", 64, 2048, 1024, 1000, 32)
+WORKLOADS = ("Deployment", "StatefulSet")
 CHART = ROOT / "deploy" / "helm" / "sluice"
 
 
@@ -102,6 +105,7 @@ def test_the_values_are_those_of_the_chart(tmp_path: Path) -> None:
     values = yaml.safe_load(subject.write(point, tmp_path)[1].read_text())
     assert values == {
         "mode": "fleet",
+        "model": {"name": "/m"},
         "engine": {"args": ["--dtype=bf16", "--max-num-seqs=16"], "replicas": 2},
         "gateway": {"args": ["--router=round-robin"]},
     }
@@ -109,3 +113,19 @@ def test_the_values_are_those_of_the_chart(tmp_path: Path) -> None:
     for name, part in values.items():
         whole[name] = whole[name] | part if isinstance(part, dict) else part
     jsonschema.validate(whole, yaml.safe_load((CHART / "values.schema.json").read_text()))
+
+
+@needs_helm
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_helm_gives_the_flags_to_the_processes_that_take_them(replicas: int, tmp_path: Path) -> None:
+    fixed = ("--dtype", "bf16", "--http-workers=2")
+    subject = model({"replicas": (1, 2), "router": ("round-robin",)}, *fixed)
+    changed: dict[str, Value] = {"max-num-seqs": 16, "replicas": replicas, "router": "round-robin"}
+    point = subject.space.repair(subject.space.default_point(1) | changed)
+    rendered = render(yaml.safe_load(subject.write(point, tmp_path)[1].read_text()))
+    pods = [each["spec"]["template"]["spec"] for each in rendered.manifests if each["kind"] in WORKLOADS]
+    words = [" ".join(pod["containers"][0].get("args", [])) for pod in pods]
+    [of_engine] = [text for text in words if "--dtype bf16 --max-num-seqs=16" in text]
+    [of_gateway] = [text for text in words if "--http-workers=2" in text]
+    assert (of_engine == of_gateway) == (replicas == 1)
+    assert ("--router=round-robin" in of_gateway) == (replicas == 2)
