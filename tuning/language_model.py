@@ -142,6 +142,8 @@ class LanguageModelSubject:
         note = "# Found by `sluice tune`. Use: helm upgrade --install sluice deploy/helm/sluice -f values.yaml\n"
         if self.path is not None:
             note += "# model.name is the model as it was given here: write where pods find it, if that is elsewhere.\n"
+        if replicas is not None:
+            note += "# Mode fleet needs the keys of its processes too: curve.existingSecret (docs/kubernetes.md).\n"
         return note + yaml.safe_dump(values, sort_keys=False)
 
     def _is_of_engines(self, flag: str) -> bool:

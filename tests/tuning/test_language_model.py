@@ -122,7 +122,8 @@ def test_helm_gives_the_flags_to_the_processes_that_take_them(replicas: int, tmp
     subject = model({"replicas": (1, 2), "router": ("round-robin",)}, *fixed)
     changed: dict[str, Value] = {"max-num-seqs": 16, "replicas": replicas, "router": "round-robin"}
     point = subject.space.repair(subject.space.default_point(1) | changed)
-    rendered = render(yaml.safe_load(subject.write(point, tmp_path)[1].read_text()))
+    values = yaml.safe_load(subject.write(point, tmp_path)[1].read_text())
+    rendered = render(values | {"curve": {"existingSecret": "keys"}})
     pods = [each["spec"]["template"]["spec"] for each in rendered.manifests if each["kind"] in WORKLOADS]
     words = [" ".join(pod["containers"][0].get("args", [])) for pod in pods]
     [of_engine] = [text for text in words if "--dtype bf16 --max-num-seqs=16" in text]
