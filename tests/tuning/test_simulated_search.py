@@ -25,6 +25,13 @@ LOAD = Dimension(CONCURRENCY, (2, 16), 2)
 SEARCHED = {"max-num-seqs": (4, 64), "max-num-batched-tokens": (512,)}
 
 
+@pytest.fixture(autouse=True)
+def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are short: a search needs no more of them here than to tell points apart."""
+    monkeypatch.setattr("tuning.simulating._LEAST_REQUESTS", 24)
+    monkeypatch.setattr("tuning.simulating._REQUESTS_OF_CLIENT", 2)
+
+
 @dataclass
 class HeardSteps:
     """What a user is told."""
