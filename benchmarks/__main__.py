@@ -13,6 +13,7 @@ from benchmarks import (
     decode,
     executor,
     experts,
+    faults,
     guidance,
     install_size,
     isolation,
@@ -78,6 +79,10 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   recovery      kill -9 of the engine under 32 streams: pause, recovery time, equality of the answers
   outages       a fleet: one of two replicas killed (-9), hung, or its machine silent, under 32 streams, and a minute
                 without the Redis that names the engines, which needs redis-server (2 minutes, and 1 a repeat)
+  faults        the same faults on Sluice and on vLLM, transformers' server, llama.cpp, smg and LiteLLM, which it
+                installs under --out (5 GB; llama.cpp is compiled by cmake and ninja): clients that leave, overload,
+                kill -9, SIGSTOP, garbage, a small KV cache, startup; --only takes names of faults and servers (10
+                minutes a server)
   isolation     hostile requests beside a stream and a poller of /health: longest stalls, memory (3 minutes)
   scheduling    policies under overload, forecast of waits, fair shares, a long queue, chunked prefill (5 minutes)
   predicted-wait  the predicted wait beside the actual one and what is refused by it, 14 kinds of load, in simulated
@@ -168,6 +173,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "offline": lambda: comparison.measure(repeats, arguments.out),
         "recovery": lambda: recovery.measure(repeats, arguments.out, arguments.model),
         "outages": lambda: outages.measure(repeats, arguments.out, arguments.model, report),
+        "faults": lambda: faults.measure(arguments.out, arguments.vllm_python, arguments.only, report),
         "isolation": lambda: isolation.measure(repeats, arguments.out, arguments.model, arguments.only, report),
         "scheduling": lambda: scheduling.measure(repeats, arguments.out, arguments.model),
         "predicted-wait": lambda: predicted_wait.measure(repeats, arguments.model, arguments.only, report),
@@ -225,8 +231,8 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="TEXT",
-        help="parts of `isolation`, `predicted-wait`, `streams`, `stalls`, `triton`, `routing` and `load-clients` with "
-        "TEXT",
+        help="parts of `faults`, `isolation`, `predicted-wait`, `streams`, `stalls`, `triton`, `routing` and "
+        "`load-clients` with TEXT",
     )
     parser.add_argument(
         "--requests",
@@ -241,6 +247,12 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("build/bench"),
         metavar="FOLDER",
         help="folder of results and installations (%(default)s)",
+    )
+    parser.add_argument(
+        "--vllm-python",
+        type=Path,
+        metavar="PYTHON",
+        help="Python with vLLM for `faults`, such as build/vllm-venv/bin/python; default: installed under --out",
     )
     parser.add_argument(
         "--peer-url", default="http://127.0.0.1:8000", metavar="URL", help="server of `peer` (%(default)s)"
