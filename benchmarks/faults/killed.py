@@ -4,9 +4,10 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 
-from benchmarks.faults.client import HealthWatch, Stream, completion, opened, read_all, served_again, watching
+from benchmarks.faults.client import WHOLE, HealthWatch, Stream, completion, opened, read_all, served_again, watching
 from benchmarks.faults.findings import Finding, tally
 from benchmarks.faults.server import FaultServer, Limits
+from benchmarks.figures import BenchmarkError
 
 NUM_STREAMS = 16
 MAX_TOKENS = 600
@@ -22,6 +23,8 @@ async def measure(server: FaultServer) -> list[Finding]:
     )
     async with opened(server, PATIENCE_S) as client:
         await read_all(client, undisturbed)
+        if not any(stream.end == WHOLE for stream in undisturbed):
+            raise BenchmarkError(f"undisturbed streams ended so: {tally(stream.end or '' for stream in undisturbed)}")
         async with watching(HealthWatch(server)) as health:
             reading = asyncio.create_task(read_all(client, streams))
             await asyncio.gather(*(stream.is_under_way.wait() for stream in streams))
@@ -51,6 +54,6 @@ def _findings(undisturbed: Sequence[Stream], streams: Sequence[Stream], killed_s
     ]
     if later:
         yield Finding("longest pause of one that went on", max(later), "s")
-    details = {stream.detail[:100] for stream in streams if stream.detail and stream.end not in ("whole",)}
+    details = {stream.detail[:100] for stream in streams if stream.detail and stream.end != WHOLE}
     if details:
         yield Finding("what their clients read", "; ".join(sorted(details)[:2]))

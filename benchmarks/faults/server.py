@@ -105,9 +105,9 @@ class FaultServer:
         return self.popen.poll()
 
     def engines(self) -> list[psutil.Process]:
-        """Return the processes that compute; of a gateway, those of the first server behind it."""
+        """Return the processes that compute; of a gateway, those of the server behind it that runs most."""
         if self.behind:
-            return self.behind[0].engines()
+            return max(self.behind, key=lambda each: each.metric(each.counters.running) or 0.0).engines()
         return self.adapter.engines(psutil.Process(self.popen.pid))
 
     def family(self) -> list[psutil.Process]:
