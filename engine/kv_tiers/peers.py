@@ -59,7 +59,8 @@ class ArrivedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class _Question:
-    """Blocks that were asked for together and have not come yet, in order, and since when nothing has come."""
+    """Blocks that were asked for together and have not come yet, in order, and since when nothing has come from that
+    engine."""
 
     origin: PromptOrigin
     blocks: list[tuple[BlockHash, int, ByteArray]]
@@ -163,13 +164,19 @@ class PeerBlocks:
                 memory[:] = row
         now = self._clock()
         self._block_s += ((now - question.heard_at) / max(num_blocks, 1) - self._block_s) / 8
-        question.heard_at = now
+        self._note_heard(source.endpoint, now)
         self.num_received += num_blocks
         arrivals = [ArrivedBlock(block_hash, row, False) for block_hash, row, _ in came]
         if piece.is_last:
             self.num_missing += len(question.blocks)
             arrivals += self._end(piece.number)
         return arrivals
+
+    def _note_heard(self, endpoint: str, now: float) -> None:
+        """Note that an engine is alive, which answers one question after the other."""
+        for question in self._questions.values():
+            if question.origin.source.endpoint == endpoint:
+                question.heard_at = now
 
     def _end(self, number: int) -> list[ArrivedBlock]:
         """End a question. What has not come is not to be had there."""

@@ -22,12 +22,12 @@ COPY_SHARE = 0.1
 """Share of the time of a step's prompt tokens that copies out of the cache may take where that is more: a large model
 has large blocks, and the first that is lost ends the prefix."""
 MIN_WAIT_S = 0.05
-"""A request waits for its prefix at least this long, beyond that as long as computing it would take."""
+"""A request waits for its prefix at least this long, beyond that as long as it is worth."""
 FIRST_WAIT_S = 1.0
 """How long it waits while it is unknown what computing takes, and at least where another engine has its blocks."""
 PEER_WORTH = 4.0
 """Blocks of another engine may take this many times as long as computing them here, which the streams that run here
-would feel."""
+would feel. Both engines copy a few milliseconds' worth a step, and that one answers between two steps."""
 
 
 class PrefixReturns:
@@ -110,7 +110,7 @@ class PrefixReturns:
             self.tiers.num_slower += 1
         elif sequence.return_deadline == math.inf:
             least_s = FIRST_WAIT_S if is_from_peer or not token_s else MIN_WAIT_S
-            sequence.return_deadline = now + max(compute_s, least_s)
+            sequence.return_deadline = now + max(worth_s, least_s)
         elif now >= sequence.return_deadline:
             sequence.may_return = False
             self.tiers.num_late += 1

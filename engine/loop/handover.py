@@ -60,7 +60,9 @@ class Handover:
     def stats(self) -> HandoverStats | None:
         """Return None where nothing was sent or asked for."""
         exports, peers = self._exports, self.peers
-        if exports is None or not (exports.num_sent or peers.num_received or peers.num_missing or peers.num_failed):
+        num_late = 0 if self._transit is None else self._transit.num_slower + self._transit.num_late
+        counts = peers.num_received, peers.num_missing, peers.num_failed, num_late
+        if exports is None or not (exports.num_sent or any(counts)):
             return None
         return HandoverStats(
             sent_blocks_total=exports.num_sent,
@@ -71,7 +73,7 @@ class Handover:
             receive_seconds_total=peers.receive_s,
             missing_blocks_total=peers.num_missing,
             failed_total=peers.num_failed,
-            late_total=0 if self._transit is None else self._transit.num_slower + self._transit.num_late,
+            late_total=num_late,
         )
 
     def close(self) -> None:

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.blocks import BlockHash, PromptOrigin
 from engine.frames import BlockPiece, Cancel, FetchBlocks
 from engine.kv_tiers import exports, peers, returns
 from engine.runners.base import ByteArray
@@ -159,6 +161,40 @@ def test_an_engine_that_never_answers_delays_a_request_and_no_more() -> None:
     asked = len(pair.wire.questions)
     assert pair.generate(2, [7] * 30, BlockSource("here", 7)) == echo([7] * 30, 5)
     assert len(pair.wire.questions) == asked, "it is avoided for a while"
+
+
+def test_an_engine_is_silent_only_where_it_answers_no_question() -> None:
+    """It answers one after the other, so that the last one waits for the others."""
+    wire, now = Wire(), 0.0
+    engine = peers.PeerBlocks(wire, "same", 8, lambda: now)
+    for each in (BlockHash(b"a" * 16), BlockHash(b"b" * 16)):
+        engine.read(PromptOrigin(HERE, [each]), [(each, 0, np.zeros(8, np.uint8))])
+    first, second = wire.questions
+    for _ in range(3):
+        now += 0.9 * peers.SILENT_S
+        wire.inbox.append((BlockPiece(first.number, 0, False), memoryview(b"")))
+        assert engine.finished() == []
+    now += 0.9 * peers.SILENT_S
+    wire.inbox.append((BlockPiece(second.number, 1, True), memoryview(b"12345678")))
+    assert engine.finished() == [peers.ArrivedBlock(BlockHash(b"b" * 16), 0, False)]
+    now += 1.1 * peers.SILENT_S
+    assert engine.finished() == [peers.ArrivedBlock(BlockHash(b"a" * 16), 0, True)]
+    assert (engine.num_failed, wire.forgotten) == (1, ["here"])
+
+
+def test_blocks_on_their_way_are_waited_for_as_long_as_they_are_worth() -> None:
+    pair = Pair()
+    pair.compute(LONG)
+    pair.decode.executor._intake.forecast.pace.observe(1, 0.05)
+    pair.decode.submit_from(HERE, 0, LONG, max_tokens=5)
+    pair.wire.target = None
+    pair.decode.step()
+    pair.decode.now += 0.9 * returns.PEER_WORTH * 2.0
+    pair.decode.step()
+    assert pair.decode.executor.stats().num_waiting == 1, "computing takes 2 s"
+    pair.decode.now += 0.2 * returns.PEER_WORTH * 2.0
+    pair.decode.finish()
+    assert pair.stats.late_total == 1
 
 
 def test_blocks_that_are_gone_are_computed() -> None:
