@@ -96,7 +96,7 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
                 repeat)
   speculation   prompt lookup on text that is copied and on text that cannot be predicted
   kv-tiers      conversations that exceed the KV cache, without tiers, with memory, with disk; model M (5 minutes)
-  prefill-split running streams beside long prompts, with and without a prefill replica of two; model M (5 minutes)
+  prefill-split running streams beside long prompts, with and without a prefill replica of two (a minute a repeat)
   triton        the v2 protocol beside tritonserver 2.51, which it installs under --out; needs wrk (20 minutes)
   grpc          gRPC beside tritonserver and beside the server of the grpc package, by h2load (8 minutes)
   steps         a 10 MB tensor between two steps of an ensemble
@@ -180,7 +180,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "routing": lambda: routing.measure(repeats, arguments.out, arguments.model, arguments.only, report),
         "remote": lambda: remote.measure(repeats, arguments.out, report),
         "speculation": lambda: speculation.measure(repeats, arguments.model or find_checkpoint(None)),
-        "prefill-split": lambda: prefill_split.measure(repeats, arguments.out, arguments.model, report),
+        "prefill-split": lambda: prefill_split.measure(repeats, arguments.model, report),
         "kv-tiers": lambda: kv_tiers.measure(repeats, arguments.out, arguments.model, report),
         "triton": lambda: triton.measure(repeats, arguments.out, arguments.only, report),
         "grpc": lambda: triton_grpc.measure(repeats, arguments.out, report),
