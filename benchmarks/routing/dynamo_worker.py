@@ -1,7 +1,7 @@
 """Asks Dynamo's KV router. Runs in its environment: standard library and dynamo only.
 
-Reads a JSON object a line: `choose` with a prompt's tokens, `first` and `end` of that request. Answers each with a
-line.
+Reads a JSON object a line: `choose` with a prompt's tokens and the blocks that replicas must be known to have first,
+`first` and `end` of that request. Answers each with a line.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Any
 from dynamo.llm import SelectionService
 
 MODEL = "m"
+POLL_S, PATIENCE_S = 0.0002, 30.0
 
 
 async def main() -> None:
@@ -41,10 +42,23 @@ async def main() -> None:
 async def _do(service: Any, job: dict[str, Any]) -> int | None:
     selection = str(job["number"])
     if job["job"] == "choose":
+        for replica, tokens in job["marks"]:
+            await _await_block(service, replica, tokens)
         request = {"model_name": MODEL, "token_ids": job["tokens"], "selection_id": selection}
         return int((await service.select_and_reserve(request))["worker_id"])
     await (service.prefill_complete if job["job"] == "first" else service.free_reservation)(selection)
     return None
+
+
+async def _await_block(service: Any, replica: int, tokens: list[int]) -> None:
+    """Return when the index has heard that the replica has the block, and so of all events before."""
+    request = {"model_name": MODEL, "token_ids": tokens}
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            scores = await service.overlap_scores(request)
+            if any(each["device_blocks"] for each in scores["workers"] if each["worker_id"] == replica):
+                return
+            await asyncio.sleep(POLL_S)
 
 
 asyncio.run(main())

@@ -30,10 +30,9 @@ DYNAMO = Environment("dynamo", "ai-dynamo-runtime", "1.6.1")
 SMG = Environment("smg", "smg", "1.13.0")
 PEERS = ("Dynamo", "smg")
 HASH_BYTES = 16
-EVENTS_S = 0.002
-"""Seconds of the machine that events take to be in Dynamo's index: about one millisecond was measured. No simulated
-time passes meanwhile."""
 SUBSCRIPTION_S = 1.0
+MARK_TOKEN = 1_000_000
+"""The first token of the blocks that mark where Dynamo's index is. Prompts have none as high."""
 HERE = Path(__file__).parent
 
 
@@ -118,7 +117,10 @@ def _tokens(request: TracedRequest, number: int) -> list[int]:
 
 class DynamoRouter:
     """Dynamo's KV router. Its index hears of stored and removed blocks; answers' own blocks are left out, since no
-    prompt of the trace has them."""
+    prompt of the trace has them.
+
+    Events take a millisecond of the machine or more, in which no simulated time passes. So each message ends with a
+    block of its own, the mark, and Dynamo chooses once it says that the replica has it."""
 
     name = "Dynamo"
 
@@ -127,8 +129,14 @@ class DynamoRouter:
         self._numbers = [0] * len(publishers)
         self._blocks: dict[bytes, tuple[bytes | None, list[int]]] = {}
         """Parent and tokens of each block of a prompt, by its hash."""
-        self._published_at = 0.0
+        self._marks = [0] * len(publishers)
+        """The last mark of each replica's cache, 0 for none."""
+        self._next_mark = MARK_TOKEN
+        self._unseen: dict[int, list[int]] = {}
+        """Tokens of the marks of replicas whose events the next choice waits for."""
         time.sleep(SUBSCRIPTION_S)
+        for replica in range(len(publishers)):
+            self._publish(replica, [])
 
     def choose(
         self,
@@ -142,20 +150,38 @@ class DynamoRouter:
         for place, block_hash in enumerate(hashes):
             self._blocks.setdefault(block_hash, (parent, tokens[place * size : (place + 1) * size]))
             parent = block_hash
-        time.sleep(max(self._published_at + EVENTS_S - time.perf_counter(), 0.0))
-        return int(self._peer.say(job="choose", number=number, tokens=tokens))
+        unseen, self._unseen = self._unseen, {}
+        return int(self._peer.say(job="choose", number=number, tokens=tokens, marks=[*unseen.items()]))
 
     def note_changes(self, replica: int, stored: bytes, removed: bytes) -> None:
         events: list[Any] = list(self._stored_events(_split(stored)))
         gone = [each for each in _split(removed) if each in self._blocks]
         if gone:
-            events.append({"type": "BlockRemoved", "block_hashes": [_number(each) for each in gone], "medium": "GPU"})
-        if not events:
-            return
-        payload = msgspec.msgpack.encode([time.time(), events, 0])
+            events.append(_removed([_number(each) for each in gone]))
+        if events:
+            self._publish(replica, events)
+
+    def _publish(self, replica: int, events: list[Any]) -> None:
+        """Publish events, and a new mark in place of the replica's last one."""
+        last, mark = self._marks[replica], self._next_mark
+        self._marks[replica], self._next_mark = mark, mark + 1
+        tokens = [mark] * self._block_size
+        self._unseen[replica] = tokens
+        removal = [_removed([last])] if last else []
+        payload = msgspec.msgpack.encode([time.time(), [*events, *removal, self._stored([mark], None, tokens)], 0])
         self._publishers[replica].send_multipart((b"kv", self._numbers[replica].to_bytes(8, "big"), payload))
         self._numbers[replica] += 1
-        self._published_at = time.perf_counter()
+
+    def _stored(self, numbers: list[int], parent: int | None, tokens: list[int]) -> dict[str, Any]:
+        return {
+            "type": "BlockStored",
+            "block_hashes": numbers,
+            "parent_block_hash": parent,
+            "token_ids": tokens,
+            "block_size": self._block_size,
+            "lora_id": None,
+            "medium": "GPU",
+        }
 
     def _stored_events(self, stored: list[bytes]) -> Iterator[dict[str, Any]]:
         """Yield an event for each run of blocks that follow one another."""
@@ -163,15 +189,8 @@ class DynamoRouter:
         for block_hash in (*(each for each in stored if each in self._blocks), b""):
             if run and (not block_hash or self._blocks[block_hash][0] != run[-1]):
                 parent = self._blocks[run[0]][0]
-                yield {
-                    "type": "BlockStored",
-                    "block_hashes": [_number(each) for each in run],
-                    "parent_block_hash": None if parent is None else _number(parent),
-                    "token_ids": [token for each in run for token in self._blocks[each][1]],
-                    "block_size": self._block_size,
-                    "lora_id": None,
-                    "medium": "GPU",
-                }
+                tokens = [token for each in run for token in self._blocks[each][1]]
+                yield self._stored([*map(_number, run)], None if parent is None else _number(parent), tokens)
                 run = []
             run.append(block_hash)
 
@@ -180,6 +199,10 @@ class DynamoRouter:
 
     def note_end(self, number: int) -> None:
         self._peer.say(job="end", number=number)
+
+
+def _removed(numbers: list[int]) -> dict[str, Any]:
+    return {"type": "BlockRemoved", "block_hashes": numbers, "medium": "GPU"}
 
 
 def _number(block_hash: bytes) -> int:
