@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from engine.statistics import EngineStats
-from engine.types import BlockSource, EngineInfo, GenerateRequest, RequestFailed, TokenEvent
+from engine.types import BlockSource, EngineInfo, FinishReason, GenerateRequest, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -294,3 +294,12 @@ Report = Ready | LoadFailed | ProbeTurn | StepFrame | PrefixChanges | EngineView
 def request_failed(stream_id: int, error: SluiceError) -> RequestFailed:
     """Make the event that ends a stream with `error`."""
     return RequestFailed(stream_id, error.code, error.message, error.param, error.retry_after_s, error.predicted_wait_s)
+
+
+def hand_back_cancelled(frame: StepFrame) -> StepFrame:
+    """Return a frame of an engine that ends and cancels what it has: as failures, so that clients go on elsewhere."""
+    error = SluiceError(ErrorCode.UNAVAILABLE, "the engine has ended before the request was complete")
+    cancelled = [each for each in frame.events if each.finish_reason is FinishReason.CANCELLED]
+    failures = [*frame.failures, *(request_failed(each.stream_id, error) for each in cancelled)]
+    events = [each for each in frame.events if each.finish_reason is not FinishReason.CANCELLED]
+    return msgspec.structs.replace(frame, events=events, failures=failures)

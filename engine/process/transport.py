@@ -29,6 +29,7 @@ from engine.frames import (
     Shutdown,
     StepFrame,
     Submit,
+    hand_back_cancelled,
     request_failed,
 )
 from engine.process.client_keys import DOMAIN, ClientKeys, RareLog
@@ -95,6 +96,8 @@ class Transport:
         """Holds the changes of the index for clients; None while none has asked."""
         self._view: Callable[[AskView], EngineView] | None = None
         self._is_draining = False
+        self._is_ending = False
+        """Whether the launcher ends the engine, which cancels what it still has."""
         self._decoder = msgspec.msgpack.Decoder(Command | Attach)
         self._encoder = msgspec.msgpack.Encoder()
         self._rare_log = RareLog()
@@ -208,6 +211,8 @@ class Transport:
                 return None
             case Shutdown() | Drain() if client in self._heard:
                 return None
+            case Shutdown():
+                self._is_draining = self._is_ending = True
             case Drain():
                 self._is_draining = True
                 return None
@@ -284,6 +289,8 @@ class Transport:
     def emit(self, frame: StepFrame) -> None:
         """Send each client its part of the frame. Clients without events get the statistics as a heartbeat, of several
         clients not at each step: each frame costs its reader some 50 microseconds."""
+        if self._is_ending:
+            frame = hand_back_cancelled(frame)
         if self._is_draining:
             frame = msgspec.structs.replace(frame, stats=msgspec.structs.replace(frame.stats, is_draining=True))
         self._stats = frame.stats
