@@ -19,6 +19,7 @@ from engine.config import EngineConfig, Task
 from engine.fleet.changes import FleetAdapters, FleetSleep
 from engine.fleet.choosing import ReplicaChooser
 from engine.fleet.handover import PromptHandover
+from engine.fleet.holding import StreamHolder
 from engine.fleet.joining import MakeClient, MemberJoiner
 from engine.fleet.membership.members import Member, Membership
 from engine.fleet.moving import ReplicaKeeper, StreamMover
@@ -71,14 +72,15 @@ class FleetClient:
         self._offers = OfferMaker(self.replicas, self._chooser)
         self.min_split_tokens = min_split_tokens
         self.handover = PromptHandover(self.replicas, self._chooser, min_split_tokens)
-        self._mover = StreamMover(self.replicas, self._offers, self._chooser.index)
+        self._room = None if wake is None else WakingRoom(wake)
+        self._holder = StreamHolder(config, self._room)
+        self._mover = StreamMover(self.replicas, self._offers, self._chooser.index, self._holder)
         self._summed: tuple[list[EngineStats], EngineStats] = ([], NO_STATS)
         self._merged: tuple[list[EngineInfo], EngineInfo | None] = ([], None)
         self._past = PastReplicas()
         self._failure: str | None = None
         self.num_beginnings = 0
         """How often a replica has joined where there was none to stay."""
-        self._room = None if wake is None else WakingRoom(wake)
         self._presumed: EngineInfo | None = None
         self._joiner: MemberJoiner | None = None
         if membership is not None and make_client is not None:
@@ -126,12 +128,14 @@ class FleetClient:
             waits = [each.engine.stats.predicted_wait_s for each in self.replicas if each.engine.is_serving]
             summed = sum_stats(parts, min(waits, default=0.0))
             self._summed = parts, summed
-        if self.num_held and self._room is not None:
-            num_waiting = summed.num_waiting + self.num_held
-            return msgspec.structs.replace(
-                summed, num_waiting=num_waiting, predicted_wait_s=max(summed.predicted_wait_s, self._room.expected_s())
-            )
-        return summed
+        if not self.num_held:
+            return summed
+        wait_s = summed.predicted_wait_s if self._room is None else self._room.expected_s()
+        return msgspec.structs.replace(
+            summed,
+            num_waiting=summed.num_waiting + self.num_held,
+            predicted_wait_s=max(summed.predicted_wait_s, wait_s),
+        )
 
     @property
     def failure(self) -> str | None:
@@ -160,8 +164,8 @@ class FleetClient:
 
     @property
     def num_held(self) -> int:
-        """Requests that wait for the first engine."""
-        return 0 if self._room is None else self._room.num_held
+        """Requests that wait for the first engine, and streams that wait for the next."""
+        return len(self._holder.open_streams) if self._room is None else self._room.num_held
 
     @property
     def waking_s(self) -> float:
@@ -261,18 +265,19 @@ class FleetClient:
         assert self.info is not None  # known from now on, also while there is no replica
         self._follow(replica)
         self._mover.on_back(replica)
-        if self._room is not None:
-            self._room.wake()
 
     async def remove(self, replica: Replica) -> None:
-        """Let a replica leave: its streams go on in others, as far as there are any, and its client is stopped."""
+        """Let a replica leave: its streams go on in others, or are held until there is one, and its client is
+        stopped. Where it was the last and none is waited for, they end in an error."""
         replica.is_draining = True
-        self._mover.move_all(replica, f"replica {replica.name} leaves")
+        self._mover.on_leaving(replica)
         replica.engine.keeper = replica.engine.on_prefixes = None
-        await replica.engine.stop()
         self.replicas.remove(replica)
         self._past.add(replica)
         self._chooser.index.forget(replica.number)
+        if not self.replicas:
+            self._holder.give_up(_NO_ENGINE, _RETRY_S)
+        await replica.engine.stop()
 
     async def stop(self) -> None:
         self._failure = "the engine was stopped"
@@ -282,7 +287,7 @@ class FleetClient:
             await self._joiner.stop()
         for each in self.replicas:
             each.engine.keeper = each.engine.on_prefixes = None  # nothing moves on to one that ends a moment later
-        await asyncio.gather(*(each.engine.stop() for each in self.replicas))
+        await asyncio.gather(self._holder.stop(), *(each.engine.stop() for each in self.replicas))
 
     def kill(self) -> None:
         for each in self.replicas:
@@ -325,8 +330,8 @@ class FleetClient:
             raise min(full, key=lambda error: error.retry_after_s or 0.0)
 
     def abort_all(self, error: SluiceError) -> None:
-        for each in self.replicas:
-            each.engine.abort_all(error)
+        for engine in (self._holder, *(each.engine for each in self.replicas)):
+            engine.abort_all(error)
 
     # -- changes
 

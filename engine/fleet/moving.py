@@ -1,4 +1,4 @@
-"""Moves streams between the engines of a fleet: away from one that is lost, and to the first that is back."""
+"""Moves streams between the engines of a fleet: away from one that is lost or leaves, and to the first that is back."""
 
 import asyncio
 import logging
@@ -8,6 +8,7 @@ from time import perf_counter
 
 from engine.client.stream import GenerationStream
 from engine.client.supervision import Standing
+from engine.fleet.holding import StreamHolder
 from engine.fleet.offering import OfferMaker
 from engine.fleet.prefix_index import PrefixIndex
 from engine.fleet.replica import Replica
@@ -27,13 +28,16 @@ class StreamMover:
     The streams of a lost engine go on in others at once, each behind its last token. Those that may have crashed it all
     go to one replica, which probes them one by one, while others take new requests: a request that crashes two engines
     fails as with one engine, and no third one gets it. Where no other replica serves, they wait for the first that
-    does."""
+    does: those of a lost engine in its client, those of one that has left or ends in the holder."""
 
-    def __init__(self, replicas: Sequence[Replica], offers: OfferMaker, index: PrefixIndex) -> None:
+    def __init__(
+        self, replicas: Sequence[Replica], offers: OfferMaker, index: PrefixIndex, holder: StreamHolder
+    ) -> None:
         """`replicas` may change later. `index` knows what their prefix caches have."""
         self._replicas = replicas
         self._offers = offers
         self._index = index
+        self._holder = holder
         self._resuming: dict[Replica, dict[GenerationStream, int]] = {}
         """The streams that moved away from a lost replica, and how many tokens each had then."""
 
@@ -57,27 +61,43 @@ class StreamMover:
         return (stream for each in self._replicas if each.engine.is_serving for stream in each.engine.open_streams)
 
     def on_back(self, back: Replica) -> None:
-        """Move streams to a replica that serves again, from those that do not."""
+        """Move streams to a replica that serves now, from those that do not and from the holder. Requests that are held
+        go on too."""
         for each in self._replicas:
             if not each.engine.is_serving and each is not back:
                 self.move_all(each, f"replica {back.name} is back before replica {each.name}")
+        self.move_all(self._holder.replica, f"replica {back.name} serves")
+        self._holder.wake()
+
+    def on_leaving(self, leaving: Replica) -> None:
+        """Move the streams of a replica that leaves, and hold those for which there is no other."""
+        self._resuming.pop(leaving, None)
+        self.move_all(leaving, f"replica {leaving.name} leaves")
+        if left := leaving.engine.open_streams:
+            log.warning("replica %s leaves: %d requests wait for another engine", leaving.name, len(left))
+            for stream in left:
+                self._holder.adopt(stream, leaving.engine.release(stream))
 
     def on_refused(self, refusing: Replica, stream: GenerationStream, failure: RequestFailed) -> None:
         """Offer the stream to the next replica. Where all are full it ends in the error of the one that will have room
-        first."""
+        first, and where all are about to end it is held."""
         if stream.on_move is not None:
             stream.fail(failure.to_error())
             return
         stream.refusals[refusing.name] = failure
         offer = self._offers.make_next(stream.request, stream.refusals)
-        if offer is None:
-            full = [each for each in stream.refusals.values() if each.code is ErrorCode.OVERLOADED]
-            least = min(full, key=lambda each: each.retry_after_s or 0.0, default=failure)
-            stream.fail(least.to_error())
+        has_begun = bool(stream.output_token_ids)  # in an engine that ends, or before it was moved to one
+        stream.was_sent = has_begun
+        if offer is not None:
+            stream.most_wait_s = offer.most_wait_s
+            offer.replica.engine.adopt(stream, Standing(is_new=not has_begun))
+            offer.replica.num_adopted += has_begun
             return
-        has_begun = bool(stream.output_token_ids)  # and was moved to an engine that drains
-        stream.was_sent, stream.most_wait_s = has_begun, offer.most_wait_s
-        offer.replica.engine.adopt(stream, Standing(is_new=not has_begun))
+        full = [each for each in stream.refusals.values() if each.code is ErrorCode.OVERLOADED]
+        if not full and self._holder.may_hold(stream):
+            self._holder.adopt(stream, Standing(is_new=not has_begun))
+            return
+        stream.fail(min(full, key=lambda each: each.retry_after_s or 0.0, default=failure).to_error())
 
     def move_all(self, source: Replica, reason: str) -> dict[GenerationStream, int]:
         """Move every stream of a replica to the others. Those for which there is no other stay. Returns those that

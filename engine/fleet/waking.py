@@ -62,10 +62,11 @@ class WakingRoom:
         if len(self._held) >= self._settings.max_requests:
             raise self._error(ErrorCode.OVERLOADED, f"{len(self._held)} requests wait already for an engine to start")
 
-    async def wait(self) -> None:
+    async def wait(self, *, has_begun: bool = False) -> None:
         """Wait for an engine. Raises OVERLOADED where the room is full, UNAVAILABLE where none comes in time; both say
-        when to try again."""
-        self.refuse_if_full()
+        when to try again. There is always room for a stream that `has_begun`: its engine had taken it."""
+        if not has_begun:
+            self.refuse_if_full()
         self._note_arrival()
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held.add(woken)

@@ -23,16 +23,17 @@ CHAT_PATH = "/v1/chat/completions"
 
 
 @contextmanager
-def remote_engine(checkpoint: Path) -> Iterator[str]:
-    """Run an engine process. Yields its address."""
-    words = (sys.executable, "-m", "cli", "engine", str(checkpoint), "--listen=tcp://127.0.0.1:0", "--dtype=f32")
+def remote_engine(checkpoint: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Run an engine process, which has no time to end requests at SIGTERM. Yields its address with it."""
+    listen = ("--listen=tcp://127.0.0.1:0", "--dtype=f32", "--exit-timeout-secs=0")
+    words = (sys.executable, "-m", "cli", "engine", str(checkpoint), *listen)
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert process.stdout is not None
         ready = process.stdout.readline()
         found = re.search(r"ready at (tcp://\S+)", ready)
         assert found is not None, ready
-        yield found[1]
+        yield found[1], process
     finally:
         process.kill()
         process.communicate()
@@ -120,7 +121,7 @@ async def test_a_fleet_sleeps_wakes_for_requests_and_sleeps_again(
         assert await pressure(client, gateway) == 2.0
         full = await refused(client, 429)
         assert 1 <= int(full.headers["retry-after"]) <= 60
-        with remote_engine(checkpoint) as address:
+        with remote_engine(checkpoint) as (address, _):
             name_engines(engines_file, address)
             streamed, whole = await asyncio.gather(*held)
             assert (streamed.status_code, whole.status_code) == (200, 200)
@@ -166,3 +167,43 @@ async def until_workers_answer(client: httpx.AsyncClient, gateway: ServerProcess
             finally:
                 host.resume()
             await until_ready(client)  # a host that did not run finds its engine anew
+
+
+async def read_stream(client: httpx.AsyncClient, lines: list[str]) -> None:
+    """Read a long greedy stream into `lines`."""
+    body = CHAT | {"max_tokens": 600, "ignore_eos": True, "temperature": 0, "stream": True}
+    async with client.stream("POST", CHAT_PATH, json=body) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                lines.append(line)
+
+
+def text_of(lines: list[str]) -> str:
+    assert lines[-1] == "data: [DONE]", lines[-1]
+    choices = [json.loads(line.removeprefix("data: "))["choices"] for line in lines[:-1]]
+    return "".join(each[0]["delta"].get("content") or "" for each in choices if each)
+
+
+async def test_a_stream_of_the_only_engine_goes_on_in_its_successor(
+    gateway: ServerProcess, engines_file: Path, checkpoint: Path
+) -> None:
+    """The successor is started after the engine has ended, as an upgrade without a second place does."""
+    async with connect(gateway) as client:
+        begun, expected = list[str](), list[str]()
+        with remote_engine(checkpoint) as (address, process):
+            name_engines(engines_file, address)
+            assert (await client.post(CHAT_PATH, json=CHAT)).status_code == 200
+            reading = asyncio.create_task(read_stream(client, begun))
+            async with asyncio.timeout(PATIENCE_S):
+                while len(begun) < 4:
+                    await asyncio.sleep(0.002)
+            process.terminate()
+            assert await asyncio.to_thread(process.wait) == 0
+            assert not reading.done(), "the engine had no time to end it"
+        with remote_engine(checkpoint) as (address, _):
+            name_engines(engines_file, address)
+            async with asyncio.timeout(2 * PATIENCE_S):
+                await reading
+            await read_stream(client, expected)
+            assert text_of(begun) == text_of(expected)
+        name_engines(engines_file)
