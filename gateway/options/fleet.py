@@ -111,9 +111,10 @@ class FleetOptions:
         0.0,
         seconds(0.0),
         "SECONDS",
-        "with --engines: how long a request is held while the fleet has no engine, for whatever starts one by "
-        "sluice_scale_pressure, which is 2 meanwhile. The server starts, and stays ready, without an engine. Then the "
-        "request ends in an error (503). 0 holds none: without an engine the server is not ready",
+        "with --engines: how long a request, or a stream whose engine has left, is held while the fleet has no engine, "
+        "for whatever starts one by sluice_scale_pressure, which is 2 meanwhile. The server starts, and stays ready, "
+        "without an engine. Then the request ends in an error (503). 0 holds none: without an engine the server is not "
+        "ready",
     )
     wake_max_requests: int = option(
         "--wake-max-requests",
