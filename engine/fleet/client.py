@@ -79,8 +79,8 @@ class FleetClient:
         self._merged: tuple[list[EngineInfo], EngineInfo | None] = ([], None)
         self._past = PastReplicas()
         self._failure: str | None = None
-        self.num_beginnings = 0
-        """How often a replica has joined where there was none to stay."""
+        self.has_begun = False
+        """Whether a replica has ever joined."""
         self._presumed: EngineInfo | None = None
         self._joiner: MemberJoiner | None = None
         if membership is not None and make_client is not None:
@@ -260,7 +260,7 @@ class FleetClient:
         if alive:
             check_agreement(alive[0], replica)
         await self._adapters.share_with(replica)
-        self.num_beginnings += not self._staying()
+        self.has_begun = True
         self._append(replica)
         assert self.info is not None  # known from now on, also while there is no replica
         self._follow(replica)

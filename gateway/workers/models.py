@@ -41,8 +41,9 @@ class LinkedModels:
         return model is not None and not model.engine.is_asleep  # only the host waits for a first engine
 
     def want(self, models: list[SharedModel]) -> None:
-        """Serve these models, and no others. Engines elsewhere of one that is served no more have left."""
-        self._wanted = {each.id: each for each in models}
+        """Serve these models, and no others. Engines elsewhere of one that is served no more have left. One that has no
+        engine any more is kept, with its streams; it is left to the host where it was not in use."""
+        self._wanted = {each.id: each for each in models if each.sockets or each.members or each.id in self._used}
         for id_, membership in self._memberships.items():
             membership.push(self._wanted[id_].members if id_ in self._wanted else ())
         for each in models:

@@ -44,7 +44,7 @@ class SharedModel(msgspec.Struct, frozen=True):
     engine: EngineConfig
     sockets: tuple[str, ...] = ()
     members: tuple[Member, ...] = ()
-    """Its engines elsewhere, in place of sockets."""
+    """Its engines elsewhere, in place of sockets; neither while there are none any more."""
     routing: RouterSettings = DEFAULT_ROUTING
     min_split_tokens: int = MIN_TOKENS
 
@@ -54,7 +54,8 @@ def describe_shared(model: LlmModel) -> SharedModel | None:
     engine, origin = model.engine, model.text.origin
     members = engine.members if isinstance(engine, FleetClient) else None
     sockets = _sockets(engine) if members is None else ()
-    if not (sockets or members) or origin is None or engine.failure is not None:
+    has_begun = isinstance(engine, FleetClient) and engine.has_begun  # whoever has its streams goes on with them
+    if not (sockets or members or has_begun) or origin is None or engine.failure is not None:
         return None
     return SharedModel(
         id=_share_id(model.name, engine, sockets),
@@ -82,10 +83,8 @@ async def _within(starting: "asyncio.Task[None]", limit_s: float) -> None:
 
 
 def _share_id(name: str, engine: Engine, sockets: tuple[str, ...]) -> str:
-    """Return the first socket; of engines elsewhere an id that is another one after each time without any."""
-    if sockets or not isinstance(engine, FleetClient):
-        return sockets[0]
-    return f"{name} {id(engine):x} {engine.num_beginnings}"
+    """Return the first socket; of engines elsewhere an id of the fleet."""
+    return sockets[0] if sockets else f"{name} {id(engine):x}"
 
 
 def _sockets(engine: Engine) -> tuple[str, ...]:
