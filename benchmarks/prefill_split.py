@@ -21,7 +21,7 @@ from engine.types import GenerateRequest, SamplingParams
 from gateway.checkpoint import find_checkpoint
 
 NUM_STREAMS, STREAM_TOKENS = 4, 300
-LONG_TOKENS, LONG_OUTPUT, LONG_EVERY_S, NUM_LONG = 900, 8, 0.5, 24
+LONG_TOKENS, LONG_OUTPUT, LONG_EVERY_S, NUM_LONG = 900, 8, 0.5, 16
 MIN_SPLIT_TOKENS = 256
 SUBJECTS = {"two that do both": 0, "one prefill replica": 1}
 """The subjects, each with its number of prefill replicas of two."""
