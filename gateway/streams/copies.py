@@ -11,7 +11,7 @@ import msgspec
 from redis.asyncio import Redis
 
 from engine.types import TokenEvent
-from gateway.streams.kept import Item, KeptStream, Origin, Tokens
+from gateway.streams.kept import Item, KeptStream, Origin, StreamMovedError, Tokens
 from gateway.streams.script import DIGEST, PREFIX
 from gateway.streams.store import StreamStore
 from serving.caching.redis_commands import FAILURES
@@ -41,6 +41,11 @@ class Successor(Protocol):
 
     client: Redis
     name: str
+
+    @property
+    def knows_leases(self) -> bool:
+        """Whether a gateway without a lease is gone: Redis has answered for so long that all others have renewed it."""
+        ...
 
     def lose(self, error: Exception) -> None:
         """Note that Redis is away."""
@@ -151,12 +156,22 @@ class StreamCopies:
                 await self._note_runner(copy, found)
 
     async def _note_runner(self, copy: _Copy, found: Sequence[Any]) -> None:
-        """Act on the answer to `look`: the stream's runner, whether that lives, and whether the stream has ended."""
+        """Act on the answer to `look`: the stream's runner, whether that lives, and whether the stream has ended and was
+        cancelled. One that is not there goes on at its gateway alone: Redis has lost it, or was away from there."""
         if not found:
             self.forget(copy.kept.id)
+            self._store.drop(copy.kept, StreamMovedError(copy.kept.id))
+            return
+        runner, is_alive, has_ended, was_cancelled = found
+        if was_cancelled:
+            self.forget(copy.kept.id)
             self._store.drop(copy.kept)
-        elif not found[2] and (not found[1] or found[0] == self._successor.name.encode()):
+        elif not has_ended and (runner == self._successor.name.encode() or self._is_gone(is_alive)):
             await self._take_over(copy)
+
+    def _is_gone(self, is_alive: int) -> bool:
+        """Whether a stream's gateway is gone. After an outage of Redis one may be without a lease and go on alone."""
+        return not is_alive and self._successor.knows_leases
 
     async def _take_over(self, copy: _Copy) -> None:
         """Go on with a stream whose gateway is gone, unless another gateway does."""

@@ -53,11 +53,12 @@ elseif command == 'append' then
     end
     return answers
 
--- look ID: who runs the stream, whether that gateway lives, and whether the stream has ended
+-- look ID: who runs the stream, whether that gateway lives, and whether the stream has ended and was cancelled; nothing
+-- where it is not there
 elseif command == 'look' then
-    local runner = redis.call('HGET', head, 'runner')
-    if not runner or redis.call('HEXISTS', head, 'cancelled') == 1 then return {} end
-    return {runner, redis.call('EXISTS', prefix .. 'gateway:' .. runner), redis.call('HEXISTS', head, 'ended')}
+    local runner, ended, cancelled = unpack(redis.call('HMGET', head, 'runner', 'ended', 'cancelled'))
+    if not runner then return {} end
+    return {runner, redis.call('EXISTS', prefix .. 'gateway:' .. runner), ended and 1 or 0, cancelled and 1 or 0}
 
 -- take ID RUNNER MS: 1 where the stream is the runner's from here on: the one before has gone
 elseif command == 'take' then

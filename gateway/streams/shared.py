@@ -29,6 +29,8 @@ _TIMEOUT_S = 2.0
 """How long events wait for Redis before they go out without it."""
 _BEAT_S = 1.0
 _RETRY_S = 0.5
+_RENEWED_S = LEASE_MS / 1000
+"""How long after an outage every gateway that lives has found Redis again."""
 _SILENT_S = 5.0
 """How long a stream is silent until Redis is told that it goes on."""
 _SLACK_S = 60.0
@@ -78,6 +80,7 @@ class SharedStreams:
         """Items that are sent, and not shown yet."""
         self._has_work = asyncio.Event()
         self._is_reported = False
+        self._leases_known_at = 0.0
         self.num_bytes = 0
         """Bytes in Redis of streams under way here."""
         self._tasks = [spawn(self._write_forever()), spawn(self._beat_forever())]
@@ -85,6 +88,10 @@ class SharedStreams:
     @property
     def problem(self) -> str:
         return "" if self.is_up else _AWAY
+
+    @property
+    def knows_leases(self) -> bool:
+        return self.is_up and monotonic() >= self._leases_known_at
 
     # --- own streams ---
 
@@ -223,6 +230,7 @@ class SharedStreams:
         await self._drop_stale()
         if not self.is_up and self._is_reported:
             log.warning("the stream store answers again")
+            self._leases_known_at = monotonic() + _RENEWED_S
         self.is_up, self._is_reported = True, False
         await self._find_readers()
         now = monotonic()

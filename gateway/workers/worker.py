@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 REPORT_S = 1.0
 """How often the host hears what this worker has counted, and that it lives."""
 _FLUSH_S = 2.0
+_HOST_LOST = "the server was lost while it answered: send the request again"
 
 
 class Worker:
@@ -73,6 +74,7 @@ class Worker:
             if drain is None:
                 log.error("the host process is gone; this worker ends")
                 self._quotas.fail()
+                await self._service.abort_all(SluiceError(ErrorCode.UNAVAILABLE, _HOST_LOST, retry_after_s=1.0))
         finally:
             for task in (reporting, linking):
                 task.cancel()

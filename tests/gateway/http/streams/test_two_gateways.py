@@ -217,6 +217,48 @@ async def test_what_redis_loses_goes_on_at_its_own_gateway(gateways: list[Server
     await check_answers(second, {"several": stream})
 
 
+async def test_what_redis_loses_is_not_cancelled_where_it_is_read_at_the_other_gateway(
+    gateways: list[ServerProcess], redis: RedisServer
+) -> None:
+    first, second = gateways
+    stream = stream_of([first, second], "greedy")
+    stream.cuts = Cuts(random.Random(1), most=1, most_bytes=4000)
+    reading = asyncio.create_task(stream.read(READ_S))
+    await come_to_pass(lambda: stream.num_connections == 2 and len(stream.events) > 60)
+    client = Redis(port=redis.port)
+    await client.flushall()
+    await client.aclose()
+    await reading
+    assert stream.num_connections > 2, "it was broken off at the second gateway"
+    await check_answers(first, {"greedy": stream})
+
+
+async def test_after_an_outage_of_redis_a_gateway_without_a_lease_is_not_gone_at_once(
+    gateways: list[ServerProcess], redis: RedisServer
+) -> None:
+    """The first gateway does not run when Redis comes back, whose leases have ended meanwhile."""
+    first, second = gateways
+    stream = stream_of([first, second], "greedy")
+    stream.cuts = Cuts(random.Random(1), most=1, most_bytes=4000)
+    reading = asyncio.create_task(stream.read(READ_S))
+    await come_to_pass(lambda: stream.num_connections == 2 and len(stream.events) > 60)
+    first.process.send_signal(signal.SIGSTOP)
+    redis.signal(signal.SIGSTOP)
+    await come_to_pass(lambda: "the stream store is away" in second.log)
+    redis.signal(signal.SIGCONT)
+    client = Redis(port=redis.port)
+    await client.delete(*await client.keys("sluice:streams:gateway:*"))
+    await come_to_pass(lambda: "the stream store answers again" in second.log)
+    async with asyncio.timeout(PATIENCE_S):
+        while not await client.exists(f"sluice:streams:{stream.stream_id}:reader"):  # it has looked for the first one
+            await asyncio.sleep(0.01)
+    await client.aclose()
+    first.process.send_signal(signal.SIGCONT)
+    await reading
+    assert "goes on here" not in second.log
+    await check_answers(first, {"greedy": stream})
+
+
 async def test_redis_has_no_more_than_its_gateways_keep(checkpoint: Path, redis: RedisServer, tmp_path: Path) -> None:
     """Past the bounds of a gateway its streams that ended first leave Redis, too."""
     store = f"redis://127.0.0.1:{redis.port}/0"
