@@ -13,6 +13,7 @@ from gateway.batches import tables
 from gateway.batches.records import Batch, FileRecord, new_id
 from gateway.batches.tables import Page
 from pipelines.sqlite.connections import FileConnections, FileLimits
+from sluice.calendar_clock import CalendarClock
 from sluice.errors import ErrorCode, SluiceError
 
 _PART = ".part"
@@ -36,6 +37,8 @@ class StateStore:
         limits = FileLimits(num_readers=2)
         self._connections = FileConnections(self._database, f"--state-path {folder}", tables.SCHEMA, limits)
         self._connections.start()
+        self._calendar = CalendarClock()
+        """Says what is too old to be kept."""
 
     @property
     def exists(self) -> bool:
@@ -77,13 +80,12 @@ class StateStore:
 
     async def sweep(self) -> None:
         """Delete the files that have expired, and what processes left that were killed."""
-        for file_id in await self._connections.write(tables.delete_expired_files, _now()):
+        for file_id in await self._connections.write(tables.delete_expired_files, int(now := self._calendar())):
             await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
         known = await self._connections.read(tables.known_files)
-        await asyncio.to_thread(self._delete_unknown, known)
+        await asyncio.to_thread(self._delete_unknown, known, now - _ABANDONED_S)
 
-    def _delete_unknown(self, known: set[str]) -> None:
-        oldest = time.time() - _ABANDONED_S
+    def _delete_unknown(self, known: set[str], oldest: float) -> None:
         with suppress(FileNotFoundError):
             for entry in os.scandir(self.folder / "files"):
                 if entry.name not in known and entry.stat().st_mtime < oldest:

@@ -191,8 +191,9 @@ class BatchWorker:
         forecast = FinishForecast()
         running = asyncio.create_task(line_run.run(lines))
         cancelling = asyncio.create_task(self._cancelling[batch.id].wait())
+        ends_at = monotonic() + batch.expires_at - time.time()  # a clock that jumps meanwhile ends nothing
         try:
-            while (left_s := batch.expires_at - time.time()) > 0:
+            while (left_s := ends_at - monotonic()) > 0:
                 await self._report(batch, results, forecast)
                 timeout_s = min(REPORT_S, left_s)
                 await asyncio.wait((running, cancelling), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)

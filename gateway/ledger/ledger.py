@@ -13,8 +13,9 @@ from prometheus_client.registry import Collector
 
 from gateway.calls import Call
 from gateway.ledger.prices import PriceTable
-from gateway.ledger.rows import make_row, reached_model, sum_days, today
+from gateway.ledger.rows import day_at, make_row, reached_model, sum_days
 from gateway.ledger.store import LedgerBatch, LedgerStore
+from sluice.calendar_clock import CalendarClock
 from sluice.errors import SluiceError
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class CallLedger(Collector):
         self._writer = uuid4().hex
         self._num_batches = 0
         self._prunes_at = 0.0
+        self._calendar = CalendarClock()
         self.problem = ""
         """Why rows cannot be written now; "" where they can."""
         self._num_in_batch = 0
@@ -140,7 +142,7 @@ class CallLedger(Collector):
         if not self._retention_days or monotonic() < self._prunes_at:
             return
         self._prunes_at = monotonic() + _PRUNE_INTERVAL_S
-        before = today() - timedelta(days=self._retention_days)
+        before = day_at(self._calendar()) - timedelta(days=self._retention_days)
         try:
             while await self.store.delete_before(before, _PRUNED_ROWS) == _PRUNED_ROWS and not self._waiting:
                 pass

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from time import gmtime, strftime, time
+from time import gmtime, strftime
 from typing import Generic, Protocol, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from sluice.calendar_clock import CalendarClock
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -117,12 +119,12 @@ class RotatingFile:
     `requests.jsonl` becomes `requests.20261123T120000Z.jsonl`. Only the owner may read what clients sent.
     """
 
-    def __init__(self, path: Path, max_bytes: int, max_age_days: int, clock: Callable[[], float] = time) -> None:
-        """Keep at most `max_bytes` in all files together, each for `max_age_days`."""
+    def __init__(self, path: Path, max_bytes: int, max_age_days: int, clock: Callable[[], float] | None = None) -> None:
+        """Keep at most `max_bytes` in all files together, each for `max_age_days` by `clock`."""
         self._path = path
         self._max_bytes = max_bytes
         self._max_age_s = max_age_days * _DAY_S
-        self._clock = clock
+        self._clock = clock or CalendarClock()
         self._began = 0.0
 
     def write(self, lines: Sequence[str]) -> None:

@@ -146,5 +146,10 @@ def day_of(number: int) -> date:
     return date.fromordinal(number + _EPOCH)
 
 
+def day_at(seconds: float) -> date:
+    """Return the day of a time in seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).date()
+
+
 def today() -> date:
     return datetime.now(UTC).date()

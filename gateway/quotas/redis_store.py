@@ -69,7 +69,7 @@ class RedisQuotas:
         self._num_gateways = 1
         self._seen: dict[str, Account] = {}
         """What Redis has last answered about each party."""
-        self._local = MemoryQuotas(clock or wall_ms)
+        self._local = MemoryQuotas(clock)
         """Counts while Redis is away."""
         self._shares: dict[str, tuple[Party, Account]] = {}
         """Parties with their accounts in `_local`, by address."""
@@ -230,7 +230,7 @@ class RedisQuotas:
         self._num_failures = 0
         self._name, self.is_up, self._is_reported = name, True, False
         used = [self._addition(party, account) for party, account in self._shares.values()]
-        self._local, self._shares = MemoryQuotas(self._clock or wall_ms), {}
+        self._local, self._shares = MemoryQuotas(self._clock), {}
         unsent, self._unsent = self._unsent, deque(maxlen=_MAX_UNSENT)
         for command in (*unsent, *used):
             self._send(command)

@@ -5,6 +5,7 @@ from time import time
 from typing import Protocol
 
 from gateway.quotas.account import Account, Accounts, Charge, Hold, Party, Refusal, explain
+from sluice.calendar_clock import CalendarClock
 
 _FIRST_SWEEP = 10_000
 
@@ -12,6 +13,12 @@ _FIRST_SWEEP = 10_000
 def wall_ms() -> int:
     """Return the milliseconds since 1970."""
     return int(time() * 1000)
+
+
+def calendar_ms() -> Callable[[], int]:
+    """Make a clock of milliseconds since 1970, which ignores short jumps of the machine's."""
+    clock = CalendarClock()
+    return lambda: int(clock() * 1000)
 
 
 class QuotaStore(Protocol):
@@ -50,10 +57,10 @@ class MemoryQuotas:
 
     problem = ""
 
-    def __init__(self, clock: Callable[[], int] = wall_ms) -> None:
-        """`clock` returns milliseconds since 1970."""
+    def __init__(self, clock: Callable[[], int] | None = None) -> None:
+        """`clock` returns milliseconds since 1970; None: one that ignores short jumps of the machine's."""
         self.generation = 0
-        self._clock = clock
+        self._clock = clock or calendar_ms()
         self._accounts: dict[str, Account] = {}
         self._sweeps_at = _FIRST_SWEEP
 

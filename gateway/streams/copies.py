@@ -156,8 +156,8 @@ class StreamCopies:
                 await self._note_runner(copy, found)
 
     async def _note_runner(self, copy: _Copy, found: Sequence[Any]) -> None:
-        """Act on the answer to `look`: the stream's runner, whether that lives, and whether the stream has ended and was
-        cancelled. One that is not there goes on at its gateway alone: Redis has lost it, or was away from there."""
+        """Act on the answer to `look`: the stream's runner, whether that lives, and whether the stream has ended and
+        was cancelled. One that is not there goes on at its gateway alone: Redis has lost it, or was away from there."""
         if not found:
             self.forget(copy.kept.id)
             self._store.drop(copy.kept, StreamMovedError(copy.kept.id))

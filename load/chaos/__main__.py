@@ -36,6 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, help="of faults and requests. Default: another one each time")
     parser.add_argument("--clients", type=int, default=12, help="requests at a time. Default: 12")
+    parser.add_argument(
+        "--light-clients", type=int, default=2, help="as many more that ask what costs little. Default: 2"
+    )
     parser.add_argument("--gap", type=float, default=6.0, help="mean seconds between two faults. Default: 6")
     parser.add_argument("--model", type=Path, help="folder of a checkpoint. Default: the bundled model")
     parser.add_argument("--folder", type=Path, help="for logs; kept. Default: a temporary one, kept on failure")
@@ -57,7 +60,14 @@ def main(argv: list[str]) -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="sluice-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
     config = ChaosConfig(
-        arguments.minutes, folder.resolve(), arguments.faults, seed, arguments.clients, arguments.gap, arguments.model
+        minutes=arguments.minutes,
+        folder=folder.resolve(),
+        faults=arguments.faults,
+        seed=seed,
+        num_clients=arguments.clients,
+        mean_gap_s=arguments.gap,
+        model=arguments.model,
+        num_light=arguments.light_clients,
     )
     run, was_interrupted = Run(config), False
     try:

@@ -32,6 +32,7 @@ _REPLACED_S = 90.0
 _RESTART_ATTEMPTS = 5
 _SMALL_FILE_BYTES = 4096
 _SKIPPED = "nothing was done: "
+_LONGEST_JUMP_MIN = 7 * 24 * 60
 
 
 @dataclass(slots=True)
@@ -196,6 +197,19 @@ class Faults:
             _limit_files(gateway.program, resource.RLIM_INFINITY)
         return f"the disk of {gateway.name} was full for {seconds:.1f} s"
 
+    async def fault_clock_jump(self, rng: random.Random) -> str:
+        """Move the wall clock of a gateway, or of an engine that has registered, by minutes to days, and back."""
+        program = rng.choice([each for each in self.fleet.movable() if each.clock is not None])
+        offset_s = rng.choice((-1, 1)) * 60 * rng.uniform(1, _LONGEST_JUMP_MIN ** (1 / 3)) ** 3
+        seconds = rng.uniform(4, 12)
+        assert program.clock is not None
+        program.clock.move(offset_s)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            program.clock.move(0)
+        return f"the clock of {program.name} stood {offset_s / 60:+.0f} minutes off for {seconds:.1f} s"
+
     async def fault_slow_readers(self, rng: random.Random) -> str:
         """Ask for streams and do not read them."""
         gateway, count, seconds = rng.choice(self.fleet.gateways), rng.randint(1, 8), rng.uniform(1, 8)
@@ -290,6 +304,7 @@ def _limit_files(program: Program, most_bytes: int) -> None:
 
 
 _NEEDS = {"redis": ("redis_stop", "redis_kill", "launcher_kill"), "postgres": ("postgres_stop", "postgres_kill")}
+_NEEDS["clocks"] = ("clock_jump",)
 FAULTS = tuple(name.removeprefix("fault_") for name in vars(Faults) if name.startswith("fault_"))
 """The names of all faults."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from load.chaos.clocks import MovableClock, find_faketime
 from load.chaos.places import choose_port, find_postgres, find_redis
 from load.chaos.processes import START_S, FleetError, Program
 from load.chaos.stores import PostgresStore, RedisStore
@@ -169,6 +170,10 @@ class Fleet:
         stores = [each.program for each in (self.redis, self.postgres) if each is not None]
         return [*(each.program for each in self.gateways), *self.launchers, *stores]
 
+    def movable(self) -> list[Program]:
+        """Return the programs whose clocks may be moved. Stores keep the machine's."""
+        return [*(each.program for each in self.gateways), *self.launchers]
+
     async def end(self) -> None:
         """End everything, gateways first."""
         await asyncio.gather(*(each.program.end() for each in self.gateways), *(each.end() for each in self.launchers))
@@ -180,10 +185,13 @@ class Fleet:
 
 
 @asynccontextmanager
-async def running_fleet(folder: Path, model: Path | None) -> AsyncIterator[Fleet]:
-    """Run a fleet for `model`, or for the bundled one, whose files lie in `folder`."""
+async def running_fleet(folder: Path, model: Path | None, *, moves_clocks: bool = False) -> AsyncIterator[Fleet]:
+    """Run a fleet for `model`, or for the bundled one, whose files lie in `folder`. With `moves_clocks` its
+    gateways and engines have wall clocks of their own, where that is possible."""
     async with httpx.AsyncClient(timeout=60.0) as client:
         fleet = _plan_fleet(folder, model or models_folder() / BUNDLED_MODEL / "1", client)
+        if moves_clocks:
+            await asyncio.to_thread(_give_clocks, fleet)
         try:
             await fleet.start()
             yield fleet
@@ -205,6 +213,16 @@ def _plan_fleet(folder: Path, model: Path, client: httpx.AsyncClient) -> Fleet:
     engines = ("--replicas=2",) if redis is None else (f"--engines={redis.url}#{FLEET_NAME}",)
     far = _gateway(folder, "far", model, repository, redis, postgres, ("--http-workers=2", *engines))
     return Fleet(folder, [near, far], launchers, redis, postgres, skipped, client)
+
+
+def _give_clocks(fleet: Fleet) -> None:
+    """Give each gateway and each launcher, with all that they start, a wall clock that can be moved."""
+    library, problem = find_faketime()
+    if library is None:
+        fleet.skipped["clocks"] = problem
+        return
+    for program in fleet.movable():
+        program.clock = MovableClock(library, fleet.folder / f"clock-{program.name.replace(' ', '-')}")
 
 
 def _write_repository(folder: Path) -> Path:

@@ -1,6 +1,6 @@
 """Memory, threads and descriptors of the fleet's processes, by what each process is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 
 import psutil
@@ -24,17 +24,38 @@ class Size:
         return Size(*(max(a, b) for a, b in zip(asdict(self).values(), asdict(other).values(), strict=True)))
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessSize:
+    """The size of one process, and which part of the fleet that is."""
+
+    part: str
+    pid: int
+    size: Size
+
+
 def measure(fleet: Fleet) -> dict[str, Size]:
-    """Return the size of each part of the fleet."""
+    """Return the size of each part of the fleet but for its stores."""
     sizes: dict[str, Size] = {}
-    for part, process in _parts(fleet):
+    for each in _measure(_parts(fleet)):
+        sizes[each.part] = sizes.get(each.part, Size()).joined(each.size)
+    return sizes
+
+
+def measure_processes(fleet: Fleet) -> list[ProcessSize]:
+    """Return the size of each process of the fleet, and of Redis."""
+    redis = fleet.redis
+    stores = [] if redis is None or not redis.program.is_running else [("redis", psutil.Process(redis.program.pid))]
+    return list(_measure((*_parts(fleet), *stores)))
+
+
+def _measure(parts: Iterable[tuple[str, psutil.Process]]) -> Iterator[ProcessSize]:
+    for part, process in parts:
         try:
             with process.oneshot():
-                size = Size(process.memory_info().rss / 1e6, process.num_threads(), process.num_fds())
+                size = Size(round(process.memory_info().rss / 1e6, 1), process.num_threads(), process.num_fds())
         except psutil.Error:  # it has just ended
             continue
-        sizes[part] = sizes.get(part, Size()).joined(size)
-    return sizes
+        yield ProcessSize(part, process.pid, size)
 
 
 def _parts(fleet: Fleet) -> Iterator[tuple[str, psutil.Process]]:

@@ -120,6 +120,10 @@ class Tally:
     def total(self, *outcomes: Outcome) -> int:
         return sum(count for (_, outcome), count in self.counts.items() if outcome in outcomes)
 
+    def by_outcome(self) -> dict[Outcome, int]:
+        """Return how many requests had each outcome that there was."""
+        return {outcome: count for outcome in Outcome if (count := self.total(outcome))}
+
     @property
     def num_ended(self) -> int:
         return sum(self.counts.values())

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from load.chaos.clocks import MovableClock
+
 START_S = 180.0
 """Longest start, on a machine that other work shares."""
 
@@ -29,6 +31,8 @@ class Program:
     ready_lines: int = 0
     """Lines of standard output after which it serves."""
     environment: Mapping[str, str] | None = None
+    clock: MovableClock | None = None
+    """Its wall clock, where that can be moved."""
     user: str | None = None
     cwd: Path | None = None
     """The folder that it is started in; None for the log's."""
@@ -67,10 +71,14 @@ class Program:
                 stdout=output,
                 stderr=log,
                 cwd=self.cwd or self.log.parent,
-                env=None if self.environment is None else {**os.environ, **self.environment},  # noqa: TID251
+                env=self._full_environment(),
                 user=self.user,
             )
         self.started_at = time.time()
+
+    def _full_environment(self) -> dict[str, str]:
+        clock = {} if self.clock is None else self.clock.environment
+        return {**os.environ, **(self.environment or {}), **clock}  # noqa: TID251 - it inherits what this process has
 
     @property
     def _output(self) -> Path:

@@ -1,5 +1,6 @@
 """The clients' questions: every protocol, whole and streamed, with a few questions each that come again and again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,7 @@ class Kind:
 
 
 _WHOLE_ONLY = {ApiKind.GENERATE, ApiKind.EMBEDDINGS, ApiKind.INFER, ApiKind.INFER_BINARY, ApiKind.GRPC_INFER}
+_INFERS = (ApiKind.INFER, ApiKind.INFER_BINARY, ApiKind.GRPC_INFER)
 _STREAMED = [
     Kind(ApiKind.CHAT, weight=2.0),
     Kind(ApiKind.COMPLETIONS, weight=2.0),
@@ -104,6 +106,15 @@ class Question:
 
 _OF_TRITON = {ApiKind.GENERATE, ApiKind.GENERATE_STREAM, ApiKind.GRPC_STREAM}
 """APIs that take the prompt as it is and give the text as it is."""
+
+
+LIGHT_KINDS = tuple(each for each in _WHOLE if each.api in (ApiKind.EMBEDDINGS, *_INFERS, ApiKind.COMPLETIONS))
+"""Kinds whose first question costs little."""
+
+
+def light_questions(questions: Sequence[Question]) -> list[Question]:
+    """Return the questions that cost little: an answer of a classic model, an embedding, a few tokens."""
+    return [each for each in questions if each.number == 0 and each.kind in LIGHT_KINDS]
 
 
 def make_questions() -> list[Question]:

@@ -16,6 +16,8 @@ from load.chaos.run import Run
 from load.machine import read_machine_info
 
 _REDRAW_S, _LINE_S = 1.0, 10.0
+_MOST_SLOPES = 5
+"""The processes whose memory grew fastest."""
 
 
 async def show_progress(run: Run, console: Console) -> None:
@@ -33,10 +35,12 @@ async def show_progress(run: Run, console: Console) -> None:
 def progress_line(run: Run) -> str:
     """Say in a line how far the run is."""
     elapsed_s = time.time() - run.begun_at
+    ended = 0 if run.traffic is None else run.traffic.tally.num_ended
     counts = "" if run.traffic is None else ", ".join(f"{count} {name}" for name, count in outcome_counts(run))
     faults = f"; {sum(run.num_faults.values())} faults" if run.num_faults else ""
     now = f", now {' '.join(run.current_faults)}" if run.current_faults else ""
-    return f"{elapsed_s:5.0f} s  {run.phase}: {counts or 'no requests yet'}{faults}{now}"
+    rate = f" ({ended / elapsed_s:.1f}/s)" if ended else ""
+    return f"{elapsed_s:5.0f} s  {run.phase}: {counts or 'no requests yet'}{rate}{faults}{now}"
 
 
 def outcome_counts(run: Run) -> Iterator[tuple[str, int]]:
@@ -76,6 +80,9 @@ def print_report(run: Run, console: Console) -> None:
     for part, reason in run.skipped.items():
         console.print(f"without {part}: {reason}", highlight=False, markup=False)
     console.print(_sizes_table(run))
+    for slope in run.slopes[:_MOST_SLOPES]:
+        said = f"{slope.mb_per_hour:+.1f} MB an hour over {slope.minutes:.0f} minutes"
+        console.print(f"  {slope.part} (pid {slope.pid}): {said}", highlight=False, markup=False)
     for what, said in run.checks.items():
         console.print(f"{what}: {said}", highlight=False, markup=False)
     if run.traffic is not None:
@@ -109,6 +116,8 @@ def to_json(run: Run) -> bytes:
         "seed": run.config.seed,
         "minutes": run.config.minutes,
         "clients": run.config.num_clients,
+        "light_clients": run.config.num_light,
+        "gap_s": run.config.mean_gap_s,
         "machine": read_machine_info(),
         "requests": dict(outcome_counts(run)),
         "kinds": {kind: {str(o): n for o, n in counts.items()} for kind, counts in kind_rows(run)},
@@ -120,6 +129,8 @@ def to_json(run: Run) -> bytes:
         "checks": run.checks,
         "sizes_before": {part: asdict(size) for part, size in run.before.items()},
         "sizes_after": {part: asdict(size) for part, size in run.after.items()},
+        "samples": [asdict(sample) for sample in run.samples],
+        "slopes": [asdict(slope) for slope in run.slopes],
         "trace": run.trace,
         "violations": run.violations,
     }

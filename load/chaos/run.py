@@ -12,6 +12,7 @@ from load.chaos.faults import Faults, possible_faults
 from load.chaos.fleet import Fleet, FleetError, Gateway, Interval, running_fleet
 from load.chaos.ledgers import FLUSH_S, compare_completions, count_excused, read_ledger, tokens_of_counters
 from load.chaos.measurements import Size, find_growth, measure
+from load.chaos.samples import Sample, Slope, find_leaks, find_slopes, keep_sampling, sample_interval_s
 from load.chaos.schedule import schedule
 from load.chaos.traffic import Traffic
 
@@ -54,6 +55,8 @@ class ChaosConfig:
     mean_gap_s: float = 6.0
     model: Path | None = None
     """A checkpoint; None for the bundled model."""
+    num_light: int = 2
+    """Clients that ask what costs little, beside the others."""
 
 
 @dataclass(slots=True)
@@ -73,6 +76,9 @@ class Run:
     checks: dict[str, str] = field(default_factory=dict)
     before: dict[str, Size] = field(default_factory=dict)
     after: dict[str, Size] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    """What there was every minute, from the first fault on."""
+    slopes: list[Slope] = field(default_factory=list)
 
     def note(self, text: str) -> None:
         self.trace.append(f"{time.strftime('%H:%M:%S')} {text}")
@@ -80,7 +86,8 @@ class Run:
 
 async def run_chaos(run: Run) -> None:
     """Run to the end; what is found stands in `run`. Raises FleetError where the fleet does not start."""
-    async with running_fleet(run.config.folder, run.config.model) as fleet:
+    moves_clocks = "clock_jump" in run.config.faults
+    async with running_fleet(run.config.folder, run.config.model, moves_clocks=moves_clocks) as fleet:
         run.skipped = dict(fleet.skipped)
         async with Traffic(fleet, run.config.seed) as traffic:
             run.traffic = traffic
@@ -103,8 +110,9 @@ class _Course:
         await self._fleet.wait_for_documents()
         await self._traffic.learn()
         self._run.phase = "traffic without faults"
-        clients = asyncio.create_task(self._traffic.run(self._config.num_clients))
+        clients = asyncio.create_task(self._traffic.run(self._config.num_clients, self._config.num_light))
         watching = asyncio.create_task(self._watch_standstills())
+        sampling = asyncio.create_task(self._sample())
         try:
             await asyncio.sleep(PLATEAU_S)
             self._run.before = measure(self._fleet)
@@ -114,11 +122,16 @@ class _Course:
             self._traffic.is_stopping = True
             await clients
         finally:  # nobody shall count what breaks as the fleet ends
-            await _cancel(clients, watching)
+            await _cancel(clients, watching, sampling)
         self._run.phase = "waiting until all is still"
         await self._until("nothing runs, waits or is reserved", self._find_open)
         await self._reckon()
         self._run.violations += self._traffic.tally.violations() + self._faults.errors
+
+    async def _sample(self) -> None:
+        await asyncio.sleep(PLATEAU_S)
+        interval_s = sample_interval_s(self._config.minutes * 60)
+        await keep_sampling(self._fleet, self._traffic.tally, self._run.samples, interval_s)
 
     async def _watch_standstills(self) -> None:
         """Note when the machine itself did not run, so that nobody is blamed for it."""
@@ -192,6 +205,8 @@ class _Course:
         for gateway, earlier in zip(self._fleet.gateways, before, strict=True):
             await self._compare_tokens(gateway, earlier)
             await self._compare_rows(gateway)
+        self._run.slopes = find_slopes(self._run.samples)
+        self._run.violations += find_leaks(self._run.slopes)
         await self._until("sizes are within their bounds", self._find_growth)
         self._run.after = measure(self._fleet)
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +11,7 @@ from load.callers import Caller, HttpCaller
 from load.chaos.answers import TextReader
 from load.chaos.fleet import Fleet, Gateway
 from load.chaos.outcomes import STILL_READING, Outcome, Tally, Verdict, judge
-from load.chaos.questions import Kind, Question, make_questions
+from load.chaos.questions import Kind, Question, light_questions, make_questions
 from load.chaos.resuming import RESUMED, Resumption
 from load.clock import RealClock
 from load.config import ApiKind, LoadConfig, LoadTarget, RequestPace
@@ -22,6 +23,7 @@ TIMEOUT_S = 120.0
 LEAVING_SHARE = 0.12
 _LONGEST_STAY_S = 0.5
 _RECONNECT_PAUSE_S = 0.3
+_LIGHT_PAUSE_S = 0.02
 _NOTICED_S = 1.0
 """A standstill of the machine is noticed within this time."""
 _NUM_LEARNING = 8
@@ -85,11 +87,15 @@ class Traffic:
         asking = [self._ask(gateway, each, rng) for gateway in self.fleet.gateways for each in chosen.values()]
         await asyncio.gather(*asking)
 
-    async def run(self, num_clients: int) -> None:
-        """Have `num_clients` clients ask until `is_stopping`, some of whom come back to streams that they have lost."""
+    async def run(self, num_clients: int, num_light: int = 0) -> None:
+        """Have clients ask until `is_stopping`: `num_clients` everything, some of whom come back to streams that they
+        have lost, and `num_light` what costs little, so that there are many requests."""
         num_resuming = -(-num_clients // _ONE_RESUMES_OF)
         resuming = (self._run_resuming(number) for number in range(num_resuming))
-        await asyncio.gather(*resuming, *(self._run_client(number) for number in range(num_clients - num_resuming)))
+        asking = (self._run_client(f"{number}", self.questions) for number in range(num_clients - num_resuming))
+        light = light_questions(self.questions)
+        quick = (self._run_client(f"light {number}", light, _LIGHT_PAUSE_S) for number in range(num_light))
+        await asyncio.gather(*resuming, *asking, *quick)
 
     async def _run_resuming(self, number: int) -> None:
         rng = random.Random(f"{self.seed} resuming {number}")
@@ -102,14 +108,14 @@ class Traffic:
             verdict = await self._excuse(verdict, resumption.owner, begun_at)
             self.tally.add(RESUMED.name, verdict, _about(f"of client {number}", RESUMED, resumption.owner, begun_at))
 
-    async def _run_client(self, number: int) -> None:
-        rng = random.Random(f"{self.seed} {number}")
-        weights = [each.kind.weight for each in self.questions]
+    async def _run_client(self, name: str, questions: Sequence[Question], pause_s: float = 0.0) -> None:
+        rng = random.Random(f"{self.seed} {name}")
+        weights = [each.kind.weight for each in questions]
         while not self.is_stopping:
-            [question] = rng.choices(self.questions, weights)
+            [question] = rng.choices(questions, weights)
             verdict = await self._ask(rng.choice(self.fleet.gateways), question, rng)
-            if verdict.outcome in (Outcome.CUT, Outcome.LOST, Outcome.ERROR):
-                await asyncio.sleep(_RECONNECT_PAUSE_S)
+            is_refused = verdict.outcome in (Outcome.CUT, Outcome.LOST, Outcome.ERROR)
+            await asyncio.sleep(_RECONNECT_PAUSE_S if is_refused else pause_s)
 
     async def _ask(self, gateway: Gateway, question: Question, leaving: random.Random | None) -> Verdict:
         """Send one request and count how it ends. With `leaving`, some clients leave at a random moment."""

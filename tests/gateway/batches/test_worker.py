@@ -25,6 +25,8 @@ class Server:
     def __init__(self, folder: Path, *answers: int) -> None:
         self.store = StateStore(folder, 1 << 20, 1 << 20)
         self.asked: list[int] = []
+        self.released = asyncio.Event()
+        """Set where the others are answered, too."""
         self._answers = answers
         places = PlaceKeeper(lambda model, num_taken: Capacity(8, 8))
         self.worker = BatchWorker(self.store, places, self._answer, lambda url, model: None, 100)
@@ -35,7 +37,7 @@ class Server:
         number = json.loads(body)["n"]
         self.asked.append(number)
         if number not in self._answers:
-            await asyncio.Event().wait()
+            await self.released.wait()
         return Answered(200, body)
 
     async def close(self) -> None:
@@ -94,3 +96,19 @@ async def test_the_second_server_goes_on_where_the_first_one_ended(
     done = await wait(second.store, lambda batch: batch.status is BatchStatus.COMPLETED)
     assert done.counts.completed == NUM_REQUESTS and sorted(second.asked) == [2, 3, 4]
     await second.close()
+
+
+async def test_a_clock_that_jumps_past_its_end_does_not_end_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "REPORT_S", 0.01)
+    server = Server(tmp_path, 0, 1)
+    await begin(server.store)
+    server.worker.start()
+    batch = await wait(server.store, lambda batch: batch.counts.completed == 2)
+    monkeypatch.setattr(worker.time, "time", lambda: batch.expires_at + 1.0)
+    await asyncio.sleep(10 * worker.REPORT_S)
+    server.released.set()
+    done = await wait(server.store, lambda batch: batch.status not in (BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING))
+    assert (done.status, done.counts.completed) == (BatchStatus.COMPLETED, NUM_REQUESTS)
+    await server.close()
