@@ -1,7 +1,6 @@
 """Wall clocks of the fleet's processes that a fault may move, by libfaketime. Monotonic clocks stay as they are."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 import tempfile
@@ -69,12 +68,11 @@ def _find_problem(library: Path) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         clock = MovableClock(library, Path(folder) / "clock")
         clock.move(_PROBED_S)
-        environment = {**os.environ, **clock.environment}  # noqa: TID251 - the process' own, which it needs to start
         done = subprocess.run(
             (sys.executable, "-c", _PROBE),
             capture_output=True,
             text=True,
-            env=environment,
+            env=dict(clock.environment),
             timeout=_PATIENCE_S,
             check=False,
         )

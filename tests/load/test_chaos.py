@@ -1,21 +1,27 @@
 """The judgements of a chaos run: how requests ended, and what ledgers, counters and sizes must be."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from load.apis import ParsedEvent, make_api
+from load.chaos import clocks
 from load.chaos.answers import TextReader, WholeApi, find_misshape, text_of
+from load.chaos.clocks import MovableClock, find_faketime
 from load.chaos.faults import FAULTS, Faults, possible_faults
 from load.chaos.fleet import ECHO, PIPELINE, Gateway, Interval
 from load.chaos.ledgers import Ledger, compare_completions, count_excused, tokens_of_counters
-from load.chaos.measurements import Size, find_growth
+from load.chaos.measurements import ProcessSize, Size, find_growth
 from load.chaos.outcomes import Outcome, Tally, Verdict, judge
 from load.chaos.processes import Program
-from load.chaos.questions import KINDS, Kind, Question, make_questions
+from load.chaos.questions import KINDS, Kind, Question, light_questions, make_questions
 from load.chaos.run import find_open
+from load.chaos.samples import Sample, find_leaks, find_slopes, sample_interval_s, sum_gauges
 from load.chaos.schedule import schedule
 from load.chaos.traffic import Completion
 from load.config import ApiKind, Workload
@@ -224,6 +230,7 @@ def test_a_schedule_is_the_seeds_and_has_every_fault_before_one_again() -> None:
 
 def test_faults_of_missing_parts_are_left_out() -> None:
     assert {"redis_kill", "launcher_kill"}.isdisjoint(possible_faults(FAULTS, {"redis": "none"}))
+    assert "clock_jump" not in possible_faults(FAULTS, {"clocks": "none"})
     assert possible_faults(FAULTS, {}) == FAULTS
     assert all(getattr(Faults, f"fault_{name}").__doc__ for name in FAULTS)
 
@@ -232,3 +239,73 @@ def test_every_protocol_is_asked_whole_and_streamed() -> None:
     asked = {each.kind.api for each in make_questions()}
     assert asked >= set(ApiKind) - {ApiKind.RERANK, ApiKind.RAG}
     assert len({each.name for each in KINDS}) == len(KINDS)
+
+
+def test_light_questions_bring_few_tokens_and_each_protocol_of_classic_models() -> None:
+    light = light_questions(make_questions())
+    assert {each.kind.api for each in light} == {
+        *(ApiKind.COMPLETIONS, ApiKind.EMBEDDINGS, ApiKind.INFER, ApiKind.INFER_BINARY, ApiKind.GRPC_INFER)
+    }
+    assert max(each.max_tokens for each in light) <= 4
+    assert not any(each.kind.is_streamed for each in light)
+
+
+def samples(*sizes_mb: float, every_s: float = 60.0) -> list[Sample]:
+    processes = ([ProcessSize("gateway near", 7, Size(each, 10, 50))] for each in sizes_mb)
+    return [Sample(number * every_s, {}, 0, each, {}) for number, each in enumerate(processes)]
+
+
+def test_memory_that_grows_steadily_is_found() -> None:
+    [slope] = find_slopes(samples(*(300 + 2.5 * minute for minute in range(40))))
+    assert (slope.part, slope.pid, slope.minutes, slope.mb_per_hour) == ("gateway near", 7, 26.0, 150.0)
+    [found] = find_leaks([slope])
+    assert "gateway near (pid 7) grew by 150 MB an hour over 26 minutes" in found
+
+
+def test_memory_that_settles_or_swings_is_no_leak() -> None:
+    settles = samples(*(200 + min(minute, 12) * 10 for minute in range(40)))
+    swings = samples(*(200 + minute % 2 * 80 + minute for minute in range(40)))
+    brief = samples(*(200 + 5 * minute for minute in range(14)))
+    assert find_leaks([*find_slopes(settles), *find_slopes(swings), *find_slopes(brief)]) == []
+    assert find_slopes(samples(1, 2, 3)) == []
+
+
+def test_a_process_in_place_of_another_is_measured_by_itself() -> None:
+    first = samples(*([400] * 20))
+    second = [ProcessSize("gateway near", 8, Size(200, 10, 50))]
+    later = [Sample(1200.0 + 60 * number, {}, 0, second, {}) for number in range(20)]
+    assert [each.mb_per_hour for each in find_slopes([*first, *later])] == [0.0, 0.0]
+
+
+def test_a_run_has_samples_however_short_it_is() -> None:
+    assert (sample_interval_s(60.0), sample_interval_s(8 * 3600.0)) == (6.0, 60.0)
+    found = sum_gauges({'sluice_kv_blocks_used{model="a"}': 3.0, 'sluice_kv_blocks_used{model="b"}': 4.0, "other": 1.0})
+    assert (found["blocks_used"], found["running"]) == (7.0, 0.0)
+
+
+def test_a_clock_moves_for_the_processes_that_have_it(tmp_path: Path) -> None:
+    library, problem = find_faketime()
+    if library is None:
+        pytest.skip(problem)
+    clock = MovableClock(library, tmp_path / "clock")
+    clock.move(-86_400)
+    code = "import time; began = time.monotonic(); time.sleep(0.05); print(time.time(), time.monotonic() - began)"
+    command = (sys.executable, "-c", code)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(clock.environment))
+    told, slept = map(float, done.stdout.split())
+    assert abs(told + 86_400 - time.time()) < 3600
+    assert 0.05 <= slept < 3600
+
+
+def test_what_moves_no_clock_is_named_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "none.so").write_bytes(b"")
+    monkeypatch.setattr(clocks, "_candidates", lambda: iter((tmp_path / "none.so",)))
+    library, problem = find_faketime()
+    assert library is None
+    assert "none.so cannot be used: it moved a clock to" in problem
+    assert problem.endswith("pip install libfaketime")
+    monkeypatch.setattr(clocks, "_candidates", lambda: iter(()))
+    assert find_faketime() == (
+        None,
+        "libfaketime was not found; install libfaketime 0.9.11 or newer: pip install libfaketime",
+    )
