@@ -182,9 +182,6 @@ class StreamCopies:
         copy.take(batches[copy.num_batches :])
         items = [item for batch in batches for item in _decode_items(batch)]
         recorded = [(each.sequence, each.event) for each in items if isinstance(each, Tokens)]
-        # While it was without Redis, that gateway may have sent events that are nowhere else. Others would come in
-        # their place: tokens that arrive together share an event.
-        copy.kept.log.go_on_alone()
         await self._successor.go_on(copy.kept, sum(map(len, batches)), recorded)
 
     async def close(self) -> None:

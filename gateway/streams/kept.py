@@ -46,7 +46,11 @@ class End(msgspec.Struct, frozen=True, array_like=True, tag=3):
     is_whole: bool
 
 
-Item = Head | Pieces | Tokens | End
+class TakenOver(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Another gateway goes on from here."""
+
+
+Item = Head | Pieces | Tokens | End | TakenOver
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True):
@@ -104,6 +108,8 @@ class KeptStream:
         self.keep_s = origin.keep_s
         """How long it goes on without a reader, and is kept after its end."""
         self.num_readers = 0
+        self.num_takeovers = 0
+        """How many gateways have taken it over, the next of its pieces are those of the last one."""
         self.task: asyncio.Task[None] | None = None
         """The task that generates it, where that is done here."""
         self.gone = asyncio.Event()
@@ -119,8 +125,19 @@ class KeptStream:
         return self.origin.stream_id
 
     @property
+    def event_prefix(self) -> str:
+        """What stands before the number in the id of its next event: others may follow an event with that number that
+        a gateway has sent which is lost."""
+        return f"{self.id}.{self.num_takeovers}" if self.num_takeovers else self.id
+
+    @property
     def has_ended(self) -> bool:
         return self.log.has_ended
+
+    def take_over(self) -> None:
+        """Go on with it in place of its gateway."""
+        self.num_takeovers = len(self.log.takeovers) + 1
+        self.publish(TakenOver())
 
     def publish(self, item: Item) -> None:
         """Add the next item, once the publisher has it."""
@@ -140,6 +157,8 @@ class KeptStream:
             if not item.is_event_stream:
                 self.log.max_bytes = None  # nobody can use a part of it
             self.log.append(())
+        elif isinstance(item, TakenOver):
+            self.log.note_takeover()
         elif isinstance(item, End):
             self.is_whole = item.is_whole
             self.log.end()

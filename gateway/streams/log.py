@@ -20,7 +20,7 @@ class EventLog:
     Followers read the same pieces, so that a slow one costs no memory.
     """
 
-    __slots__ = ("_changed", "_count_bytes", "_has_all", "_pieces", "first", "has_ended", "max_bytes", "num_bytes")
+    __slots__ = ("_changed", "_count_bytes", "_pieces", "first", "has_ended", "max_bytes", "num_bytes", "takeovers")
 
     def __init__(self, max_bytes: int | None = None, count_bytes: Callable[[int], None] | None = None) -> None:
         """`max_bytes` None: unbounded. `count_bytes` is called with each change of `num_bytes`."""
@@ -30,7 +30,8 @@ class EventLog:
         self.has_ended = False
         self.max_bytes = max_bytes
         self._count_bytes = count_bytes
-        self._has_all = False
+        self.takeovers: list[int] = []
+        """How many pieces there were each time that another gateway took the answer over."""
         self._changed: asyncio.Event | None = None
         """Set at the next change; None where nobody waits for it."""
 
@@ -56,9 +57,9 @@ class EventLog:
         self.first += dropped
         self._grow(num_bytes - self.num_bytes)
 
-    def go_on_alone(self) -> None:
-        """Take no more from another gateway: what its readers have beyond this is lost, and they are told."""
-        self._has_all = True
+    def note_takeover(self) -> None:
+        """Note that another gateway goes on from here: what readers have beyond this is lost, and they are told."""
+        self.takeovers.append(len(self))
         self._wake()
 
     def end(self) -> None:
@@ -70,10 +71,11 @@ class EventLog:
         """Return the pieces that are kept."""
         return list(self._pieces)
 
-    async def follow(self, start: int) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces from number `start` on, several in one, until the end. Raises NOT_FOUND for dropped ones."""
+    async def follow(self, start: int, num_takeovers: int | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield the pieces from number `start` on, several in one, until the end. Raises as `check`."""
         while True:
-            self.check(start)
+            self.check(start, num_takeovers)
+            num_takeovers = len(self.takeovers)
             offset = start - self.first
             if offset < len(self._pieces):
                 pieces = self._pieces[offset : offset + _PIECES_AT_ONCE]
@@ -84,16 +86,28 @@ class EventLog:
             else:
                 await self.changed()
 
-    def check(self, start: int) -> None:
+    def check(self, start: int, num_takeovers: int | None = None) -> None:
         """Raise NOT_FOUND where pieces from number `start` on were dropped, or pieces before it are lost with the
-        gateway that sent them, and INVALID where it is after the end."""
+        gateway that sent them, and INVALID where it is after the end.
+
+        The piece before `start` was sent after `num_takeovers`, None where that is not known. Raises UNAVAILABLE where
+        more of them are known there than here: this gateway goes on alone with what another has taken over.
+        """
+        self._check_takeovers(start, num_takeovers)
         if start < self.first:
             message = f"events {start + 1} to {self.first} of the stream are not kept any more (--stream-max-bytes)"
             raise SluiceError(ErrorCode.NOT_FOUND, message)
         if self.has_ended and start > len(self):
             raise invalid("last-event-id", f"last-event-id must be at most {len(self)}, the stream's last, got {start}")
-        if self._has_all and start > len(self):
-            lost = f"events {len(self) + 1} to {start} of the stream are lost with the gateway that sent them"
+
+    def _check_takeovers(self, start: int, num_takeovers: int | None) -> None:
+        if num_takeovers is None:
+            num_takeovers = 0 if start > len(self) else len(self.takeovers)
+        if num_takeovers > len(self.takeovers):
+            raise SluiceError(ErrorCode.UNAVAILABLE, "the stream goes on at another gateway", retry_after_s=1)
+        num_shared = min(self.takeovers[num_takeovers:], default=start)
+        if start > num_shared:
+            lost = f"events {num_shared + 1} to {start} of the stream are lost with the gateway that sent them"
             raise SluiceError(ErrorCode.NOT_FOUND, f"{lost}: send the request again")
 
     async def changed(self) -> None:

@@ -281,6 +281,9 @@ class SharedStreams:
         """Go on with a stream that was taken over, which has so many bytes in Redis."""
         kept.keep_s = kept.origin.keep_s
         self._adopt(kept, num_bytes)
+        # While it was without Redis, that gateway may have sent events that are nowhere else. Others come in their
+        # place, as tokens that arrive together share an event, so that their ids must differ.
+        kept.take_over()
         if len(kept.log) and not recorded:
             self._store.counts["takeover", "impossible"] += 1
             message = "the gateway of this stream is gone, and no other can go on with an answer of its model"

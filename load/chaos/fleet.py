@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from load.chaos.clocks import MovableClock, find_faketime
+from load.chaos.clocks import ClockError, MovableClock, build_library
 from load.chaos.places import choose_port, find_postgres, find_redis
 from load.chaos.processes import START_S, FleetError, Program
 from load.chaos.stores import PostgresStore, RedisStore
@@ -217,9 +217,10 @@ def _plan_fleet(folder: Path, model: Path, client: httpx.AsyncClient) -> Fleet:
 
 def _give_clocks(fleet: Fleet) -> None:
     """Give each gateway and each launcher, with all that they start, a wall clock that can be moved."""
-    library, problem = find_faketime()
-    if library is None:
-        fleet.skipped["clocks"] = problem
+    try:
+        library = build_library(fleet.folder)
+    except ClockError as error:
+        fleet.skipped["clocks"] = str(error)
         return
     for program in fleet.movable():
         program.clock = MovableClock(library, fleet.folder / f"clock-{program.name.replace(' ', '-')}")

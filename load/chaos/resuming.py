@@ -43,6 +43,8 @@ class Resumption:
         self._key = str(UUID(int=rng.getrandbits(128)))
         self._stream = ""
         self._last = 0
+        self._last_id = ""
+        """The id of the last event, as it came."""
         self._texts: list[str] = []
         self._said = "no connection"
         """What the last attempt brought in place of events."""
@@ -88,7 +90,7 @@ class Resumption:
         client, question = self._fleet.client, self._question
         if self._stream:
             url = f"{self._rng.choice(self._fleet.gateways).url}/v1/streams/{self._stream}"
-            return client.stream("GET", url, headers={"last-event-id": f"{self._stream}:{self._last}"})
+            return client.stream("GET", url, headers={"last-event-id": self._last_id or f"{self._stream}:0"})
         api = make_api(ApiKind.CHAT)
         body = api.body(question.kind.model, question.prompt, question.max_tokens, question.kind.workload())
         headers = {"x-sluice-resume": "true", "idempotency-key": self._key, "content-type": "application/json"}
@@ -109,14 +111,15 @@ class Resumption:
         """Take a complete event. Raises _EndedError for the last one, and for one that should not be there."""
         lines = event.split(b"\n")
         data = next((line.removeprefix(_DATA) for line in lines if line.startswith(_DATA)), None)
-        number = next((int(line.rpartition(b":")[2]) for line in lines if line.startswith(_ID)), None)
+        id_ = next((line.removeprefix(_ID) for line in lines if line.startswith(_ID)), None)
+        number = None if id_ is None else int(id_.rpartition(b":")[2])
         if data is None:  # a comment that keeps the connection
             return
         if b'"error"' in data and number is None:
             raise _EndedError(Verdict(Outcome.ERROR, "error_event", data.decode(errors="replace")))
         if number != self._last + 1:
             raise _EndedError(Verdict(Outcome.WRONG, "number", f"event {number} after event {self._last}: {data!r}"))
-        self._last = number
+        self._last, self._last_id = number, (id_ or b"").decode()
         if data == DONE:
             raise _EndedError(Verdict(Outcome.COMPLETED))
         if "error" in json.loads(data):

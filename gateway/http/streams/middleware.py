@@ -52,9 +52,9 @@ class StreamMiddleware:
     async def _open(self, wish: Wish, scope: Scope, receive: Receive, send: Send) -> Response:
         keep_alive_s = self._options.sse_keep_alive_s
         if wish.last_event is not None:
-            stream_id, num_seen = wish.last_event
-            kept = await self._streams.find(owner_of(Headers(scope=scope)), stream_id, scope)
-            return KeptResponse(kept, num_seen, keep_alive_s)
+            last = wish.last_event
+            kept = await self._streams.find(owner_of(Headers(scope=scope)), last.stream_id, scope)
+            return KeptResponse(kept, last.number, keep_alive_s, num_takeovers=last.num_takeovers)
         body = await read_body(Request(scope, receive), self._options.max_input_bytes)
         kept, is_replayed = await self._streams.open(wish, scope, body)
         return KeptResponse(kept, 0, keep_alive_s, [(REPLAYED_HEADER, b"true")] if is_replayed else [])

@@ -19,14 +19,24 @@ REPLAYED_HEADER = b"idempotent-replayed"
 class KeptResponse(Response):
     """Sends a kept stream's status and headers, and its pieces from number `start` on as they come.
 
-    Raises SluiceError where the stream ends before its head, or has lost pieces from `start` on.
+    Raises SluiceError where the stream ends before its head, or as `EventLog.check`.
     """
 
-    def __init__(self, kept: KeptStream, start: int, keep_alive_s: float, headers: Headers | None = None) -> None:
+    def __init__(
+        self,
+        kept: KeptStream,
+        start: int,
+        keep_alive_s: float,
+        headers: Headers | None = None,
+        *,
+        num_takeovers: int | None = None,
+    ) -> None:
+        """The reader has `start` pieces, the last of which was sent after `num_takeovers`; None: that is not known."""
         self.status_code = 200
         self.background = None
         self._kept = kept
         self._start = start
+        self._num_takeovers = num_takeovers
         self._keep_alive_s = keep_alive_s
         self._own_headers = headers or []
 
@@ -40,7 +50,7 @@ class KeptResponse(Response):
         if head is None:
             raise kept.failure or SluiceError(ErrorCode.CANCELLED, f"stream {kept.id} was cancelled before its answer")
         start = self._start if head.is_event_stream else 0
-        kept.log.check(start)
+        kept.log.check(start, self._num_takeovers)
         await send({"type": "http.response.start", "status": head.status, "headers": self._all_headers(head)})
         await self._write_pieces(start, scope, send, head)
 
@@ -53,7 +63,7 @@ class KeptResponse(Response):
         silence = SilenceBreaker(send, EventStreamResponse.keep_alive_frame, keep_alive_s)
         write, last = find_piece_writer(scope, send), b""
         try:
-            async with aclosing(self._kept.log.follow(start)) as pieces:
+            async with aclosing(self._kept.log.follow(start, self._num_takeovers)) as pieces:
                 first = await anext(pieces, b"")  # the server's own writer is for those that follow
                 await send({"type": "http.response.body", "body": first, "more_body": True})
                 async for piece in pieces:

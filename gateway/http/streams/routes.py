@@ -21,15 +21,15 @@ def router(streams: StreamService, options: HttpOptions) -> APIRouter:
     async def read(request: Request, stream_id: str, starting_after: Annotated[int, Query(ge=0)] = 0) -> Response:
         """Return the events of a resumable stream, those after the header Last-Event-ID or `starting_after`; 204 where
         it has ended, and none are left."""
-        last_event = request.headers.get(LAST_EVENT_HEADER)
+        last_event, num_takeovers = request.headers.get(LAST_EVENT_HEADER), None
         if last_event:
-            named, starting_after = parse_event_id(last_event)
+            named, num_takeovers, starting_after = parse_event_id(last_event)
             if named != stream_id:
                 raise invalid(LAST_EVENT_HEADER, f"{LAST_EVENT_HEADER} must be of stream {stream_id}, got {last_event}")
         kept = await streams.find(owner_of(request.headers), stream_id, request.scope)
         if kept.has_ended and starting_after == len(kept.log):
             return Response(status_code=HTTPStatus.NO_CONTENT)  # with which EventSource stops coming back
-        return KeptResponse(kept, starting_after, options.sse_keep_alive_s)
+        return KeptResponse(kept, starting_after, options.sse_keep_alive_s, num_takeovers=num_takeovers)
 
     @api.delete("/{stream_id}")
     async def cancel(request: Request, stream_id: str) -> Response:

@@ -77,7 +77,7 @@ class DetachedRun:
             return
         skipped = max(0, self._num_known - first)
         if self._is_events and self._kept.origin.is_resumable:
-            name = self._kept.id.encode()
+            name = self._kept.event_prefix.encode()
             pieces = [b"id: %b:%d\n%b" % (name, first + 1 + i, piece) for i, piece in enumerate(pieces)]
         self._kept.publish(Pieces(pieces[skipped:]))
 

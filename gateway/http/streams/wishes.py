@@ -21,15 +21,23 @@ KEPT_PATHS = frozenset(
 """Paths of requests that may be kept: those that make a model answer."""
 HEADERS = frozenset(each.encode() for each in (RESUME_HEADER, LAST_EVENT_HEADER, KEY_HEADER))
 """Names of the headers that mean anything here."""
-_EVENT_ID = re.compile(r"([0-9a-f]{32}):(\d{1,12})", re.ASCII)
+_EVENT_ID = re.compile(r"([0-9a-f]{32})(?:\.(\d{1,6}))?:(\d{1,12})", re.ASCII)
 _SHOWN_CHARS = 60
 
 
+class EventId(NamedTuple):
+    """The id of an event: its stream, how many gateways had taken that over before it, and its number, from 1 on."""
+
+    stream_id: str
+    num_takeovers: int
+    number: int
+
+
 class Wish(NamedTuple):
-    """What a client wishes. `last_event` is a stream's id and how many of its events it has; `key` "": none."""
+    """What a client wishes. `last_event` is the last one that it has of a stream; `key` "": none."""
 
     is_resumable: bool
-    last_event: tuple[str, int] | None
+    last_event: EventId | None
     key: str
 
 
@@ -44,13 +52,13 @@ def read_wish(scope: Scope) -> Wish | None:
     return Wish(is_resumable, last_event, key) if is_resumable or last_event or key else None
 
 
-def parse_event_id(text: str) -> tuple[str, int]:
-    """Return the stream and the number of an event's id. Raises INVALID for what is none of ours."""
+def parse_event_id(text: str) -> EventId:
+    """Return the parts of an event's id. Raises INVALID for what is none of ours."""
     found = _EVENT_ID.fullmatch(text)
     if found is None:
         what = f"the id of an event of this server (STREAM:NUMBER), got {text[:_SHOWN_CHARS]!r}"
         raise invalid(LAST_EVENT_HEADER, f"{LAST_EVENT_HEADER} must be {what}")
-    return found[1], int(found[2])
+    return EventId(found[1], int(found[2] or 0), int(found[3]))
 
 
 def _read_switch(text: str) -> bool:

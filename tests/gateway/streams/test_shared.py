@@ -84,6 +84,14 @@ async def test_events_that_a_lost_gateway_sent_without_redis_are_not_replaced_by
     assert refused.value.code is ErrorCode.NOT_FOUND
     await until(lambda: len(copy.log) == 5)
     assert b"".join(copy.log.kept()) == b"abanother canother danother e"
+    with pytest.raises(SluiceError, match="events 3 to 4 of the stream are lost"):
+        copy.log.check(4, num_takeovers=0)  # there is a fourth event now, which is another one
+    assert copy.event_prefix == f"{kept.id}.1"
+    copy.log.check(4, num_takeovers=1)
+    copy.log.check(2, num_takeovers=0)
+    with pytest.raises(SluiceError, match="goes on at another gateway") as moved:
+        kept.log.check(4, num_takeovers=1)
+    assert moved.value.code is ErrorCode.UNAVAILABLE
 
 
 async def test_a_redis_that_is_back_is_not_lost_again_with_each_connection_from_before(
