@@ -194,5 +194,14 @@ async def test_nothing_outlives_a_host_that_is_killed(start_server: StartServer)
     server = await asyncio.to_thread(start_server, WORKERS)
     children = psutil.Process(server.pid).children(recursive=True)
     assert len(children) >= 3
-    server.process.kill()
+    body = {**PROMPT, "max_tokens": 4000, "ignore_eos": True, "stream": True}
+    async with (
+        httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client,
+        client.stream("POST", "/v1/completions", json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        assert "error" not in await anext(lines)
+        server.process.kill()
+        rest = "".join([line async for line in lines])
+    assert "the server was lost while it answered: send the request again" in rest
     await wait_until(lambda: not any(each.is_running() and each.status() != "zombie" for each in children))
