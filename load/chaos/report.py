@@ -90,10 +90,16 @@ def print_report(run: Run, console: Console) -> None:
             console.print(f"  {count:6} {outcome}: {label}", highlight=False, markup=False)
     for violation in run.violations:
         console.print(f"BROKEN: {violation}", style="red", highlight=False, markup=False)
-    verdict = (
-        f"{len(run.violations)} promises broken; see {run.config.folder}" if run.violations else "no promise broken"
-    )
-    console.print(f"{verdict} (seed {run.config.seed})", style="bold", highlight=False, markup=False)
+    console.print(f"{verdict(run)} (seed {run.config.seed})", style="bold", highlight=False, markup=False)
+
+
+def verdict(run: Run) -> str:
+    """Return what the run has shown, in a line."""
+    if run.violations:
+        return f"broken promises: {len(run.violations)}; see {run.config.folder}"
+    if not run.is_complete:
+        return "no promise broken so far; the run did not come to its end, where growth, blocks and ledgers are checked"
+    return "no promise broken"
 
 
 def _sizes_table(run: Run) -> Table:

@@ -72,6 +72,8 @@ class Run:
     trace: list[str] = field(default_factory=list)
     """What was done, and when."""
     skipped: dict[str, str] = field(default_factory=dict)
+    is_complete: bool = False
+    """Whether it went on to its end, with the checks that are made there."""
     violations: list[str] = field(default_factory=list)
     checks: dict[str, str] = field(default_factory=dict)
     before: dict[str, Size] = field(default_factory=dict)
@@ -91,7 +93,12 @@ async def run_chaos(run: Run) -> None:
         run.skipped = dict(fleet.skipped)
         async with Traffic(fleet, run.config.seed) as traffic:
             run.traffic = traffic
-            await _Course(run, fleet, traffic).follow()
+            course = _Course(run, fleet, traffic)
+            try:
+                await course.follow()
+                run.is_complete = True
+            finally:
+                course.collect()
 
 
 class _Course:
@@ -105,7 +112,7 @@ class _Course:
         self._faults = Faults(fleet)
 
     async def follow(self) -> None:
-        """Go through all phases, and collect what broke a promise."""
+        """Go through all phases."""
         self._run.phase = "learning the answers"
         await self._fleet.wait_for_documents()
         await self._traffic.learn()
@@ -126,6 +133,9 @@ class _Course:
         self._run.phase = "waiting until all is still"
         await self._until("nothing runs, waits or is reserved", self._find_open)
         await self._reckon()
+
+    def collect(self) -> None:
+        """Take in what became of the requests, also of a run that is interrupted."""
         self._run.violations += self._traffic.tally.violations() + self._faults.errors
 
     async def _sample(self) -> None:

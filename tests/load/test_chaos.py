@@ -21,7 +21,8 @@ from load.chaos.measurements import ProcessSize, Size, find_growth
 from load.chaos.outcomes import Outcome, Tally, Verdict, judge
 from load.chaos.processes import Program
 from load.chaos.questions import KINDS, Kind, Question, light_questions, make_questions
-from load.chaos.run import find_open
+from load.chaos.report import verdict
+from load.chaos.run import ChaosConfig, Run, find_open
 from load.chaos.samples import Sample, find_leaks, find_slopes, sample_interval_s, sum_gauges
 from load.chaos.schedule import schedule
 from load.chaos.traffic import Completion
@@ -162,6 +163,16 @@ def test_a_tally_names_what_broke_a_promise() -> None:
     tally.add("chat", Verdict(Outcome.LOST, "connection", "reset"), "three")
     assert tally.violations() == ["1 requests lost: three: connection: reset"]
     assert tally.num_ended == 3
+
+
+def test_a_run_that_was_interrupted_claims_no_more_than_it_has_seen(tmp_path: Path) -> None:
+    run = Run(ChaosConfig(minutes=1.0, folder=tmp_path, faults=()))
+    assert verdict(run).startswith("no promise broken so far; the run did not come to its end")
+    run.is_complete = True
+    assert verdict(run) == "no promise broken"
+    run.violations.append("a request was lost")
+    run.is_complete = False
+    assert verdict(run) == f"broken promises: 1; see {tmp_path}"
 
 
 def test_connections_may_break_around_a_kill_alone() -> None:
