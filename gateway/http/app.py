@@ -28,6 +28,7 @@ from gateway.http.openai import routes as openai_routes
 from gateway.http.openapi import serve_docs
 from gateway.http.rag import routes as rag_routes
 from gateway.http.request import RequestIdMiddleware
+from gateway.http.routers import add_routes
 from gateway.http.streams import routes as stream_routes
 from gateway.http.streams.middleware import StreamMiddleware
 from gateway.http.streams.service import StreamService
@@ -66,27 +67,21 @@ def create_app(
         redirect_slashes=False,
     )
     restrictions = Restrictions(config.http.restrictions)
-    app.include_router(root.router(service, config.http, metrics_port))
+    add_routes(app.router, root.router(service, config.http, metrics_port))
     if config.http.serves_console:
-        app.include_router(console_routes.router())
-    app.include_router(openai_routes.router(service, config))
-    app.include_router(sleep.router(service))
-    app.include_router(anthropic_routes.router(service, config))
-    app.include_router(ollama_routes.router(service, config))
+        add_routes(app.router, console_routes.router())
+    add_routes(app.router, openai_routes.router(service, config), sleep.router(service))
+    add_routes(app.router, anthropic_routes.router(service, config), ollama_routes.router(service, config))
     if batches is not None:
-        app.include_router(batch_routes.router(batches, config))
+        add_routes(app.router, batch_routes.router(batches, config))
     if service.library is not None:
-        app.include_router(rag_routes.build_router(service, service.library, config))
-    app.include_router(admin.tenant_router(service.calls.access, config.http))
-    app.include_router(usage.router(service))
-    app.include_router(admin.router(service.calls.access, config.http))
-    app.include_router(live_requests.router(service.live))
-    app.include_router(logs.router(service))
-    app.include_router(live.router(make_feeds(service, config)))
-    app.include_router(timelines.router(service.timelines))
-    app.include_router(profile.router(service.profiler))
+        add_routes(app.router, rag_routes.build_router(service, service.library, config))
+    add_routes(app.router, admin.tenant_router(service.calls.access, config.http), usage.router(service))
+    add_routes(app.router, admin.router(service.calls.access, config.http), live_requests.router(service.live))
+    add_routes(app.router, logs.router(service), live.router(make_feeds(service, config)))
+    add_routes(app.router, timelines.router(service.timelines), profile.router(service.profiler))
     streams = open_streams(service, config)
-    app.include_router(stream_routes.router(streams, config.http))
+    add_routes(app.router, stream_routes.router(streams, config.http))
     install_error_handlers(app)
     serve_docs(app)
     app.add_middleware(StreamMiddleware, streams=streams, options=config.http)

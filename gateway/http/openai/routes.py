@@ -30,6 +30,7 @@ from gateway.http.openai.schemas import ChatCompletionRequest, CompletionRequest
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import parse_pieces_of_body, refuse_without_effect, warning_header
 from gateway.http.request import get_begin_time, get_request_id, parse_scheduling, read_pieces, run_while_connected
+from gateway.http.routers import add_routes
 from gateway.http.sse import EventStreamResponse
 from gateway.options.config import ServeConfig
 from gateway.path_masking import hide_paths
@@ -65,11 +66,9 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api.post("/completions", openapi_extra=describe_body(CompletionRequest))(routes.completions)
     api.get("/models")(routes.models)
     api.get("/models/{model:path}")(routes.model)
-    whole = APIRouter()
-    whole.include_router(api)
     for part in (adapters, embeddings, rerank, classify, tokens, responses):
-        whole.include_router(part.router(service, config))
-    return whole
+        add_routes(api, part.router(service, config))
+    return api
 
 
 class OpenAIRoutes:

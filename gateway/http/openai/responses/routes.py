@@ -32,6 +32,7 @@ from gateway.http.openai.responses.schemas import CountInputRequest, CreateRespo
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import refuse_without_effect, warning_header
 from gateway.http.request import get_begin_time, get_request_id, owner_of, parse_scheduling, run_while_connected
+from gateway.http.routers import add_routes
 from gateway.http.sse import EventStreamResponse, event_frame
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
@@ -54,10 +55,8 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api.delete("/{response_id}")(routes.delete)
     api.post("/{response_id}/cancel")(routes.cancel)
     api.get("/{response_id}/input_items")(routes.input_items)
-    whole = APIRouter()
-    whole.include_router(api)
-    whole.include_router(conversations.router(config, archive))
-    return whole
+    add_routes(api, conversations.router(config, archive))
+    return api
 
 
 class ResponseRoutes:
