@@ -1,16 +1,18 @@
 """Business logic scripting (BLS): requests from one model to another, on the worker's side."""
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serving.backends.python.frames import CallModel, WireRequest, WireResponse
 from serving.backends.python.worker.channel import Channel, PendingCall
 from serving.backends.python.worker.errors import TritonError, TritonErrorCode
 from serving.backends.python.worker.response import InferenceResponse
 from serving.backends.python.worker.tensor import PbTensor
+
+if TYPE_CHECKING:
+    import asyncio
 
 MAX_WAITING = 1024
 """Most threads that wait for the responses of coroutines. They are started as needed."""
@@ -42,6 +44,8 @@ class BlsCalls:
 
     def run_in_thread(self, wait: Callable[[], Any]) -> "asyncio.Future[Any]":
         """Wait for a result in a thread, for the running event loop."""
+        import asyncio  # see Executor
+
         return asyncio.get_running_loop().run_in_executor(self._threads, wait)
 
     @cached_property
