@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 from pipelines.text.tokenizer import Tokenizer
+from tests.fork_server import fork_server
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.paths import CERTIFICATES, RILL_TOKENIZER, TESTS
 from tests.quick import is_quick, refuse_processes
@@ -66,6 +68,9 @@ _LONG = {
 }
 """Files that show at length what shorter tests look at. They take half of the time of all, and are marked `long`, so
 that `make test` leaves them to `make test-long`. `--durations=0` says which could be next."""
+_LONG_PATHS = {TESTS / each for each in _LONG}
+_GC_THRESHOLDS = (10_000, 20, 20)
+"""Objects of tests are mostly gone by themselves; with Python's own thresholds quick tests take a twentieth longer."""
 # Until the tests are collected: imports make objects that stay, and no garbage.
 gc.disable()
 
@@ -82,7 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.path.relative_to(TESTS).as_posix() in _LONG:
+    if item.path in _LONG_PATHS:
         item.add_marker("long")
 
 
@@ -91,6 +96,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return half as many workers again as there are cores: tests that start processes wait much of their time."""
     num_cores = len(os.sched_getaffinity(0))
     return num_cores if config.getoption("--quick") else num_cores + num_cores // 2
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.sharing import SharingScheduling  # make test-ray has no xdist
+
+    return SharingScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -104,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if is_quick(item)]
     num_slow = Counter(item.path for item in slow)
     first = {TESTS / each for each in _FIRST}
-    if missing := [str(each) for each in (*first, *(TESTS / each for each in _LONG)) if not each.exists()]:
+    if missing := [str(each) for each in (*first, *_LONG_PATHS) if not each.exists()]:
         raise pytest.UsageError(f"_FIRST or _LONG in tests/conftest.py names files that are not there: {missing}")
     items.sort(key=lambda item: (item.path not in first, -num_slow[item.path]))
 
@@ -117,9 +129,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare the garbage collector the thousands of tests and the libraries: a collection takes a tenth of the time."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
+    fork_server()  # in the environment that no test has changed
     if session.config.getoption("--quick"):
         refuse_processes()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Spare it, after each file, what that file has imported and shares: some tests collect garbage themselves."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import httpx
 import psutil
+
+from tests.fork_server import fork_server
 
 PATIENCE_S = 30.0
 MODEL = "tiny"
@@ -75,6 +78,15 @@ def serve_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "cli", "serve", "--grpc-port=0", *arguments]
 
 
+def start_command(
+    command: list[str], log: TextIO, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start `python -m cli ...`: by a fork where it may have the imports of another."""
+    if fork_server().suits(environment):
+        return fork_server().start(command[3:], log)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+
+
 @contextmanager
 def running_server(checkpoint: Path, log_path: Path, *arguments: str) -> Iterator[ServerProcess]:
     """A server that listens; call `wait_ready` before asking it for tokens."""
@@ -96,7 +108,7 @@ def running_command(
     """`sluice serve` with these arguments, on free ports."""
     command = serve_command("--http-port=0", "--metrics-port=0", *arguments)
     with log_path.open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
+        process = start_command(command, log, environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gateway.listeners import listen
-from tests.server_process import PATIENCE_S, ServerProcess, StartServer, running_command, serve_command
+from tests.server_process import PATIENCE_S, ServerProcess, StartServer, running_command, serve_command, start_command
 from tests.serving.backends.python.parts import TEXT, write_model
 
 SOON_S = 60.0
@@ -204,7 +204,7 @@ def test_garbage_on_any_port_harms_nobody(server: ServerProcess, garbage: bytes)
 def test_sigterm_lets_streams_finish_and_nothing_else_delays_it(start_server: StartServer) -> None:
     server = start_server(EXIT_S)
     engine = server.engine()
-    with server.client() as client, open_stream(client, 1000) as events, connect(server) as idle:
+    with server.client() as client, open_stream(client, 400) as events, connect(server) as idle:
         idle.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         assert idle.recv(1)
         server.process.send_signal(signal.SIGTERM)
@@ -281,7 +281,7 @@ def restarting(server: ServerProcess) -> Iterator[None]:
 def test_a_killed_engine_is_replaced_and_streams_go_on(start_server: StartServer) -> None:
     server = start_server("--dtype=f32")
     engine = server.engine()
-    with server.client() as client, server.client() as other, open_stream(client, 1000) as events:
+    with server.client() as client, server.client() as other, open_stream(client, 400) as events:
         with restarting(server):
             assert client.get("/v2/health/live").status_code == 200
             assert other.get("/health").json()["reason"] == "the engine is restarting"
@@ -347,25 +347,31 @@ def test_a_taken_port_ends_the_start_at_once(checkpoint: Path) -> None:
     assert done.stderr == f"sluice serve: error: {said}\n"
 
 
-def test_a_taken_grpc_port_is_one_clear_line(checkpoint: Path) -> None:
+def refusal(log_path: Path, *arguments: str) -> tuple[int, str]:
+    """Return the exit code of a server that cannot start, and the last line that it prints."""
+    with (
+        log_path.open("w") as log,
+        start_command(serve_command("--http-port=0", "--metrics-port=0", *arguments), log) as process,
+    ):
+        code = process.wait(PATIENCE_S)
+    text = log_path.read_text()
+    assert "Traceback" not in text
+    return code, text.splitlines()[-1]
+
+
+def test_a_taken_grpc_port_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:
     with listen("127.0.0.1", 0, "--http-port") as taken:
         port = taken.getsockname()[1]
-        command = serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0", f"--grpc-port={port}")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].endswith(
-        f"port {port} on 127.0.0.1 is taken; choose another with --grpc-port (0 takes a free one)"
-    )
-    assert "Traceback" not in done.stderr
+        code, line = refusal(tmp_path / "log", str(checkpoint), f"--grpc-port={port}")
+    assert code == 1
+    assert line.endswith(f"port {port} on 127.0.0.1 is taken; choose another with --grpc-port (0 takes a free one)")
 
 
-def test_a_certificate_that_is_not_there_is_one_clear_line(checkpoint: Path) -> None:
+def test_a_certificate_that_is_not_there_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:
     files = ("--grpc-use-ssl=true", "--grpc-server-cert=/nowhere/cert.pem", "--grpc-server-key=/nowhere/key.pem")
-    command = serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0", *files)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 2
-    assert "--grpc-server-cert cannot be read" in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+    code, line = refusal(tmp_path / "log", str(checkpoint), *files)
+    assert code == 2
+    assert "--grpc-server-cert cannot be read" in line
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:
@@ -374,10 +380,7 @@ def test_a_model_that_cannot_be_loaded_is_one_clear_line(checkpoint: Path, tmp_p
     config = json.loads((folder / "config.json").read_text())
     config |= {"model_type": "mamba", "architectures": ["MambaForCausalLM"]}
     (folder / "config.json").write_text(json.dumps(config))
-    command = serve_command(str(folder), "--http-port=0", "--metrics-port=0")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("sluice serve: error: ")
-    assert "mamba" in last.lower()
+    code, line = refusal(tmp_path / "log", str(folder))
+    assert code == 1
+    assert line.startswith("sluice serve: error: ")
+    assert "mamba" in line.lower()

@@ -3,13 +3,12 @@
 import re
 import shutil
 import signal
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tests import paths
-from tests.server_process import PATIENCE_S, ServerProcess, serve_command
+from tests.server_process import PATIENCE_S, ServerProcess, serve_command, start_command
 
 MODELS = paths.DATA / "triton" / "models"
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -32,7 +31,7 @@ def serving(repository: Path, log_path: Path, *flags: str) -> Iterator[ServerPro
     """Run a server whose models are loaded. It must shut down without an error."""
     command = serve_command("--model-repository", str(repository), *FREE_PORTS, *flags)
     with log_path.open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = start_command(command, log)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
