@@ -8,7 +8,7 @@ One that lacks it fails as soon as it starts a process.
 import inspect
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import _lru_cache_wrapper, cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -37,6 +37,10 @@ STARTERS = (
     "uvicorn",
 )
 """Modules, classes and functions; what stands below them is meant too."""
+_BELOW_STARTERS = tuple(f"{each}." for each in STARTERS)
+
+_HARMLESS: dict[int, Any] = {}
+"""What has been found to refer to no starter, by its id."""
 
 
 def is_quick(item: pytest.Item) -> bool:
@@ -67,14 +71,17 @@ def _starts(value: Any) -> bool:
     pending = [value]
     while pending:
         each = pending.pop()
-        if id(each) in seen or not isinstance(each, ModuleType | FunctionType | type):
+        if isinstance(each, _lru_cache_wrapper):
+            each = each.__wrapped__
+        if id(each) in seen or id(each) in _HARMLESS or not isinstance(each, ModuleType | FunctionType | type):
             continue
         seen[id(each)] = each
         name = each.__name__ if isinstance(each, ModuleType) else f"{each.__module__}.{each.__qualname__}"
-        if any(name == starter or name.startswith(f"{starter}.") for starter in STARTERS):
+        if name in STARTERS or name.startswith(_BELOW_STARTERS):
             return True
         if name.startswith("tests"):
             pending += _references(each)
+    _HARMLESS.update(seen)
     return False
 
 

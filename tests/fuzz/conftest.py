@@ -13,8 +13,10 @@ _SHRINKING_S = 900
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not MINUTES:
+        return
     properties = [item for item in items if item.path.is_relative_to(TESTS / "fuzz")]
-    if not MINUTES or not properties:
+    if not properties:
         return
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))  # noqa: TID251 - set by pytest-xdist
     Share.seconds = 60 * MINUTES * num_workers / len(properties)

@@ -3,7 +3,6 @@
 from threading import Timer
 from typing import Any
 
-import anthropic
 import openai
 
 from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
@@ -18,6 +17,8 @@ SILENCE_S = 0.3
 
 
 def test_stock_clients_pass_over_what_breaks_a_silence(strict_live: LiveServer) -> None:
+    import anthropic  # takes seconds, which one worker alone is to spend
+
     settings: Any = {"api_key": "none", "max_retries": 0, "timeout": PATIENCE_S}
     runner, body = strict_live.runner, {**BODY, "extra_body": {"temperature": 0}}
     with (

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from engine.types import FinishReason, GrammarKind
@@ -13,6 +12,9 @@ from gateway.http.anthropic.schemas import MessagesRequest
 from gateway.http.parsing import parse_body
 from pipelines.text.types import ChatMessage, Conversation, ImagePart, TemplateOptions, TextEvent, TextRequest
 from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+
+if TYPE_CHECKING:
+    import anthropic
 
 PATH = "/v1/messages"
 SYSTEM, QUESTION = "Be brief.", "What is a block table?"
@@ -23,8 +25,10 @@ SENT: dict[str, Any] = {**BODY, "extra_body": GREEDY}
 
 
 @pytest.fixture(scope="module")
-def client(live: LiveServer) -> Iterator[anthropic.Anthropic]:
+def client(live: LiveServer) -> "Iterator[anthropic.Anthropic]":
     """The stock client without retries, so that a test sees the first answer."""
+    import anthropic  # takes seconds, which this file's worker alone is to spend
+
     with anthropic.Anthropic(base_url=live.url, api_key="none", max_retries=0, timeout=PATIENCE_S) as stock:
         yield stock
 
@@ -37,13 +41,13 @@ def expected(live: LiveServer) -> str:
     return live.echo(prompt_ids(live, ("system", SYSTEM), ("user", QUESTION)), 24)
 
 
-def text_of(answer: anthropic.types.Message | anthropic.types.ParsedMessage[Any]) -> str:
+def text_of(answer: "anthropic.types.Message | anthropic.types.ParsedMessage[Any]") -> str:
     [block] = answer.content
     assert block.type == "text"
     return block.text
 
 
-def test_whole(live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_whole(live: LiveServer, client: "anthropic.Anthropic") -> None:
     answer = client.messages.create(**SENT)
     assert answer.id.startswith("msg_")
     assert (answer.type, answer.role, answer.model) == ("message", "assistant", MODEL)
@@ -73,7 +77,7 @@ def test_images_keep_their_places() -> None:
     )
 
 
-def test_streamed_is_what_is_not_streamed(live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_streamed_is_what_is_not_streamed(live: LiveServer, client: "anthropic.Anthropic") -> None:
     with client.messages.stream(**SENT) as stream:
         pieces = list(stream.text_stream)
         final = stream.get_final_message()
@@ -94,7 +98,7 @@ def test_events_have_anthropics_names_and_order(live: LiveServer) -> None:
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
-def test_a_stop_sequence_is_named(live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_a_stop_sequence_is_named(live: LiveServer, client: "anthropic.Anthropic") -> None:
     text = expected(live)
     stop = text[6:9]
     answer = client.messages.create(**SENT, stop_sequences=["never there", stop])
@@ -103,7 +107,7 @@ def test_a_stop_sequence_is_named(live: LiveServer, client: anthropic.Anthropic)
 
 
 def test_blocks_and_turns_of_one_role_are_joined_and_thoughts_left_out(
-    live: LiveServer, client: anthropic.Anthropic
+    live: LiveServer, client: "anthropic.Anthropic"
 ) -> None:
     turns: Any = [
         {"role": "user", "content": "Hello"},
@@ -122,7 +126,7 @@ def test_blocks_and_turns_of_one_role_are_joined_and_thoughts_left_out(
     assert count.input_tokens == len(ids)
 
 
-def test_the_answer_goes_on_with_a_last_turn_of_the_assistant(live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_the_answer_goes_on_with_a_last_turn_of_the_assistant(live: LiveServer, client: "anthropic.Anthropic") -> None:
     turns: Any = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "It is"}]
     conversation = Conversation(
         (ChatMessage("user", QUESTION), ChatMessage("assistant", "It is")),
@@ -188,13 +192,17 @@ def test_bad_input_is_refused_in_anthropics_shape(live: LiveServer, change: dict
     assert message in answer["error"]["message"]
 
 
-def test_clients_raise_their_own_errors(live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_clients_raise_their_own_errors(live: LiveServer, client: "anthropic.Anthropic") -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError, match="nobody"):
         client.messages.create(**{**SENT, "model": "nobody"})
     assert live.request("GET", PATH).json()["error"]["type"] == "invalid_request_error"
 
 
-def test_a_failure_in_the_middle_ends_the_stream_with_an_error(live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_a_failure_in_the_middle_ends_the_stream_with_an_error(live: LiveServer, client: "anthropic.Anthropic") -> None:
+    import anthropic
+
     live.runner.hold_after(3)
     try:
         with client.messages.stream(**SENT) as stream:

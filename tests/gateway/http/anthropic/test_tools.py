@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import jsonschema
 import pytest
 
 from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+
+if TYPE_CHECKING:
+    import anthropic
 
 PATH = "/v1/messages"
 SCHEMA: dict[str, Any] = {
@@ -30,7 +32,9 @@ ANSWER = f"<think>hm</think>One.\n{CALL}\n{OFF}"
 
 
 @pytest.fixture(scope="module")
-def client(chat_live: LiveServer) -> Iterator[anthropic.Anthropic]:
+def client(chat_live: LiveServer) -> "Iterator[anthropic.Anthropic]":
+    import anthropic  # takes seconds, which this file's worker alone is to spend
+
     with anthropic.Anthropic(base_url=chat_live.url, api_key="none", max_retries=0, timeout=PATIENCE_S) as stock:
         yield stock
 
@@ -45,18 +49,18 @@ def say(live: LiveServer, text: str) -> None:
     live.runner.script = live.model.tokenizer.encode_words(text, "script")
 
 
-def shown(message: anthropic.types.Message) -> list[dict[str, Any]]:
+def shown(message: "anthropic.types.Message") -> list[dict[str, Any]]:
     """Return the blocks without the ids of tool uses, which are random."""
     blocks = [block.model_dump(exclude_none=True) for block in message.content]
     return [{name: value for name, value in block.items() if name not in ("id", "caller")} for block in blocks]
 
 
-def streamed(client: anthropic.Anthropic, **fields: Any) -> anthropic.types.Message:
+def streamed(client: "anthropic.Anthropic", **fields: Any) -> "anthropic.types.Message":
     with client.messages.stream(**fields) as stream:
         return stream.get_final_message()
 
 
-def test_streamed_blocks_are_those_of_the_whole_answer(chat_live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_streamed_blocks_are_those_of_the_whole_answer(chat_live: LiveServer, client: "anthropic.Anthropic") -> None:
     say(chat_live, ANSWER)
     whole = client.messages.create(**BODY)
     thinking, *rest = shown(whole)
@@ -102,7 +106,7 @@ def test_events_have_anthropics_names_and_order(chat_live: LiveServer) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "set_light"}])
-def test_a_required_use_matches_its_schema(client: anthropic.Anthropic, choice: Any) -> None:
+def test_a_required_use_matches_its_schema(client: "anthropic.Anthropic", choice: Any) -> None:
     fields = {**BODY, "tool_choice": {"disable_parallel_tool_use": True, **choice}, "thinking": {"type": "disabled"}}
     for message in (client.messages.create(**fields), streamed(client, **fields)):
         [block] = shown(message)
@@ -113,7 +117,7 @@ def test_a_required_use_matches_its_schema(client: anthropic.Anthropic, choice: 
             assert choice["type"] == "any"
 
 
-def test_a_conversation_with_results_goes_on(chat_live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_a_conversation_with_results_goes_on(chat_live: LiveServer, client: "anthropic.Anthropic") -> None:
     say(chat_live, ANSWER)
     used = client.messages.create(**BODY)
     ids = [block.id for block in used.content if block.type == "tool_use"]
@@ -131,13 +135,13 @@ def test_a_conversation_with_results_goes_on(chat_live: LiveServer, client: anth
     assert count > client.messages.count_tokens(model=MODEL, messages=turns).input_tokens
 
 
-def test_no_tool_may_be_used(chat_live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_no_tool_may_be_used(chat_live: LiveServer, client: "anthropic.Anthropic") -> None:
     say(chat_live, "<think>hm</think>" + OFF)
     answer = client.messages.create(**BODY, tool_choice={"type": "none"}, thinking={"type": "adaptive"})
     assert [block["type"] for block in shown(answer)] == ["thinking", "text"]
 
 
-def test_an_input_that_was_cut_off_has_what_came(chat_live: LiveServer, client: anthropic.Anthropic) -> None:
+def test_an_input_that_was_cut_off_has_what_came(chat_live: LiveServer, client: "anthropic.Anthropic") -> None:
     say(chat_live, CALL)
     answer = client.messages.create(**{**BODY, "max_tokens": 26})
     assert answer.stop_reason == "max_tokens"
