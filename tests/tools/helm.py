@@ -1,12 +1,14 @@
 """Renders and lints the Helm chart with Helm's own library, in a process of its own: the library brings Go's runtime.
 
-`python -m tests.tools.helm` is that process. It reads one request from standard input and writes its answer, in JSON.
+`python -m tests.tools.helm` is that process. It reads requests from standard input and writes an answer to each, in
+lines of JSON. It ends with the process that started it.
 """
 
 import json
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,11 +19,8 @@ from tests.paths import ROOT
 CHART = ROOT / "deploy" / "helm" / "sluice"
 EXAMPLES = CHART / "examples"
 NOTES = "NOTES.txt"
-TIMEOUT_S = 120.0
 Values = dict[str, Any]
 Manifest = dict[str, Any]
-_ANSWERS: dict[str, dict[str, Any]] = {}
-"""What Helm's process said to each request. Not functools.cache: `make quick` looks for processes in functions."""
 
 
 class RenderError(ValueError):
@@ -73,20 +72,21 @@ def lint(values: Values | None = None) -> list[dict[str, Any]]:
     return messages
 
 
+@cache
 def _ask(request: str) -> dict[str, Any]:
-    if request in _ANSWERS:
-        return _ANSWERS[request]
-    made = subprocess.run(
-        [sys.executable, "-m", "tests.tools.helm"],
-        input=request,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert made.returncode == 0, made.stderr
-    _ANSWERS[request] = json.loads(made.stdout)
-    return _ANSWERS[request]
+    process = _start_process()
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{request}\n")
+    process.stdin.flush()
+    answer: dict[str, Any] = json.loads(process.stdout.readline())
+    return answer
+
+
+@cache
+def _start_process() -> subprocess.Popen[str]:
+    """Start Helm's process at the first call, for all requests."""
+    words = [sys.executable, "-m", "tests.tools.helm"]
+    return subprocess.Popen(words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -105,4 +105,6 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(_answer(json.load(sys.stdin)), sys.stdout)
+    for line in sys.stdin:
+        sys.stdout.write(f"{json.dumps(_answer(json.loads(line)))}\n")
+        sys.stdout.flush()

@@ -1,5 +1,7 @@
 """What the chart renders: valid for Kubernetes, and its objects agree with each other."""
 
+from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -7,6 +9,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from kubernetes_validate import utils
 
 from tests.deploy.dockerfile import DOCKERFILES, stages
 from tests.deploy.kubernetes.custom_resources import SCHEMAS
@@ -18,6 +21,14 @@ pytestmark = needs_helm
 METADATA: dict[str, Any] = yaml.safe_load((CHART / "Chart.yaml").read_text())
 OLDEST = METADATA["kubeVersion"].removeprefix(">=").removesuffix("-0")
 NEWEST = kubernetes_validate.latest_version()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _schemas_are_read_once() -> Iterator[None]:
+    """The library reads megabytes of schemas for each manifest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        yield
 
 
 def validate(manifest: Manifest, kubernetes_version: str) -> None:
