@@ -16,6 +16,7 @@ from serving.tensors.tensor import Tensor
 from tests.serving.repository.parts import context_for, until
 from tests.serving.repository.small_models import write_onnx
 
+pytestmark = pytest.mark.slow
 SCRIPT = """
 import os
 import time
