@@ -71,7 +71,7 @@ def traffic(base_url: str) -> Iterator[None]:
 
 
 async def _all_kinds(base_url: str, stopping: threading.Event) -> None:
-    async with httpx.AsyncClient(base_url=base_url, headers=HEADERS, timeout=30.0) as client:
+    async with httpx.AsyncClient(base_url=base_url, headers=HEADERS, timeout=120.0) as client:
         await _put_document(client)
         for round_number in count():
             if stopping.is_set():
