@@ -42,6 +42,8 @@ MOST_S = 2.0
 """Longest turn of the loop, in seconds of its thread: the client's part is in it. The server's own are some 10 ms, and
 those of floods that are not bounded some minutes."""
 MOST_BYTES = 100 << 20
+LOOK_S = 0.001
+"""Rest between two questions, and between two looks at the loop: few turns are in one look, and the longest is."""
 
 
 @asynccontextmanager
@@ -55,12 +57,13 @@ async def bystander(calls: Calls) -> AsyncIterator[Callable[[], int]]:
             while True:
                 assert await channel.unary_unary(ECHO)(b"still there?", timeout=PATIENCE_S) == b"still there?"
                 answers += 1
+                await asyncio.sleep(LOOK_S)
 
     async def tick() -> None:
         nonlocal longest
         while True:
             before = thread_time()
-            await asyncio.sleep(0)
+            await asyncio.sleep(LOOK_S)
             longest = max(longest, thread_time() - before)
 
     asking, ticking = asyncio.ensure_future(ask()), asyncio.ensure_future(tick())
