@@ -2,12 +2,15 @@
 
 import re
 
+import pytest
+
 from tests.paths import DOCS
 from tests.tools.structure_page import paths
 
 PAGE = DOCS / "reference" / "structure.md"
 
 
+@pytest.mark.long
 def test_requests_run_through_no_more_files_than_stated() -> None:
     bounds = {name: int(most) for name, most in re.findall(r"^\| (\w+) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)}
     found = paths()

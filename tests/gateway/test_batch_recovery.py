@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.server_process import PATIENCE_S, ServerProcess, StartServer
 
@@ -40,6 +41,7 @@ def begin(server: ServerProcess, client: httpx.Client) -> str:
     return batch
 
 
+@pytest.mark.long
 def test_every_request_is_answered_once(start_server: StartServer, tmp_path: Path) -> None:
     state = ("--state-path", str(tmp_path / "state"))
     first = start_server(*state)

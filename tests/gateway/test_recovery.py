@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 
 from tests.server_process import PATIENCE_S, ServerProcess, StartServer
 
@@ -70,11 +71,14 @@ async def kill_and_watch(server: ServerProcess, client: httpx.AsyncClient) -> No
     engine.kill()
     while await probe(client, "/v2/health/ready"):
         assert await probe(client, "/v2/health/live")
+        await asyncio.sleep(0.01)
     while not await probe(client, "/v2/health/ready"):
         assert await probe(client, "/v2/health/live")
+        await asyncio.sleep(0.01)
     assert not psutil.pid_exists(engine.pid)
 
 
+@pytest.mark.long
 async def test_32_streams_bring_the_same_text_when_their_engine_is_killed(start_server: StartServer) -> None:
     server = await asyncio.to_thread(start_server, "--dtype=f32", f"--max-num-seqs={NUM_RUNNING}")
     limits = httpx.Limits(max_connections=NUM_STREAMS + 1)

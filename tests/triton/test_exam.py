@@ -45,6 +45,7 @@ def test_the_sample_is_answered_as_recorded(examined: ServerProcess) -> None:
     assert {name: reasons for name, reasons in different.items() if name not in NEWER} == {}
 
 
+@pytest.mark.long
 def test_only_the_named_answers_differ(examined: ServerProcess) -> None:
     different = different_answers(examined, EXCHANGES)
     named = ON_PURPOSE.keys() | BY_CHANCE.keys() | NEWER

@@ -107,6 +107,7 @@ def prober(pod: Manifest, base_url: str) -> Callable[[str], int]:
     return probe
 
 
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_a_pod_starts_serves_and_ends_its_streams(container: Container, tmp_path: Path) -> None:
     rendered = render({"shutdown": {"preStopSeconds": 2, "exitTimeoutSeconds": 110}})

@@ -228,6 +228,7 @@ async def registered_engine(
         yield launcher, registration
 
 
+@pytest.mark.long
 async def test_a_rolling_upgrade_fails_no_request(tmp_path: Path, redis: RedisServer) -> None:
     """Each engine drains and ends while another takes its place: nothing fails, and all texts are what they were."""
     url, failed, done = url_of(redis), [], 0

@@ -103,6 +103,7 @@ MUTATIONS: list[tuple[str, dict[str, Any]]] = [
 """Configurations with one error each."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "fields"), MUTATIONS)
 def test_every_field_matters(name: str, fields: dict[str, Any], tmp_path: Path) -> None:
     """The goldens detect errors: the logits of a wrong configuration differ from the recorded ones."""

@@ -67,7 +67,9 @@ def many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("many")
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize(
+    "name", [each if each == GOLDEN else pytest.param(each, marks=pytest.mark.long) for each in SPARSE]
+)
 def test_many_experts_are_gathered(name: str, tmp_path: Path) -> None:
     """The plugin has recognized the graph: no product is of all experts. The goldens' few experts are computed one by
     one elsewhere, with the same logits and tokens."""

@@ -58,6 +58,7 @@ def test_the_page_names_no_other_server(live: LiveServer) -> None:
         assert live.get(f"/{path}").status_code == 200
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_a_browser_without_other_servers_shows_every_route(live: LiveServer, tmp_path: Path) -> None:

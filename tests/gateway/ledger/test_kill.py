@@ -96,6 +96,7 @@ def generated(server: ServerProcess) -> int:
     return int(float(line.split()[-1]))
 
 
+@pytest.mark.long
 def test_kills_of_engine_and_gateway_cost_the_last_second_alone(tmp_path: Path) -> None:
     path = tmp_path / "ledger.sqlite"
     arguments = ("--ledger", str(path), "--state-path", str(tmp_path / "state"))

@@ -263,6 +263,7 @@ asyncio.run(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
 """
 
 
+@pytest.mark.long
 async def test_eight_gateways_use_the_limit_and_no_more(server: RedisServer) -> None:
     """Eight processes at once ask for far more than the limit: together they use it to within a hundredth."""
     command = [sys.executable, "-c", GATEWAY, url_of(server), str(MORNING), "300"]

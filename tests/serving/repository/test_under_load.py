@@ -166,7 +166,7 @@ async def _change_everything(
     await load.answered()
 
 
-@pytest.mark.parametrize("mode", [ControlMode.EXPLICIT, ControlMode.POLL])
+@pytest.mark.parametrize("mode", [ControlMode.EXPLICIT, pytest.param(ControlMode.POLL, marks=pytest.mark.long)])
 @pytest.mark.parametrize("backend", list(WRITERS))
 async def test_no_request_fails_while_versions_change(root: Path, backend: str, mode: ControlMode) -> None:
     versions = Versions(root, backend)
