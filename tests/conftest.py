@@ -42,6 +42,7 @@ _LONG = {
     "engine/client/test_recovery.py",
     "engine/delegated/tensorrt_llm/test_engine.py",
     "engine/delegated/tensorrt_llm/test_engine_faults.py",
+    "engine/fleet/test_handover_live.py",
     "engine/fleet/test_moving.py",
     "engine/forecast/test_wait.py",
     "engine/runners/test_block_copies.py",
