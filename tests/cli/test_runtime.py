@@ -28,6 +28,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[InstallStep]:
     return run
 
 
+@pytest.mark.slow
 def test_the_list_says_where_each_is(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert runtime_command.command(["list"]) == 0
     assert "sluice runtime install vllm" in capsys.readouterr().out

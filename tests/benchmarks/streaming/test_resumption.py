@@ -16,6 +16,7 @@ NUM_STREAMS = 60
 
 
 @pytest.mark.long
+@pytest.mark.slow
 async def test_every_stream_is_whole(tmp_path: Path) -> None:
     checkpoint = write_tiny_checkpoint(tmp_path / "tiny" / "1")
     options = (f"--stream-resume-secs={RESUME_S}", EXACT, "--served-model-name=tiny")

@@ -30,6 +30,7 @@ def wait_for(host: EngineHost, is_so: Callable[[EngineStatus], bool]) -> EngineS
     return status
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_comes_again_elsewhere(host: EngineHost) -> None:
     first = wait_for(host, lambda status: status.state is EngineState.READY)
     assert (first.num_restarts, first.problem) == (0, "")
@@ -41,6 +42,7 @@ def test_an_engine_that_is_killed_comes_again_elsewhere(host: EngineHost) -> Non
     assert second.address != first.address
 
 
+@pytest.mark.slow
 def test_an_engine_that_drains_ends_for_good(host: EngineHost) -> None:
     wait_for(host, lambda status: status.state is EngineState.READY)
     host.drain()
@@ -55,6 +57,7 @@ def test_one_that_never_started_has_nothing_to_drain() -> None:
     assert host.status().state is EngineState.ENDED
 
 
+@pytest.mark.slow
 def test_the_delay_before_a_start_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hosts, "LONGEST_DELAY_S", 4.0)
     host = EngineHost(["-c", "raise SystemExit(3)"], "127.0.0.1")

@@ -37,6 +37,7 @@ def check_taken(answers: list[tuple[list[int], int | None]]) -> None:
     assert 192 in taken and taken <= {0, 192}
 
 
+@pytest.mark.slow
 async def test_the_tokens_are_those_of_one_engine() -> None:
     config = EngineConfig(
         model_path=str(checkpoint_path("llama_tiny")), runtime=Runtime.OPENVINO, num_blocks=200, num_threads=1
@@ -66,6 +67,7 @@ async def test_the_tokens_are_those_of_one_engine() -> None:
         await client.stop()
 
 
+@pytest.mark.slow
 async def test_blocks_of_an_adapter_are_handed_over_for_that_adapter_alone(tmp_path: Path) -> None:
     base = checkpoint_path("llama_tiny")
     adapters = {name: str(make_adapter(base, tmp_path / name, seed)) for seed, name in enumerate(("one", "two"))}
