@@ -9,6 +9,7 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.delegated.interface import AdapterRuntime, DelegatedRuntime
+from engine.delegated.sequence import Rendered
 from engine.frames import AdapterOutcome, LoadAdapter, Submit, UnloadAdapter
 from engine.scheduling.admission import check_reported_queue
 from engine.statistics import EngineStats
@@ -60,14 +61,6 @@ class ImageRuntime(DelegatedRuntime, Protocol):
         """Return the request's prompt with the tokens of its images. Raises SluiceError for images that cannot be
         used."""
         ...
-
-
-class Rendered(NamedTuple):
-    """A request whose prompt has the tokens of its images."""
-
-    request: GenerateRequest
-    prepare: Callable[[GenerateRequest], Any]
-    submitted_at: float
 
 
 class Renderings:

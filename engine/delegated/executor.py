@@ -10,12 +10,12 @@ from time import perf_counter
 import msgspec
 
 from engine.config import EngineConfig
-from engine.delegated.abilities import Rendered, Renderings
+from engine.delegated.abilities import Renderings
 from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
 from engine.delegated.changes import RuntimeChanges
 from engine.delegated.in_flight import InFlightTable
 from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
-from engine.delegated.sequence import DelegatedSequence, make_sequence
+from engine.delegated.sequence import DelegatedSequence, Rendered, make_sequence
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
 from engine.frames import (

@@ -1,19 +1,26 @@
 """A request in the engine of a runtime that batches by itself: its values from the queue to its end."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from engine.blocks import blocks_for
-from engine.delegated.abilities import Rendered
 from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta
 from engine.frames import Submit
 from engine.types import EngineInfo, EventDetail, GenerateRequest
 from engine.validation import check_lengths, check_request
 from sluice.errors import ErrorCode, SluiceError, invalid
+
+
+class Rendered(NamedTuple):
+    """A request whose prompt has the tokens of its images."""
+
+    request: GenerateRequest
+    prepare: Callable[[GenerateRequest], Any]
+    submitted_at: float
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

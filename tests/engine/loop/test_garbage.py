@@ -61,11 +61,14 @@ def decoding(num_running: int) -> InflightExecutor:
 @pytest.mark.usefixtures("counting")
 def test_a_step_leaves_no_objects_behind() -> None:
     executor = decoding(NUM_RUNNING)
-    before = len(gc.get_objects())
-    for _ in range(NUM_STEPS):
-        executor.step()
+    growths = []
+    for _ in range(3):  # threads of other tests may make objects meanwhile, though hardly each time
+        before = len(gc.get_objects())
+        for _ in range(NUM_STEPS // 3):
+            executor.step()
+        growths.append(len(gc.get_objects()) - before)
     assert executor.stats().num_running == NUM_RUNNING
-    assert len(gc.get_objects()) - before < NUM_RUNNING, f"of {NUM_STEPS * NUM_RUNNING} tokens"
+    assert min(growths) < NUM_RUNNING // 3, f"of {NUM_STEPS // 3 * NUM_RUNNING} tokens"
 
 
 @pytest.mark.usefixtures("rare_collections")

@@ -65,7 +65,7 @@ async def gateways(server: RedisServer) -> AsyncIterator[tuple[Gateway, Gateway]
         await each.close()
 
 
-async def test_events_that_a_lost_gateway_sent_without_redis_are_not_replaced_by_others(
+async def test_events_sent_without_redis_are_not_replaced_by_others(
     gateways: tuple[Gateway, Gateway],
 ) -> None:
     near, far = gateways

@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, Final
 
 import httpx
@@ -144,7 +143,7 @@ def test_a_cancelled_batch_keeps_what_is_finished(live: LiveServer, stock: opena
 
 
 def test_what_is_not_done_in_time_expires(stock: openai.OpenAI, begun: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "time", SimpleNamespace(time=lambda: time.time() + 86_400))
+    monkeypatch.setattr(worker, "monotonic", lambda: time.monotonic() + 86_400)
     over = wait(stock, begun)
     assert over.status == "expired" and over.expired_at and results(stock, over.output_file_id).keys() == {"r0"}
     left = results(stock, over.error_file_id)

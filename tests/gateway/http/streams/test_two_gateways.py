@@ -217,7 +217,7 @@ async def test_what_redis_loses_goes_on_at_its_own_gateway(gateways: list[Server
     await check_answers(second, {"several": stream})
 
 
-async def test_what_redis_loses_is_not_cancelled_where_it_is_read_at_the_other_gateway(
+async def test_what_redis_loses_is_not_cancelled_at_the_other_gateway(
     gateways: list[ServerProcess], redis: RedisServer
 ) -> None:
     first, second = gateways
@@ -233,7 +233,7 @@ async def test_what_redis_loses_is_not_cancelled_where_it_is_read_at_the_other_g
     await check_answers(first, {"greedy": stream})
 
 
-async def test_after_an_outage_of_redis_a_gateway_without_a_lease_is_not_gone_at_once(
+async def test_after_an_outage_of_redis_no_gateway_is_gone_at_once(
     gateways: list[ServerProcess], redis: RedisServer
 ) -> None:
     """The first gateway does not run when Redis comes back, whose leases have ended meanwhile."""
