@@ -2,9 +2,9 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,7 +107,7 @@ async def test_a_clock_that_jumps_past_its_end_does_not_end_a_batch(
     await begin(server.store)
     server.worker.start()
     batch = await wait(server.store, lambda batch: batch.counts.completed == 2)
-    monkeypatch.setattr(time, "time", lambda: batch.expires_at + 1.0)
+    monkeypatch.setattr(worker, "time", SimpleNamespace(time=lambda: batch.expires_at + 1.0))
     await asyncio.sleep(10 * worker.REPORT_S)
     server.released.set()
     done = await wait(server.store, lambda batch: batch.status not in (BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING))
