@@ -4,6 +4,7 @@ What starts is a process of its own as ever, with its command's arguments, ports
 those that change the environment, start the command anew: `command_process` in tests/server_process.py.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -62,7 +63,8 @@ class ForkedProcess(subprocess.Popen[str]):
 
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            with contextlib.suppress(ProcessLookupError):  # it may end at this moment, as for subprocess.Popen
+                os.kill(self.pid, sig)
 
 
 class ForkServer:
