@@ -4,7 +4,7 @@ from collections.abc import Callable
 from time import monotonic, time
 
 DRIFT_S = 2.0
-"""What a machine's clock may be corrected by between two looks and is believed at once."""
+"""The largest correction of a machine's clock between two looks that is believed at once."""
 LASTING_S = 600.0
 """How long the machine's clock must stand elsewhere until it is believed."""
 

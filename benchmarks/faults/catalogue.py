@@ -13,7 +13,7 @@ from sluice import __version__
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What servers are made of. `vllm_python` is a Python that has vLLM; None for one that is installed."""
+    """Everything that servers are made of. `vllm_python` is a Python that has vLLM; None for one that is installed."""
 
     folder: Path
     vllm_python: Path | None

@@ -131,7 +131,7 @@ async def served_again(server: FaultServer, limit_s: float, every_s: float = 0.2
 
 @dataclass(slots=True)
 class HealthWatch:
-    """What /health answers over time: the status, or what happened instead of an answer."""
+    """Asks /health again and again, and keeps the status, or what happened instead of an answer."""
 
     server: FaultServer
     timeout_s: float = 2.0

@@ -1,4 +1,4 @@
-"""What a fault did to a server, kept as one file for each pair, and the tables of all of them."""
+"""Keeps what each fault did to each server, in a file for each pair, and makes the tables of all of them."""
 
 import re
 from collections import defaultdict

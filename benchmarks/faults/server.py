@@ -25,7 +25,7 @@ MODEL = "S"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a server may hold. `cache_tokens` is the size of its KV cache, None for its default."""
+    """Bounds what a server may hold. `cache_tokens` is the size of its KV cache, None for its default."""
 
     num_seqs: int = 32
     cache_tokens: int | None = None
@@ -34,7 +34,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What a command line is made of. `behind` are the URLs of the servers that a gateway sends requests to."""
+    """The parts of a command line. `behind` are the URLs of the servers that a gateway sends requests to."""
 
     checkpoint: Path
     folder: Path

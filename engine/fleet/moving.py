@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 from engine.client.stream import GenerationStream
 from engine.client.supervision import Standing
@@ -38,20 +39,21 @@ class StreamMover:
         self._offers = offers
         self._index = index
         self._holder = holder
-        self._resuming: dict[Replica, dict[GenerationStream, int]] = {}
-        """The streams that moved away from a lost replica, and how many tokens each had then."""
+        self._resuming: dict[Replica, WeakKeyDictionary[GenerationStream, int]] = {}
+        """The streams that moved away from a lost replica, and how many tokens each had then. A remote replica's client
+        asks for no successor, so nothing here may keep a stream."""
 
     def on_lost(self, lost: Replica) -> None:
         """Move the streams of a replica whose engine is lost, if another can take them."""
         self._index.forget(lost.number)
         may_wait_elsewhere = lost.engine.failure is not None
         if any(self._can_take(each, may_wait_elsewhere) for each in self._replicas if each is not lost):
-            self._resuming[lost] = self.move_all(lost, f"replica {lost.name} is lost")
+            self._resuming[lost] = WeakKeyDictionary(self.move_all(lost, f"replica {lost.name} is lost"))
 
     async def until_resumed(self, lost: Replica) -> None:
         """Wait until each stream that moved away from a lost replica has brought a token where it is now, or has ended;
         2 s at most. An engine that loads takes cores from one that computes these streams' prompts again."""
-        moved, end = self._resuming.pop(lost, {}), perf_counter() + MOST_RESUMING_S
+        moved, end = self._resuming.pop(lost, WeakKeyDictionary()), perf_counter() + MOST_RESUMING_S
         while perf_counter() < end:
             if all(moved.get(each) != len(each.output_token_ids) for each in self._served()):
                 return

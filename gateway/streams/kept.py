@@ -126,8 +126,8 @@ class KeptStream:
 
     @property
     def event_prefix(self) -> str:
-        """What stands before the number in the id of its next event: others may follow an event with that number that
-        a gateway has sent which is lost."""
+        """The part of its next event's id before the number. It names the takeover, because a lost gateway may have
+        sent another event with that number."""
         return f"{self.id}.{self.num_takeovers}" if self.num_takeovers else self.id
 
     @property

@@ -79,7 +79,7 @@ class Run:
     before: dict[str, Size] = field(default_factory=dict)
     after: dict[str, Size] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
-    """What there was every minute, from the first fault on."""
+    """One sample a minute, from the first fault on."""
     slopes: list[Slope] = field(default_factory=list)
 
     def note(self, text: str) -> None:

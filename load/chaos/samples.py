@@ -35,7 +35,7 @@ _GAUGES = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the clients had got, and how large everything was, at a moment of a run."""
+    """The clients' counts and the sizes of everything at a moment of a run."""
 
     at_s: float
     """Seconds since the first sample."""

@@ -34,7 +34,7 @@ class EventId(NamedTuple):
 
 
 class Wish(NamedTuple):
-    """What a client wishes. `last_event` is the last one that it has of a stream; `key` "": none."""
+    """A client's wishes for its answer. `last_event` is the last one that it has of a stream; `key` "": none."""
 
     is_resumable: bool
     last_event: EventId | None

@@ -1,4 +1,4 @@
-"""What happens to requests when processes of a server with two HTTP workers end."""
+"""Processes of a server with two HTTP workers end, and requests go on or say why not."""
 
 import asyncio
 import json

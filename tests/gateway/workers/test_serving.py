@@ -1,4 +1,4 @@
-"""What clients get of a real server with two HTTP workers."""
+"""A real server with two HTTP workers answers its clients."""
 
 import asyncio
 import json
