@@ -168,7 +168,7 @@ class AttachedEngineClient(LinkedEngineClient):
                     self._stats_before = NO_STATS
                 else:
                     self._requeue_streams()
-                self._reloading = {*adapters} - {*self._info.adapters}
+                self._lora.expect({*adapters} - {*self._info.adapters})
                 self._end_recovery(perf_counter() - detected)
                 log.warning("attached to the engine again after %.2f s", self.last_recovery_s)
         except SluiceError as error:
@@ -179,7 +179,7 @@ class AttachedEngineClient(LinkedEngineClient):
 
     def _restore_engine(self) -> None:
         """Leave it to the launcher. Requests of adapters that it is still to load wait here."""
-        self._set_adapters((*self.info.adapters, *self._reloading))
+        self._info = self._lora.with_missing()
 
     async def _serve(self) -> str:
         """Process the engine's reports until it is lost. Returns how it was lost."""

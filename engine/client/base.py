@@ -7,12 +7,11 @@ import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from time import perf_counter
 
 import msgspec
 
-from engine.client.adapters import check_known, check_new, without_changed
+from engine.client.adapters import AdapterControl
 from engine.client.answers import AnsweredCommands
 from engine.client.counters import NO_STATS, add_counters, without_gauges
 from engine.client.keeper import OnPrefixes, StreamKeeper
@@ -31,23 +30,19 @@ from engine.client.timers import RequestTimers
 from engine.client.viewing import EngineViewer
 from engine.config import EngineConfig
 from engine.frames import (
-    AdapterOutcome,
     AskProbe,
     Cancel,
     Command,
-    LoadAdapter,
     Profile,
     ProfiledStep,
     StepFrame,
     StepProfile,
     Submit,
-    UnloadAdapter,
 )
 from engine.scheduling.admission import check_reported_queue, check_waiting
 from engine.types import BlockSource, EngineInfo, GenerateRequest
 from engine.validation import check_request
 from sluice.errors import ErrorCode, SluiceError
-from sluice.files import files_mark
 from sluice.log_relay import about
 from sluice.spans import current_span
 
@@ -82,19 +77,13 @@ class EngineClient(ABC):
         """Requests that were sent to a new engine, to continue where the lost one had stopped."""
         self.num_poisoned = 0
         """Requests that failed because the engine crashed on them repeatedly."""
-        self.adapters = dict(config.lora_modules)
-        """Folders of the LoRA adapters that were given or loaded, by name. A new engine gets the same ones."""
-        self.adapter_marks = {name: files_mark(Path(path)) for name, path in self.adapters.items()}
-        """Marks of the files in those folders when they were given or loaded, by name."""
         self.keeper: StreamKeeper | None = None
         """Moves streams of this client to other engines; None where it has the only one."""
         self._answers = AnsweredCommands(self._send)
         self.sleeping = SleepControl(self._answers, self._refuse_if_lost)
+        self._lora = AdapterControl(config, self._answers, lambda: self.info, self._refuse_if_lost)
         self._on_prefixes: OnPrefixes | None = None
         self._on_profile: Callable[[StepProfile], None] | None = None
-        self._reloading: set[str] = set()
-        """Adapters that a new engine is still to load again, whose requests wait here until it has."""
-        self._held: list[int] = []
         self._info: EngineInfo | None = None
         self._streams: dict[int, GenerationStream] = {}
         self._queue = RecoveryQueue()
@@ -248,61 +237,36 @@ class EngineClient(ABC):
         self._queue.adopt(stream.stream_id, standing)
         self._send_due()
 
+    @property
+    def adapters(self) -> dict[str, str]:
+        """Folders of the LoRA adapters that were given or loaded, by name. A new engine gets the same ones."""
+        return self._lora.folders
+
+    @property
+    def adapter_marks(self) -> dict[str, str]:
+        """Marks of the files in those folders when they were given or loaded, by name."""
+        return self._lora.marks
+
     async def load_adapter(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Load the LoRA adapter in the folder `path`. Raises INVALID for a name that is taken, unless it `replaces`
         that adapter, and the engine's error for one that it does not take; nothing has changed then."""
-        async with self._answers.lock:
-            check_new(name, self.info, replaces=replaces)
-            self._refuse_if_lost()
-            mark = files_mark(Path(path))
-            await self._answers.ask(LoadAdapter(name, path))
-            self.adapters[name], self.adapter_marks[name] = path, mark
+        await self._lora.load(name, path, replaces=replaces)
 
     async def unload_adapter(self, name: str) -> None:
         """Remove a LoRA adapter. Requests in flight with it end as usual. Raises NOT_FOUND for an unknown name."""
-        async with self._answers.lock:
-            check_known(name, self.info)
-            self._refuse_if_lost()
-            await self._answers.ask(UnloadAdapter(name))
-            self.adapters.pop(name, None)
+        await self._lora.unload(name)
 
     def _refuse_if_lost(self) -> None:
         if self.failure is not None or self.is_restarting:
             raise SluiceError(ErrorCode.UNAVAILABLE, self.failure or "the engine is restarting")
 
     def _restore_engine(self) -> None:
-        """Bring a new engine into the state of the lost one: asleep, if that was, and with the adapters that it had. It
-        was started with those of `_config_now`."""
-        for command in self.sleeping.commands_for_new_engine():
+        """Bring a new engine into the state of the lost one: asleep, if that was, and with the adapters that it had."""
+        adapters = self._lora.commands_for_new_engine(self.config)
+        commands: list[Command] = [*self.sleeping.commands_for_new_engine(), *adapters]
+        for command in commands:
             self._send(command)
-        started = self._config_now().lora_modules
-        self._reloading = self.adapters.keys() - started.keys()
-        for name in self._reloading:
-            self._send(LoadAdapter(name, self.adapters[name]))
-        self._set_adapters((*self.info.adapters, *(self.adapters.keys() - started.keys())))
-
-    def _config_now(self) -> EngineConfig:
-        """Return the configuration for another engine: without the adapters that were unloaded or replaced since."""
-        return without_changed(self.config, self.adapters)
-
-    def _set_adapters(self, names: Iterable[str]) -> None:
-        self._info = msgspec.structs.replace(self.info, adapters=tuple(sorted(set(names))))
-
-    def _on_adapter_outcome(self, outcome: AdapterOutcome) -> None:
-        is_answer = self._answers.is_awaited(outcome)
-        if outcome.code is None:  # those of the last engine are still to come
-            self._set_adapters((*outcome.adapters, *(() if is_answer else self.adapters)))
-            self._info = msgspec.structs.replace(self.info, adapter_digests=outcome.digests)
-        elif not is_answer:
-            log.error("LoRA adapter %s is lost with the last engine: %s", outcome.name, outcome.message)
-            self.adapters.pop(outcome.name, None)
-            self._set_adapters(name for name in self.info.adapters if name != outcome.name)
-        if is_answer:
-            self._answers.take(outcome)
-        if outcome.name in self._reloading:
-            self._reloading.discard(outcome.name)
-            held, self._held = self._held, []
-            self._submit_to_engine(held)
+        self._info = self._lora.with_missing()
 
     async def record_steps(self, seconds: float) -> list[ProfiledStep]:
         """Return the steps of the next `seconds`, with times of this process's perf_counter. One recording at a time;
@@ -352,8 +316,7 @@ class EngineClient(ABC):
             stream = self._streams.get(stream_id)
             if stream is None:
                 continue
-            if stream.request.adapter in self._reloading:
-                self._held.append(stream_id)
+            if self._lora.holds(stream_id, stream.request.adapter):
                 continue
             try:
                 request = stream.request_now()
@@ -395,7 +358,8 @@ class EngineClient(ABC):
         if frame.profile is not None and self._on_profile is not None:
             self._on_profile(frame.profile)
         for outcome in frame.adapters:
-            self._on_adapter_outcome(outcome)
+            self._info = self._lora.take(outcome)
+            self._submit_to_engine(self._lora.take_held(outcome.name))
         for answer in frame.sleep:
             self.sleeping.take(answer)
         unproven = self._queue.unproven
@@ -438,7 +402,7 @@ class EngineClient(ABC):
         """Stop sending to the lost engine. Frames it has sent may still arrive."""
         self.is_restarting = True
         self._answers.fail("the engine was lost while it changed its LoRA adapters, fell asleep or woke")
-        self._reloading, self._held = set(), []
+        self._lora.lose_engine()
         self._queue.close()
         for stream in self._streams.values():
             stream.was_delayed = True

@@ -242,7 +242,7 @@ class ProcessEngineClient(LinkedEngineClient):
         self._engine = EngineProcess(self._context)
         try:
             async with asyncio.timeout(self._load_timeout_s):
-                return (await self._engine.load(await self._choose_module(), self._config_now())).info
+                return (await self._engine.load(await self._choose_module(), self._lora.config_now(self.config))).info
         except TimeoutError:
             message = f"it did not load within {self._load_timeout_s:g} s"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from None
