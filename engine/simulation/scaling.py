@@ -2,7 +2,7 @@
 come at random keep a gateway busy, which shares the engine's cores where there is no GPU."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,7 @@ from sluice.errors import invalid
 LEAST, MOST = 0.1, 10.0
 MOST_SLOWDOWN = 4.0
 NUM_HALVINGS = 12
-"""The search ends when the ratio of its bounds is within a thousandth of 1."""
+"""A search ends when the ratio of its bounds is about a thousandth from 1."""
 
 
 def measured_itl_s(path: Path) -> float:
@@ -40,27 +40,26 @@ def scale_costs(
 ) -> tuple[float, ReplicaProfile]:
     """Return the factor, and the profile with all costs times it, by which `fleet` serves `requests` at a mean ITL of
     `itl_s`; with a `concurrency`, so many clients send them. Raises INVALID where none from LEAST to MOST does."""
-    low, high = LEAST, MOST
-    for _ in range(NUM_HALVINGS):
-        factor = (low * high) ** 0.5
-        simulated_s = _itl_s(requests, fleet, scaled_profile(fleet.profile, factor), concurrency)
-        low, high = (factor, high) if simulated_s < itl_s else (low, factor)
+
+    def is_too_fast(factor: float) -> bool:
+        return _itl_s(requests, fleet, scaled_profile(fleet.profile, factor), concurrency) < itl_s
+
+    low, high = _enclose(is_too_fast, LEAST, MOST, lambda low, high: (low * high) ** 0.5)
     if low == LEAST or high == MOST:
-        message = (
-            f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: costs times {factor:.2g} do not give it"
-        )
+        message = f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: costs times {low:.2g} do not give it"
         raise invalid("measured", message)
-    return factor, scaled_profile(fleet.profile, factor)
+    return low, scaled_profile(fleet.profile, low)
 
 
 def fit_slowdown(requests: list[TracedRequest], fleet: FleetConfig, itl_s: float) -> ReplicaProfile:
     """Return the profile with the slowdown at which replicas that share cores serve `requests` at a mean ITL of
     `itl_s`; 0 where they are that slow without. The costs are those of a replica alone. Raises INVALID where no
     slowdown up to MOST_SLOWDOWN does."""
-    low, high = 0.0, MOST_SLOWDOWN
-    for _ in range(NUM_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _itl_s(requests, fleet, _slowed(fleet, middle)) < itl_s else (low, middle)
+
+    def is_too_fast(slowdown: float) -> bool:
+        return _itl_s(requests, fleet, _slowed(fleet, slowdown)) < itl_s
+
+    low, high = _enclose(is_too_fast, 0.0, MOST_SLOWDOWN, lambda low, high: (low + high) / 2)
     if high == MOST_SLOWDOWN:
         message = (
             f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: replicas that slow each other down by "
@@ -68,6 +67,16 @@ def fit_slowdown(requests: list[TracedRequest], fleet: FleetConfig, itl_s: float
         )
         raise invalid("measured_together", message)
     return _slowed(fleet, low)
+
+
+def _enclose(
+    is_below: Callable[[float], bool], low: float, high: float, between: Callable[[float, float], float]
+) -> tuple[float, float]:
+    """Return close bounds of where `is_below` becomes false; one that is still as given was never passed."""
+    for _ in range(NUM_HALVINGS):
+        middle = between(low, high)
+        low, high = (middle, high) if is_below(middle) else (low, middle)
+    return low, high
 
 
 def _slowed(fleet: FleetConfig, slowdown: float) -> ReplicaProfile:
