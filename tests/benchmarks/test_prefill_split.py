@@ -5,6 +5,7 @@ import pytest
 from benchmarks import prefill_split
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_it_measures_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"STREAM_TOKENS": 20, "LONG_TOKENS": 300, "LONG_OUTPUT": 2, "LONG_EVERY_S": 0.05, "NUM_LONG": 2}

@@ -91,7 +91,7 @@ def test_a_bad_option_is_told_before_anything_heavy_is_imported() -> None:
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path: Path) -> None:
-    for number in range(3000):
+    for number in range(1000):
         (tmp_path / f"model_{number}" / "1").mkdir(parents=True)
     command = [sys.executable, "-m", "cli", "repository", "check", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

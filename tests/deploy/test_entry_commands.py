@@ -59,6 +59,7 @@ def test_the_gpu_image_s_engine_has_another_python_than_its_gateway(tmp_path: Pa
             assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.long
 def test_the_image_s_command_serves_and_its_probe_says_so(container: Container, tmp_path: Path) -> None:
     assert not container.is_healthy("http://127.0.0.1:1")
     log_path = tmp_path / "log"

@@ -99,7 +99,7 @@ def jobs(draw: st.DrawFn) -> TemplateJob:
     return TemplateJob(template, turns, tools, None, draw(st.booleans()), draw(st.booleans()), arguments)
 
 
-@fuzzed(10)
+@fuzzed(6)
 @given(jobs())
 def test_a_template_writes_or_is_refused(
     sandbox: TemplateSandbox, capfd: pytest.CaptureFixture[str], job: TemplateJob

@@ -9,6 +9,7 @@ from benchmarks.offline.worker import running_worker
 from tests.paths import RILL_TOKENIZER
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sluice_does_the_jobs_through_its_engine_process(tmp_path: Path) -> None:
     checkpoint = model_s(tmp_path, RILL_TOKENIZER)

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.triton.sequences import measure
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 NUM_REQUESTS = 5_000
 

@@ -50,6 +50,7 @@ async def engine_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subproc
         await process.wait()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_an_engine_serves_is_replaced_and_drains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys, allowed, port = tmp_path / "keys", tmp_path / "allowed", free_port()

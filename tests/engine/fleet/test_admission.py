@@ -25,7 +25,7 @@ async def outcome(stream: GenerationStream) -> list[int] | SluiceError:
     return tokens
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20))])
 async def test_random_interleavings(seed: int) -> None:
     rng = random.Random(seed)
     has_crashes = seed % 2 == 1

@@ -60,7 +60,7 @@ def tier_stats(bench: ScriptedExecutor) -> KvTierStats:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(arrivals=requests, num_blocks=st.integers(1, 40))
 def test_everyone_gets_the_right_tokens_under_pressure(policy: str, arrivals: Arrivals, num_blocks: int) -> None:
     bench = ScriptedExecutor(scheduler_policy=policy, kv_host_cache_bytes=num_blocks * BLOCK_BYTES)

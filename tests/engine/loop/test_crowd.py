@@ -41,7 +41,7 @@ def as_request(case: dict[str, Any]) -> GenerateRequest:
     return GenerateRequest(request_id="", prompt_token_ids=case["prompt_token_ids"], sampling=params)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize("name", ["llama_tiny", "qwen3_tiny"])
 def test_a_crowd_of_32_gets_the_tokens_of_transformers(name: str, seed: int) -> None:
     cases = json.loads((DATA / "goldens" / f"{name}.json").read_text())["cases"]

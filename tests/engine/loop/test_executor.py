@@ -15,7 +15,7 @@ POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(arrivals=requests)
 def test_everyone_gets_the_right_tokens_and_ends_once(policy: str, arrivals: Arrivals) -> None:
     bench = ScriptedExecutor(scheduler_policy=policy)
@@ -27,7 +27,7 @@ def test_everyone_gets_the_right_tokens_and_ends_once(policy: str, arrivals: Arr
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 @given(arrivals=requests, cancels=st.lists(st.tuples(st.integers(0, 19), st.integers(0, 40)), max_size=25))
 def test_cancel_at_any_point_frees_everything(policy: str, arrivals: Arrivals, cancels: list[tuple[int, int]]) -> None:
     bench = ScriptedExecutor(scheduler_policy=policy)

@@ -114,7 +114,9 @@ def trace(rate: float, seed: int) -> list[TracedRequest]:
 
 
 @pytest.mark.parametrize("policy", list(SchedulerPolicy))
-@pytest.mark.parametrize("rate", [4.0, 30.0], ids=["idle at times", "overloaded"])
+@pytest.mark.parametrize(
+    "rate", [pytest.param(4.0, marks=pytest.mark.long, id="idle at times"), pytest.param(30.0, id="overloaded")]
+)
 def test_it_takes_the_time_that_the_engine_takes(rate: float, policy: SchedulerPolicy) -> None:
     requests = trace(rate, seed=1)
     times, num_cached, num_preempted = served_by_the_engine(requests, policy)

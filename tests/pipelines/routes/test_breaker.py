@@ -207,4 +207,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-TestBreakerMachine.settings = hypothesis_settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestBreakerMachine.settings = hypothesis_settings(max_examples=80, stateful_step_count=60, deadline=None)

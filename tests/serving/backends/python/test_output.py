@@ -61,7 +61,8 @@ async def test_a_long_line_is_continued_in_the_next(tmp_path: Path, caplog: pyte
     assert "".join(logged) == "a" * 10_000 + "b"
 
 
-@pytest.mark.parametrize("place", [pytest.param("initialize", marks=pytest.mark.long), "execute"])
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["initialize", "execute"])
 async def test_a_model_that_prints_50_mb_holds_up_no_other_and_its_first_and_last_lines_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: str
 ) -> None:
