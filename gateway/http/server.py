@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import select
 import socket
 from collections.abc import Callable, Generator
 from http import HTTPStatus
@@ -21,6 +20,7 @@ from gateway.http.errors import broken_request_body
 from gateway.http.request import choose_request_id
 from gateway.http.sse import DIRECT_WRITER, PIECE_WRITER
 from gateway.http.writing import CorkedTransport, PieceWriter
+from gateway.standstill import UNREAD_LOOK_S, has_unread
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +36,6 @@ _BYTES_PER_BODY_BYTE = 17
 _IDLE_S = 2.0
 """How long a connection without a request stays open while the server drains."""
 _DRAIN_LOOK_S = 0.05
-_UNREAD_LOOK_S = 0.02
-"""When to look again after a connection that shall close but has something to read."""
 NAMES_AS_SENT = "sluice.header_names"
 """Key of the ASGI scope's extension whose `names` are the headers' names as the client wrote them, in order."""
 
@@ -313,22 +311,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Close where there is no request, else after its answer."""
         self._hand_over()
         is_busy = self.cycle is not None and not self.cycle.response_complete
-        if not is_busy and self._has_unread():
-            self.loop.call_later(_UNREAD_LOOK_S, self.shutdown)
+        if not is_busy and has_unread(self.transport):
+            self.loop.call_later(UNREAD_LOOK_S, self.shutdown)
         else:
             super().shutdown()
-
-    def _has_unread(self) -> bool:
-        """Whether a request, or the client's leaving, has come that the event loop has not seen yet.
-
-        After a standstill of the process, timers may run before what came meanwhile is read. To close a connection
-        then would reset it, and its client would lose a request that the server never saw.
-        """
-        if self.transport.is_closing():
-            return False
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLIN)
-        return bool(poll.poll(0))
 
     def _begin_head(self) -> None:
         self._is_in_head = True
@@ -344,10 +330,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         left_s = self._idle_since + self.timeout_keep_alive - now if self._idle_since else HEAD_TIMEOUT_S
         head_left_s = self._head_began + HEAD_TIMEOUT_S - now if self._is_in_head else HEAD_TIMEOUT_S
         wait_s = min(left_s, head_left_s)
-        if wait_s <= 0 and not self._has_unread():
+        if wait_s <= 0 and not has_unread(self.transport):
             self._give_up(is_idle=left_s <= 0 or not self._framing_bytes)
             return
-        self._head_timer = self.loop.call_later(max(wait_s, _UNREAD_LOOK_S), self._check_head_age)
+        self._head_timer = self.loop.call_later(max(wait_s, UNREAD_LOOK_S), self._check_head_age)
 
     def _give_up(self, *, is_idle: bool) -> None:
         """Close a connection on which no request has come, or refuse one whose head did not end."""

@@ -11,6 +11,7 @@ from secrets import token_bytes
 from typing import Any, Protocol
 
 from gateway.grpc.http2.frames import ConnectionFault, ErrorCode
+from gateway.standstill import UNREAD_LOOK_S, has_unread
 
 _IDLE_INTERVAL_S = 7200.0
 """Shortest interval of a client's pings while it has no calls."""
@@ -120,7 +121,10 @@ class Pings:
         """Ping a silent connection, or close one that has not answered."""
         rules, connection = self._rules, self._connection
         if self._awaited is not None and not connection.has_read:
-            connection.transport.abort()
+            if has_unread(connection.transport):
+                self._timer = connection.loop.call_later(UNREAD_LOOK_S, self._probe)
+            else:
+                connection.transport.abort()
             return
         self._awaited = None
         delay_s = rules.time_s
