@@ -34,8 +34,8 @@ class AdapterControl:
         self._answers = answers
         self._info = info
         self._refuse_if_lost = refuse_if_lost
-        self._missing: set[str] = set()
-        """Adapters that a new engine is still to load again."""
+        self.missing: set[str] = set()
+        """Adapters that a new engine is still to load again: hold their requests."""
         self._held: list[int] = []
 
     async def load(self, name: str, path: str, *, replaces: bool) -> None:
@@ -85,33 +85,30 @@ class AdapterControl:
 
     def commands_for_new_engine(self, config: EngineConfig) -> list[LoadAdapter]:
         """Return what loads the adapters that an engine started with `config_now` lacks; requests of them wait."""
-        self._missing = self.folders.keys() - self.config_now(config).lora_modules.keys()
-        return [LoadAdapter(name, self.folders[name]) for name in self._missing]
+        self.missing = self.folders.keys() - self.config_now(config).lora_modules.keys()
+        return [LoadAdapter(name, self.folders[name]) for name in self.missing]
 
     def expect(self, names: Iterable[str]) -> None:
         """Have requests of these adapters wait, which somebody else is to load."""
-        self._missing = set(names)
+        self.missing = set(names)
 
     def with_missing(self) -> EngineInfo:
         """Return what is known of the engine, with the adapters that it is still to load."""
-        return with_adapters(self._info(), (*self._info().adapters, *self._missing))
+        return with_adapters(self._info(), (*self._info().adapters, *self.missing))
 
     def lose_engine(self) -> None:
         """Forget whose adapter is missing: the engine is lost, and all requests are sent again."""
-        self._missing, self._held = set(), []
+        self.missing, self._held = set(), []
 
-    def holds(self, stream_id: int, adapter: str) -> bool:
-        """Hold a request whose adapter is still to be loaded. Returns whether it is one."""
-        is_held = adapter in self._missing
-        if is_held:
-            self._held.append(stream_id)
-        return is_held
+    def hold(self, stream_id: int) -> None:
+        """Keep a request whose adapter is missing for `take_held`."""
+        self._held.append(stream_id)
 
     def take_held(self, name: str) -> list[int]:
         """Return the requests to send, now that the adapter is loaded or lost. Some may be held again."""
-        if name not in self._missing:
+        if name not in self.missing:
             return []
-        self._missing.discard(name)
+        self.missing.discard(name)
         held, self._held = self._held, []
         return held
 

@@ -316,7 +316,8 @@ class EngineClient(ABC):
             stream = self._streams.get(stream_id)
             if stream is None:
                 continue
-            if self._lora.holds(stream_id, stream.request.adapter):
+            if stream.request.adapter in self._lora.missing:
+                self._lora.hold(stream_id)
                 continue
             try:
                 request = stream.request_now()
