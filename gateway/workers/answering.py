@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from starlette.types import ASGIApp, Message, Scope
 
-from gateway.http.server import NAMES_AS_SENT
+from gateway.http.protocol import NAMES_AS_SENT
 from gateway.http.sse import PIECE_WRITER
 from gateway.workers.messages import Begin, OfRequest, Piece, Start
 from gateway.workers.wire import Wire

@@ -7,8 +7,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from gateway.http.errors import error_response
+from gateway.http.protocol import NAMES_AS_SENT
 from gateway.http.request import choose_request_id
-from gateway.http.server import NAMES_AS_SENT
 from gateway.workers.messages import Begin, OfAnswer, Piece, Start
 from gateway.workers.wire import Wire
 from sluice.errors import ErrorCode, SluiceError

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.calls import allowed_priority, current_call
+from gateway.http.protocol import NAMES_AS_SENT
 from gateway.http.request import BODY_TIMEOUT_S, body_timeout, body_too_large, next_piece, parse_scheduling
-from gateway.http.server import NAMES_AS_SENT
 from gateway.http.v2.exchange import Exchange, UnknownEncodingError
 from gateway.http.v2.json_document import parse
 from gateway.long_work import LONG_BYTES, run_aside, trim_later

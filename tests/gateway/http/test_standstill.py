@@ -21,10 +21,10 @@ SERVER = """
 import asyncio, socket, sys
 import uvloop
 from starlette.responses import Response
-from gateway.http import server
+from gateway.http import protocol, server
 
 server._IDLE_S = server._KEEP_ALIVE_S = float(sys.argv[2])
-server.HEAD_TIMEOUT_S = server._IDLE_S / 4
+protocol.HEAD_TIMEOUT_S = server._IDLE_S / 4
 
 async def serve():
     http = server.HttpServer(Response(b"hello"), socket.socket(fileno=int(sys.argv[1])))

@@ -2,7 +2,7 @@
 
 from starlette.types import Message
 
-from gateway.http.server import NAMES_AS_SENT
+from gateway.http.protocol import NAMES_AS_SENT
 from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.request import HeaderReader
 from gateway.options.http import RequestOptions

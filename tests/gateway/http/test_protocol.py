@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.http import server
+from gateway.http import protocol, server
 from tests.gateway.http.plain_server import PATIENCE_S, serving
 
 
@@ -88,17 +88,17 @@ def test_a_broken_body_is_refused_while_its_request_waits_for_it(url: str) -> No
 
 def test_trailers_without_end_are_refused(url: str) -> None:
     head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
-    answer = exchange(url, head + b"x: " + b"y" * (server.MAX_HEAD_BYTES * 8))
+    answer = exchange(url, head + b"x: " + b"y" * (protocol.MAX_HEAD_BYTES * 8))
     assert answer.startswith(b"HTTP/1.1 431 ")
 
 
 def test_bodies_of_tiny_chunks_pass(url: str) -> None:
-    answer = httpx.post(url, content=iter([b"a"] * server.MAX_CHUNKS))
-    assert answer.text == "a" * server.MAX_CHUNKS
+    answer = httpx.post(url, content=iter([b"a"] * protocol.MAX_CHUNKS))
+    assert answer.text == "a" * protocol.MAX_CHUNKS
 
 
 def test_more_chunks_than_the_limit_are_refused(url: str) -> None:
-    answer = httpx.post(url, content=iter([b"a"] * (server.MAX_CHUNKS + 10)))
+    answer = httpx.post(url, content=iter([b"a"] * (protocol.MAX_CHUNKS + 10)))
     assert answer.status_code == 400
     assert "maximum of 65536 non-empty chunks" in answer.text
     assert answer.headers["x-request-id"]
@@ -114,25 +114,25 @@ def test_a_request_to_change_the_protocol_is_answered_without_advice(
 
 
 def test_a_head_without_end_is_refused(url: str) -> None:
-    many = b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * server.MAX_HEAD_BYTES
+    many = b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * protocol.MAX_HEAD_BYTES
     answer = exchange(url, many)
     assert answer.startswith(b"HTTP/1.1 431 ")
-    assert refusal(answer)["error"].endswith(f"exceed {server.MAX_HEAD_BYTES} bytes")
+    assert refusal(answer)["error"].endswith(f"exceed {protocol.MAX_HEAD_BYTES} bytes")
 
 
 def test_one_header_without_end_is_refused(url: str) -> None:
-    long = b"GET / HTTP/1.1\r\nx: " + b"y" * (server.MAX_HEAD_BYTES * 64)
+    long = b"GET / HTTP/1.1\r\nx: " + b"y" * (protocol.MAX_HEAD_BYTES * 64)
     assert exchange(url, long).startswith(b"HTTP/1.1 431 ")
 
 
 def test_an_ordinary_large_head_passes(url: str) -> None:
-    assert httpx.get(url, headers={"x": "y" * (server.MAX_HEAD_BYTES // 2)}).status_code == 200
+    assert httpx.get(url, headers={"x": "y" * (protocol.MAX_HEAD_BYTES // 2)}).status_code == 200
 
 
 def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """After an answer the time of an idle connection counts, not that of a head."""
     monkeypatch.setattr(server, "_KEEP_ALIVE_S", 0.3)
-    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.1)
 
     async def hello(request: Request) -> Response:
         return Response(b"hello")
@@ -150,7 +150,7 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_head_behind_a_long_body_passes(url: str) -> None:
     """One piece of what arrives may hold both, where a client was answered early and goes on to its next request."""
-    body = b"y" * (server.MAX_HEAD_BYTES * 2)
+    body = b"y" * (protocol.MAX_HEAD_BYTES * 2)
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
         client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(body))
@@ -161,14 +161,14 @@ def test_a_head_behind_a_long_body_passes(url: str) -> None:
 
 
 def test_a_head_that_never_ends_is_given_up(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.05)
     answer = exchange(url, b"GET / HTTP/1.1\r\nhost: x\r\n")
     assert answer.startswith(b"HTTP/1.1 408 ") and "did not end" in refusal(answer)["error"]
     assert exchange(url, b"") == b""
 
 
 def test_the_head_s_deadline_does_not_touch_bodies_and_answers(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(protocol, "HEAD_TIMEOUT_S", 0.2)
     address = urlsplit(url)
     with socket.create_connection((address.hostname, address.port), PATIENCE_S) as client:
         client.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\nconnection: close\r\n\r\na")
@@ -185,8 +185,8 @@ def test_the_head_s_deadline_does_not_touch_bodies_and_answers(url: str, monkeyp
 
 def test_more_chunks_than_a_body_may_have_are_refused(url: str) -> None:
     head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-    most = head + b"1\r\na\r\n" * server.MAX_CHUNKS
-    assert exchange(url, most + b"0\r\n\r\n").endswith(b"a" * server.MAX_CHUNKS)
+    most = head + b"1\r\na\r\n" * protocol.MAX_CHUNKS
+    assert exchange(url, most + b"0\r\n\r\n").endswith(b"a" * protocol.MAX_CHUNKS)
     answer = exchange(url, most + b"1\r\na\r\n" * 1000)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert b"exceeds maximum of 65536 non-empty chunks" in answer
