@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
+from math import isfinite
 from time import monotonic
 
 import uvicorn
@@ -15,7 +16,10 @@ from gateway.http.protocol import BoundedHttpProtocol, ConnectionState
 _KEEP_ALIVE_S = 75
 """Seconds that an idle connection stays open: longer than in the pools of common clients, so that they close first."""
 _IDLE_S = 2.0
-"""How long a connection without a request stays open while the server drains."""
+"""How long a connection without a request stays open while the server drains within a time."""
+_PATIENT_IDLE_S = 20.0
+"""The same without a time: longer than common clients keep such a connection (httpx 5 s, aiohttp 15), so that hardly
+any sends a request at the moment at which its connection is closed."""
 _DRAIN_LOOK_S = 0.05
 
 
@@ -69,7 +73,7 @@ class HttpServer:
         for each in self._server.servers:
             each.close()
         deadline = monotonic() + timeout_s
-        idle_until = min(deadline, monotonic() + _IDLE_S)
+        idle_until = min(deadline, monotonic() + (_IDLE_S if isfinite(timeout_s) else _PATIENT_IDLE_S))
         while state.connections and monotonic() < deadline:
             await asyncio.sleep(_DRAIN_LOOK_S)
             if monotonic() >= idle_until:
