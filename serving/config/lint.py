@@ -30,6 +30,11 @@ _SIMILAR = 0.6
 _MAX_LISTED = 6
 """Most values of an enum that a message lists."""
 
+_ESCAPE = re.compile(
+    r"""\\(?:[abfnrtv\\'"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|(?P<unknown>.))"""
+)
+"""An escape sequence of a string: https://protobuf.dev/reference/protobuf/textformat-spec/#string"""
+
 _DATA_TYPES = {
     "BYTES": "STRING",
     "STR": "STRING",
@@ -93,9 +98,19 @@ def _lint_field(written: WrittenField, locations: FieldLocations, text: str) -> 
     if field is None:
         message = ModelConfig.DESCRIPTOR if parent is None else parent.message_type
         return LintFinding(locate_finding(written, describe_unknown_field(message, names[-1])), *written.statement)
-    if field.enum_type is not None and written.value is not None:
-        return _lint_enum(written)
-    return None
+    if written.value is None:
+        return None
+    return _lint_escapes(written, written.value) if field.enum_type is None else _lint_enum(written)
+
+
+def _lint_escapes(written: WrittenField, value: str) -> LintFinding | None:
+    """Return the finding on the first backslash that begins no escape sequence; Triton's parser refuses such a string,
+    that of Python reads it as if it were escaped."""
+    unknown = next((found["unknown"] for found in _ESCAPE.finditer(value) if found["unknown"]), None)
+    if unknown is None:
+        return None
+    message = f"a string of protobuf has no escape sequence \\{unknown}: a backslash is written as \\\\"
+    return LintFinding(locate_finding(written, message), *written.statement)
 
 
 def _lint_enum(written: WrittenField) -> LintFinding | None:

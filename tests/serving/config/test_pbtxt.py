@@ -61,6 +61,10 @@ def test_bytes_is_a_word_only_where_a_type_stands() -> None:
                                         "'max_batch_size'?"),
         ("input [\n { nome: 'a' } ]", ":2:4: ModelInput has no field 'nome'; did you mean 'name'?"),
         ("zzz: 1", ":1:1: ModelConfig has no field 'zzz'"),
+        (r"name: 'a\\b'" "\n" r"backend: 'C:\models'", ":2:1: a string of protobuf has no escape sequence \\m: a "
+                                                    "backslash is written as \\\\"),
+        (r"parameters { key: 'a' value { string_value: '\u12' } }", ":1:31: a string of protobuf has no escape "
+                                                                    "sequence \\u"),
         ("num_versions: 2", ":1:1: ModelConfig has no field 'num_versions'; it stands in version_policy.latest"),
         ("zzz { zz: 1 }\nyyy: [1, 2]", ":1:1: ModelConfig has no field 'zzz'; config.pbtxt:2:1: ModelConfig has no "
                                        "field 'yyy'"),
@@ -175,6 +179,11 @@ def test_json_that_is_no_configuration(text: str, expected: str) -> None:
     assert caught.value.code is ErrorCode.INVALID
     assert expected in caught.value.message
     assert "Available Fields" not in caught.value.message
+
+
+def test_escape_sequences_stand_for_their_characters() -> None:
+    config, notes = parse_config(r"""name: "\\x\n\x4a\101\u00e9" backend: 'a\'b\"'""", "config.pbtxt")
+    assert (config.name, config.backend, notes) == ("\\x\nJA\u00e9", "a'b\"", [])
 
 
 def test_json_reads_bytes_as_text_does() -> None:
