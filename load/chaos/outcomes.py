@@ -12,6 +12,8 @@ from load.stream import Failure, FailureKind
 MAX_EXAMPLES = 10
 """Of each end that is worth a look, the last so many are kept."""
 _MAX_NAMED = 5
+_MAX_TOLD = 100
+"""Broken promises that are told as they happen; more of them say nothing new."""
 _EXPECTED_STATUSES = {429, 503, 504}
 _EXPECTED_GRPC = {"UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"}
 _CRASHED_TWICE = "crashed the engine twice"
@@ -106,6 +108,8 @@ class Tally:
     labels: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Ends other than completions, by kind and label."""
     examples: dict[str, deque[str]] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    """The first requests that broke a promise, as they came."""
     num_sent: int = 0
     num_output_tokens: int = 0
 
@@ -115,7 +119,9 @@ class Tally:
             return
         self.labels[str(verdict.outcome), verdict.label] += 1
         seen = self.examples.setdefault(f"{verdict.outcome}: {verdict.label}", deque(maxlen=MAX_EXAMPLES))
-        seen.append(f"{about}: {verdict.label}: {verdict.detail[:400]}")
+        seen.append(text := f"{about}: {verdict.label}: {verdict.detail[:400]}")
+        if verdict.outcome in VIOLATIONS and len(self.broken) < _MAX_TOLD:
+            self.broken.append(f"{verdict.outcome}: {text}")
 
     def total(self, *outcomes: Outcome) -> int:
         return sum(count for (_, outcome), count in self.counts.items() if outcome in outcomes)

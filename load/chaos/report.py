@@ -21,15 +21,30 @@ _MOST_SLOPES = 5
 
 
 async def show_progress(run: Run, console: Console) -> None:
-    """Show how the run goes on until cancelled: a table on a terminal, a line now and then elsewhere."""
-    if not console.is_terminal:
-        while True:
-            console.print(progress_line(run), highlight=False, markup=False)
-            await asyncio.sleep(_LINE_S)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
-        while True:
-            live.update(_progress_table(run), refresh=True)
-            await asyncio.sleep(_REDRAW_S)
+    """Show how the run goes on until cancelled: a table on a terminal, a line now and then elsewhere. A request that
+    breaks a promise is told at once."""
+    telling = asyncio.create_task(_tell_broken(run, console))
+    try:
+        if not console.is_terminal:
+            while True:
+                console.print(progress_line(run), highlight=False, markup=False)
+                await asyncio.sleep(_LINE_S)
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            while True:
+                live.update(_progress_table(run), refresh=True)
+                await asyncio.sleep(_REDRAW_S)
+    finally:
+        telling.cancel()
+
+
+async def _tell_broken(run: Run, console: Console) -> None:
+    num_told = 0
+    while True:
+        broken = [] if run.traffic is None else run.traffic.tally.broken[num_told:]
+        for each in broken:
+            console.print(each, style="red", highlight=False, markup=False)
+        num_told += len(broken)
+        await asyncio.sleep(_REDRAW_S)
 
 
 def progress_line(run: Run) -> str:

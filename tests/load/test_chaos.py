@@ -1,5 +1,7 @@
 """The judgements of a chaos run: how requests ended, and what ledgers, counters and sizes must be."""
 
+import asyncio
+import io
 import json
 import shutil
 import subprocess
@@ -8,24 +10,26 @@ import time
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from rich.console import Console
 
 from load.apis import ParsedEvent, make_api
 from load.chaos import clocks
 from load.chaos.answers import TextReader, WholeApi, find_misshape, text_of
 from load.chaos.clocks import ClockError, MovableClock, build_library
 from load.chaos.faults import FAULTS, Faults, possible_faults
-from load.chaos.fleet import ECHO, PIPELINE, Gateway, Interval
+from load.chaos.fleet import ECHO, PIPELINE, Fleet, Gateway, Interval
 from load.chaos.ledgers import Ledger, compare_completions, count_excused, tokens_of_counters
 from load.chaos.measurements import ProcessSize, Size, find_growth
 from load.chaos.outcomes import Outcome, Tally, Verdict, judge
 from load.chaos.processes import Program
 from load.chaos.questions import KINDS, Kind, Question, light_questions, make_questions
-from load.chaos.report import verdict
+from load.chaos.report import show_progress, verdict
 from load.chaos.run import ChaosConfig, Run, find_open
 from load.chaos.samples import Sample, find_leaks, find_slopes, sample_interval_s, sum_gauges
 from load.chaos.schedule import schedule
-from load.chaos.traffic import Completion
+from load.chaos.traffic import Completion, Traffic
 from load.config import ApiKind, Workload
 from load.stream import Failure, FailureKind, LiveCounts
 
@@ -173,6 +177,20 @@ def test_a_run_that_was_interrupted_claims_no_more_than_it_has_seen(tmp_path: Pa
     run.violations.append("a request was lost")
     run.is_complete = False
     assert verdict(run) == f"broken promises: 1; see {tmp_path}"
+
+
+async def test_a_broken_promise_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
+    run = Run(ChaosConfig(minutes=1.0, folder=tmp_path, faults=()))
+    nobody = Fleet(tmp_path, [], [], None, None, {}, httpx.AsyncClient())
+    run.traffic = Traffic(nobody, seed=0)
+    run.traffic.tally.add("chat", Verdict(Outcome.ERROR, "http_503", "full"), "one")
+    run.traffic.tally.add("chat", Verdict(Outcome.LOST, "connection", "reset"), "two at 12:00:00")
+    shown = io.StringIO()
+    showing = asyncio.create_task(show_progress(run, Console(file=shown, soft_wrap=True)))
+    while "lost: two at 12:00:00: connection: reset\n" not in shown.getvalue():
+        await asyncio.sleep(0.01)
+    showing.cancel()
+    assert "one" not in shown.getvalue()
 
 
 def test_connections_may_break_around_a_kill_alone() -> None:
