@@ -228,6 +228,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             super().shutdown()
 
+    def end_when_idle(self, idle_s: float, began_at: float) -> None:
+        """Announce the end with an answer that has not begun, else close once no request has come for `idle_s`, counted
+        from `began_at` of the loop's time and from the last answer. Called again and again.
+
+        A client that was told nothing may send its next request at the end of an answer."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if not cycle.response_started:
+                cycle.keep_alive = False
+        elif not (self._is_in_head and self._framing_bytes):
+            idle_since = max(began_at, self._idle_since, self._head_began)
+            if self.loop.time() - idle_since >= idle_s:
+                self.shutdown()
+
     def _begin_head(self) -> None:
         self._is_in_head = True
         self._framing_bytes = 0

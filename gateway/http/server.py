@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Generator
-from math import isfinite
+from math import isinf
 from time import monotonic
 
 import uvicorn
@@ -63,7 +63,8 @@ class HttpServer:
         """Take no more connections, and let those that are open end after the request that they have or get next.
 
         A client that sends another request at that moment still gets its answer: connections without one are closed
-        only after a while. Returns whether all have ended within `timeout_s`.
+        only after a while, which is longer where the time is infinite. Returns whether all have ended within
+        `timeout_s`.
         """
         state = self._server.server_state
         assert isinstance(state, ConnectionState)
@@ -72,14 +73,27 @@ class HttpServer:
             await asyncio.sleep(_DRAIN_LOOK_S)
         for each in self._server.servers:
             each.close()
+        if isinf(timeout_s):
+            await self._outlast(state)
+            return True
         deadline = monotonic() + timeout_s
-        idle_until = min(deadline, monotonic() + (_IDLE_S if isfinite(timeout_s) else _PATIENT_IDLE_S))
+        idle_until = min(deadline, monotonic() + _IDLE_S)
         while state.connections and monotonic() < deadline:
             await asyncio.sleep(_DRAIN_LOOK_S)
             if monotonic() >= idle_until:
                 for connection in list(state.connections):
                     connection.shutdown()  # closes those without a request
         return not state.connections
+
+    @staticmethod
+    async def _outlast(state: ConnectionState) -> None:
+        """Wait until all connections have ended, each when its client has had time enough to send another request."""
+        began_at = asyncio.get_running_loop().time()
+        while state.connections:
+            for connection in list(state.connections):
+                assert isinstance(connection, BoundedHttpProtocol)
+                connection.end_when_idle(_PATIENT_IDLE_S, began_at)
+            await asyncio.sleep(_DRAIN_LOOK_S)
 
     async def stop(self, timeout_s: float) -> None:
         """Give busy connections `timeout_s` to end, then drop them."""
