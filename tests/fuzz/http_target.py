@@ -23,7 +23,7 @@ FORBIDDEN = (b"Traceback", b"internal server error", b'"internal"', b"0x7f")
 _PROBLEM = re.compile(r"^(Traceback .*|[-0-9]+ [0-9:,]+ (?:ERROR|CRITICAL) .*)$", re.MULTILINE)
 _UNAVAILABLE = {501, 503, 504}
 OF_TRITON = re.compile(
-    rb'\{"error":"(Unable to (parse|open)|[Ff]ailed to (parse|load)|Expected JSON|generate expects|attempt to )'
+    rb'\{"error":"(Unable to (parse|open)|[Ff]ailed to (parse|load|get)|Expected JSON|generate expects|attempt to )'
 )
 """Begins the refusals that Triton answers with 500, and we do as it does."""
 _OPENAI = {"message", "type", "param", "code"}
