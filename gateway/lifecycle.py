@@ -44,8 +44,9 @@ FLUSH_TIMEOUT_S = 2.0
 """Seconds that the last bytes may take to reach a slow client after the last stream ended."""
 GRPC_NOTICE_S = 0.25
 """Seconds between telling gRPC's clients that the server ends and closing their connections."""
-SIGNAL_ECHO_S = 0.1
-"""Seconds within which a second signal counts as the first: `timeout` and others signal a process and its group."""
+SIGNAL_ECHO_S = 0.5
+"""Seconds within which a second signal counts as the first: `timeout` and others signal a process and its group, and on
+a busy machine not at once."""
 HANG_TIMEOUT_S = 15.0
 """Seconds that the rest of a shutdown may take beyond open streams, before the process ends by force."""
 WORKERS_READY_S = 60.0

@@ -16,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from gateway.lifecycle import SIGNAL_ECHO_S
 from gateway.listeners import listen
 from tests.server_process import PATIENCE_S, ServerProcess, StartServer, running_command, serve_command, start_command
 from tests.serving.backends.python.parts import TEXT, write_model
@@ -249,7 +250,7 @@ def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: "shutting down" in server.log)
         with pytest.raises(subprocess.TimeoutExpired):
-            server.process.wait(0.3)
+            server.process.wait(SIGNAL_ECHO_S + 0.2)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(SOON_S) == 128 + signal.SIGTERM
     assert_gone(engine)
