@@ -21,8 +21,10 @@ from load.stream import RequestResult
 PROMPTS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 CROWDS = (1, 2, 4, 8, 16, 32, 64)
 SHORT_PROMPT, OUTPUT = 16, 64
-NUM_ROUNDS, NUM_ALONE = 5, 3
-"""Rounds over all sizes, and the requests of each length of prompts in a round."""
+NUM_ROUNDS, NUM_ALONE, _LEAST_REQUESTS = 5, 3, 4
+"""Rounds over all sizes, the requests of each length of prompts in a round, and those of a small crowd."""
+_LEAST_EVENTS = 4
+"""Gaps between events, of which fewer are too few to leave out the others."""
 COST_NAMES = ("step_s", "prefill_token_s", "decode_seq_s", "context_token_s", "attention_s", "request_s")
 
 Floats = NDArray[np.float64]
@@ -90,7 +92,13 @@ async def calibrate(
         for crowd, prompt in crowds:
             report(f"round {number + 1} of {NUM_ROUNDS}: {crowd} at a time, prompts of {prompt} tokens")
             run = await _run(
-                runner, config, number, concurrency=crowd, num_requests=max(crowd, 2), prompt=prompt, output=OUTPUT
+                runner,
+                config,
+                number,
+                concurrency=crowd,
+                num_requests=max(crowd, _LEAST_REQUESTS),
+                prompt=prompt,
+                output=OUTPUT,
             )
             steps_s[crowd, prompt].append(_step_s(run))
     alone = [
@@ -123,7 +131,8 @@ async def _run(
 
 
 def _step_s(run: Run) -> float:
-    """Return what a step takes in the middle half of the answers, where all of the crowd decode."""
+    """Return what a step takes in the middle half of the answers, where all of the crowd decode; of an answer in a few
+    events, in all of it."""
     steps = [step_s for result in run.results for step_s in _middle_step(result)]
     if not steps:
         raise RunError("no answer has enough events to tell what a step takes: the server merges tokens")
@@ -138,7 +147,9 @@ def _factors(crowd: int, prompt: int) -> tuple[float, float, float, float, float
 def _middle_step(result: RequestResult) -> Iterator[float]:
     times = result.event_times_s
     first, last = len(times) // 4, 3 * len(times) // 4
-    if last - first < 4 or result.output_tokens < 2:
+    if last - first < _LEAST_EVENTS:  # the server merges tokens
+        first, last = 0, len(times) - 1
+    if last <= first or result.output_tokens < 2:
         return
     tokens_per_event = result.output_tokens / len(times)
     yield (times[last] - times[first]) / (last - first) / tokens_per_event
