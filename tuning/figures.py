@@ -182,9 +182,8 @@ def figures_of_simulation(run: FleetRun, slo: Slo | None) -> Figures:
     if (run.replica < 0).any():
         return {}
     lengths = np.array([request.num_output for request in run.requests])
-    tpot_s = ((run.e2e_s - run.ttft_s) / np.maximum(lengths - 1, 1))[lengths > 1]
     found: Figures = {}
-    for latency, values in (("ttft", run.ttft_s), ("tpot", tpot_s), ("e2e", run.e2e_s)):
+    for latency, values in (("ttft", run.ttft_s), ("tpot", run.tpot_s), ("e2e", run.e2e_s)):
         if values.size:
             found |= {f"{name}_{latency}": float(value) * 1e3 for name, value in _statistics(values)}
     if run.gaps.num_gaps:

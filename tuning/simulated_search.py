@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sluice.errors import SluiceError
 from tuning.comparison import best_trials, defaults_among, nearest_trial, nothing_meets
 from tuning.plan import Steps, TunePlan
-from tuning.scaling import ITL, CostScale, LoadFactor, gap_names, keep_scale, read_scale, scale_of, simulation_gaps
+from tuning.scaling import TPOT, CostScale, LoadFactor, gap_names, keep_scale, read_scale, scale_of, simulation_gaps
 from tuning.search import Measure, SearchSettings, counted_search, measured
 from tuning.simulating import Simulator
 from tuning.space import Point, SearchSpace, describe
@@ -60,11 +60,11 @@ class SimulatedSearch:
         return scale
 
     async def _factor(self, trial: Trial) -> LoadFactor | None:
-        itl_ms = (trial.figures or {}).get(ITL)
-        if itl_ms is None:
+        tpot_ms = (trial.figures or {}).get(TPOT)
+        if tpot_ms is None:
             return None
         try:
-            factor = await self.simulator.factor(trial.point, itl_ms / 1e3)
+            factor = await self.simulator.factor(trial.point, tpot_ms / 1e3)
         except SluiceError as error:
             self.steps.say(f"{describe(trial.point)}: {error.message}")
             return None

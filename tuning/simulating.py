@@ -85,11 +85,11 @@ class Simulator:
             raise TrialFailedError("a request and its answer can never fit into the KV cache or --max-model-len")
         return figures
 
-    async def factor(self, point: Point, itl_s: float) -> float:
-        """Return the factor of all calibrated costs by which a point has a mean ITL that was measured. Raises
+    async def factor(self, point: Point, tpot_s: float) -> float:
+        """Return the factor of all calibrated costs by which a point has a mean TPOT that was measured. Raises
         SluiceError INVALID where there is none."""
         requests, config, concurrency = self._load(point, await self._profile(point))
-        factor, _ = await asyncio.to_thread(scale_costs, requests, config, itl_s, concurrency)
+        factor, _ = await asyncio.to_thread(scale_costs, requests, config, tpot_s, concurrency)
         return factor
 
     async def prepare(self, server: TrialServer) -> None:

@@ -18,7 +18,7 @@ from engine.config import SchedulerPolicy
 from engine.fleet.router import RouterSettings, RoutingPolicy
 from engine.simulation.fleet import FleetConfig, FleetRun, simulate
 from engine.simulation.profile import ReplicaProfile, bundled_profile, read_profile
-from engine.simulation.scaling import fit_slowdown, measured_itl_s, scale_costs
+from engine.simulation.scaling import fit_slowdown, measured_tpot_s, scale_costs
 from engine.simulation.summary import FleetSummary, LatencyTargets, find_replicas, summarize
 from engine.simulation.traces import FORMATS, TracedRequest, read_trace, scaled
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser
@@ -151,18 +151,18 @@ def _config(arguments: argparse.Namespace) -> FleetConfig:
 
 
 def _scaled_profile(arguments: argparse.Namespace, fleet: FleetConfig) -> ReplicaProfile:
-    itl_s = measured_itl_s(arguments.measured)
-    factor, profile = scale_costs(read_trace(arguments.measured, "load"), fleet, itl_s)
+    tpot_s = measured_tpot_s(arguments.measured)
+    factor, profile = scale_costs(read_trace(arguments.measured, "load"), fleet, tpot_s)
     if not arguments.quiet:
         sys.stderr.write(
-            f"costs times {factor:.2f}, by which the measured run has its mean ITL of {1e3 * itl_s:.2f} ms\n"
+            f"costs times {factor:.2f}, by which the measured run has its mean TPOT of {1e3 * tpot_s:.2f} ms\n"
         )
     return profile
 
 
 def _slowed_profile(arguments: argparse.Namespace, fleet: FleetConfig) -> ReplicaProfile:
     run = arguments.measured_together
-    profile = fit_slowdown(read_trace(run, "load"), fleet, measured_itl_s(run))
+    profile = fit_slowdown(read_trace(run, "load"), fleet, measured_tpot_s(run))
     if not arguments.quiet:
         sys.stderr.write(f"each replica in a step makes a step of another {100 * profile.slowdown:.0f} % longer\n")
     return profile
@@ -233,7 +233,7 @@ def _parser() -> OneLineParser:
         type=Path,
         metavar="FILE",
         help="a run against such replicas that `sluice load --json` wrote: all costs are scaled by the factor by which "
-        "it has its mean ITL",
+        "it has its mean TPOT",
     )
     replica.add_argument(
         "--measured-replicas", type=count, default=1, metavar="N", help="replicas that served --measured (%(default)s)"
@@ -243,7 +243,7 @@ def _parser() -> OneLineParser:
         type=Path,
         metavar="FILE",
         help="a run against several replicas that share this machine's cores, as `sluice load --json` wrote it: a step "
-        "takes longer while others are in one, by as much as gives its mean ITL. --measured is of one replica then",
+        "takes longer while others are in one, by as much as gives its mean TPOT. --measured is of one replica then",
     )
     replica.add_argument(
         "--together-replicas",

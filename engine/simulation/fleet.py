@@ -67,6 +67,14 @@ class FleetRun(NamedTuple):
     end_s: float
     """When the last token came."""
 
+    @property
+    def tpot_s(self) -> Floats:
+        """The mean time between the tokens of each answer that has two, of those that were not rejected."""
+        lengths = np.array([request.num_output for request in self.requests])
+        has_two = (self.replica >= 0) & (lengths > 1)
+        seconds: Floats = (self.e2e_s - self.ttft_s)[has_two] / (lengths[has_two] - 1)
+        return seconds
+
 
 def simulate(
     requests: Sequence[TracedRequest],

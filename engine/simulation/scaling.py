@@ -9,7 +9,6 @@ import msgspec
 
 from engine.simulation.fleet import FleetConfig, simulate
 from engine.simulation.profile import ReplicaProfile, StepCosts
-from engine.simulation.summary import summarize
 from engine.simulation.traces import TracedRequest
 from sluice.errors import invalid
 
@@ -19,50 +18,53 @@ NUM_HALVINGS = 12
 """A search ends when the ratio of its bounds is about a thousandth from 1."""
 
 
-def measured_itl_s(path: Path) -> float:
-    """Return the mean time between two tokens of a run that `sluice load --json` has written. Raises INVALID, also for
-    a run whose prompts shared a beginning: its requests are read as prompts of which no cache knows any."""
+def measured_tpot_s(path: Path) -> float:
+    """Return the mean TPOT of a run that `sluice load --json` has written: unlike ITL it is the same where a gateway
+    that is late merges tokens into one event. Raises INVALID, also for a run whose prompts shared a beginning: its
+    requests are read as prompts of which no cache knows any."""
     try:
         report = json.loads(path.read_text())
-        itl_ms = float(report["summary"]["itl_ms"]["mean"])
+        tpot_ms = float(report["summary"]["tpot_ms"]["mean"])
     except OSError as error:
         raise invalid("measured", f"{path} cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError):
-        message = f"{path} is no report of `sluice load --json` whose answers have two tokens: it has no mean ITL"
+        message = f"{path} is no report of `sluice load --json` whose answers have two tokens: it has no mean TPOT"
         raise invalid("measured", message) from None
     if (report.get("config") or {}).get("workload", {}).get("prefix_tokens"):
         raise invalid("measured", f"{path} is of a run with --prefix-tokens: measure one whose prompts share nothing")
-    return itl_ms / 1e3
+    return tpot_ms / 1e3
 
 
 def scale_costs(
-    requests: Sequence[TracedRequest], fleet: FleetConfig, itl_s: float, concurrency: int | None = None
+    requests: Sequence[TracedRequest], fleet: FleetConfig, tpot_s: float, concurrency: int | None = None
 ) -> tuple[float, ReplicaProfile]:
-    """Return the factor, and the profile with all costs times it, by which `fleet` serves `requests` at a mean ITL of
-    `itl_s`; with a `concurrency`, so many clients send them. Raises INVALID where none from LEAST to MOST does."""
+    """Return the factor, and the profile with all costs times it, by which `fleet` serves `requests` at a mean TPOT of
+    `tpot_s`; with a `concurrency`, so many clients send them. Raises INVALID where none from LEAST to MOST does."""
 
     def is_too_fast(factor: float) -> bool:
-        return _itl_s(requests, fleet, scaled_profile(fleet.profile, factor), concurrency) < itl_s
+        return _tpot_s(requests, fleet, scaled_profile(fleet.profile, factor), concurrency) < tpot_s
 
     low, high = _enclose(is_too_fast, LEAST, MOST, lambda low, high: (low * high) ** 0.5)
     if low == LEAST or high == MOST:
-        message = f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: costs times {low:.2g} do not give it"
+        message = (
+            f"the measured mean TPOT, {1e3 * tpot_s:.2f} ms, is out of reach: costs times {low:.2g} do not give it"
+        )
         raise invalid("measured", message)
     return low, scaled_profile(fleet.profile, low)
 
 
-def fit_slowdown(requests: list[TracedRequest], fleet: FleetConfig, itl_s: float) -> ReplicaProfile:
-    """Return the profile with the slowdown at which replicas that share cores serve `requests` at a mean ITL of
-    `itl_s`; 0 where they are that slow without. The costs are those of a replica alone. Raises INVALID where no
+def fit_slowdown(requests: list[TracedRequest], fleet: FleetConfig, tpot_s: float) -> ReplicaProfile:
+    """Return the profile with the slowdown at which replicas that share cores serve `requests` at a mean TPOT of
+    `tpot_s`; 0 where they are that slow without. The costs are those of a replica alone. Raises INVALID where no
     slowdown up to MOST_SLOWDOWN does."""
 
     def is_too_fast(slowdown: float) -> bool:
-        return _itl_s(requests, fleet, _slowed(fleet, slowdown)) < itl_s
+        return _tpot_s(requests, fleet, _slowed(fleet, slowdown)) < tpot_s
 
     low, high = _enclose(is_too_fast, 0.0, MOST_SLOWDOWN, lambda low, high: (low + high) / 2)
     if high == MOST_SLOWDOWN:
         message = (
-            f"the measured mean ITL, {1e3 * itl_s:.2f} ms, is out of reach: replicas that slow each other down by "
+            f"the measured mean TPOT, {1e3 * tpot_s:.2f} ms, is out of reach: replicas that slow each other down by "
             f"{MOST_SLOWDOWN:g} times a step do not have it"
         )
         raise invalid("measured_together", message)
@@ -83,11 +85,12 @@ def _slowed(fleet: FleetConfig, slowdown: float) -> ReplicaProfile:
     return msgspec.structs.replace(fleet.profile, slowdown=slowdown)
 
 
-def _itl_s(
+def _tpot_s(
     requests: Sequence[TracedRequest], fleet: FleetConfig, profile: ReplicaProfile, concurrency: int | None = None
 ) -> float:
     run = simulate(requests, fleet._replace(profile=profile), concurrency=concurrency)
-    return summarize(run).itl_s.mean or 0.0
+    tpot_s = run.tpot_s
+    return float(tpot_s.mean()) if tpot_s.size else 0.0
 
 
 def scaled_profile(profile: ReplicaProfile, factor: float) -> ReplicaProfile:

@@ -12,7 +12,6 @@ import pytest
 from cli.simulate.command import command
 from engine.simulation.fleet import FleetConfig, simulate
 from engine.simulation.profile import ReplicaProfile, StepCosts, bundled_profile, read_profile
-from engine.simulation.summary import summarize
 from engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
 from engine.simulation.traces import read_trace
 from sluice.errors import SluiceError
@@ -174,9 +173,8 @@ def test_costs_are_scaled_to_a_measured_run(run: Run, trace: Path, tmp_path: Pat
     report = {"requests": [load_row(r.at_s, r.num_prompt, r.num_output) for r in read_trace(trace)]}
     measured = tmp_path / "run.json"
     measured.write_text(json.dumps(report))
-    itl_s = summarize(simulate(read_trace(measured, "load"), FleetConfig(slow, 2))).itl_s.mean
-    assert itl_s is not None
-    measured.write_text(json.dumps(report | {"summary": {"itl_ms": {"mean": 1e3 * itl_s}}}))
+    tpot_s = simulate(read_trace(measured, "load"), FleetConfig(slow, 2)).tpot_s.mean()
+    measured.write_text(json.dumps(report | {"summary": {"tpot_ms": {"mean": 1e3 * tpot_s}}}))
     code, shown, errors = run(trace, "--measured", measured, "--measured-replicas", 2)
     assert code == 0
     assert [float(factor) for factor in re.findall(r"costs times ([\d.]+)", errors)] == [pytest.approx(3.0, rel=0.01)]
@@ -191,13 +189,12 @@ def test_what_replicas_on_the_same_cores_cost_each_other_is_told_by_a_measured_r
     rows = [load_row(0.01 * number, 100, 40) for number in range(50)]
     measured = tmp_path / "run.json"
     measured.write_text(json.dumps({"requests": rows}))
-    itl_s = summarize(simulate(read_trace(measured, "load"), FleetConfig(slow, 2))).itl_s.mean
-    assert itl_s is not None
-    measured.write_text(json.dumps({"requests": rows, "summary": {"itl_ms": {"mean": 1e3 * itl_s}}}))
+    tpot_s = simulate(read_trace(measured, "load"), FleetConfig(slow, 2)).tpot_s.mean()
+    measured.write_text(json.dumps({"requests": rows, "summary": {"tpot_ms": {"mean": 1e3 * tpot_s}}}))
     code, shown, errors = run(trace, "--replicas", 2, "--measured-together", measured)
     assert (code, re.findall(r"another (\d+) % longer", errors)) == (0, ["50"])
     assert shown != run(trace, "--replicas", 2)[1]
-    measured.write_text(json.dumps({"requests": rows, "summary": {"itl_ms": {"mean": 9e9}}}))
+    measured.write_text(json.dumps({"requests": rows, "summary": {"tpot_ms": {"mean": 9e9}}}))
     code, _, errors = run(trace, "--measured-together", measured)
     assert (code, "is out of reach" in errors) == (2, True)
 
@@ -205,10 +202,10 @@ def test_what_replicas_on_the_same_cores_cost_each_other_is_told_by_a_measured_r
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{}", "it has no mean ITL"),
-        ('{"summary": {"itl_ms": {"mean": null}}}', "it has no mean ITL"),
-        ('{"summary": {"itl_ms": {"mean": 9e9}}, "requests": [ROW]}', "is out of reach"),
-        ('{"summary": {"itl_ms": {"mean": 9.0}}, "config": {"workload": {"prefix_tokens": 64}}}', "share nothing"),
+        ("{}", "it has no mean TPOT"),
+        ('{"summary": {"tpot_ms": {"mean": null}}}', "it has no mean TPOT"),
+        ('{"summary": {"tpot_ms": {"mean": 9e9}}, "requests": [ROW]}', "is out of reach"),
+        ('{"summary": {"tpot_ms": {"mean": 9.0}}, "config": {"workload": {"prefix_tokens": 64}}}', "share nothing"),
     ],
 )
 def test_a_measured_run_that_says_nothing_is_refused(
