@@ -36,6 +36,8 @@ class TuningVerdict:
     comparisons: tuple[Comparison, ...] = ()
     missed: tuple[str, ...] = ()
     """Constraints that what is to be used misses, in the median of the rounds."""
+    was_luck: bool = False
+    """Whether what was found misses a constraint in the rounds that it met in the search."""
 
     @property
     def chosen(self) -> Point:
@@ -90,10 +92,12 @@ async def run_rounds(
     store: TrialStore,
     measure: MeasureSeeded,
     report: Callable[[Trial], None],
+    num_before: int = 0,
 ) -> list[tuple[Trial, Trial]]:
-    """Measure the default settings and what is found in turns; every second round begins with the other."""
+    """Measure the default settings and what is found in turns; every second round begins with the other. The numbers
+    of rounds follow on `num_before`."""
     rounds = []
-    for number in range(1, num_rounds + 1):
+    for number in range(num_before + 1, num_before + num_rounds + 1):
         trials: dict[int, Trial] = {}
         for place in (0, 1) if number % 2 else (1, 0):
             point = points[place]
@@ -122,7 +126,7 @@ def judge(points: tuple[Point, Point], rounds: Sequence[tuple[Trial, Trial]], go
     comparisons = tuple(_compared(goal, rounds))
     if missed_by_found:
         reason = f"what was found misses {', '.join(missed_by_found)} in the rounds"
-        return TuningVerdict(found, default, False, reason, comparisons, missed_by_default)
+        return TuningVerdict(found, default, False, reason, comparisons, missed_by_default, was_luck=True)
     if missed_by_default:
         reason = f"the default settings miss {', '.join(missed_by_default)}, and what was found meets every constraint"
         return TuningVerdict(found, default, True, reason, comparisons)

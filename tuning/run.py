@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
-from tuning.comparison import TuningVerdict, best_trials, defaults_among, judge, nothing_meets, run_rounds
+from tuning.comparison import TuningVerdict
+from tuning.decision import Decision
 from tuning.driving import LiveMeasurer
 from tuning.errors import TrialFailedError, TuneError
 from tuning.language_model import LanguageModelSubject
@@ -13,7 +14,7 @@ from tuning.search import SearchSettings, counted_search
 from tuning.server import running_server
 from tuning.simulated_search import SimulatedSearch
 from tuning.simulating import Simulator
-from tuning.space import Point, SearchSpace
+from tuning.space import SearchSpace
 from tuning.trials import Stage, Trial, TrialStore
 
 _LARGE_SPACE = 10_000
@@ -70,13 +71,10 @@ class _Run:
         if not space.settings and len(space.load.values) < 2:
             raise TuneError("there is nothing to search: name settings with --search, or several loads")
         self._say_space(space)
-        found, default = self._choose(space, await self._search(space, simulator))
-        if space.settings_of(found) == space.settings_of(default):
-            reason = "nothing that was tried is better than the default settings"
-            return Tuning(plan, space, self.store, (), TuningVerdict(found, default, False, reason))
-        points = (default, found)
-        rounds = await self._compare(points)
-        return Tuning(plan, space, self.store, rounds, judge(points, rounds, plan.goal))
+        trials = await self._search(space, simulator)
+        decision = Decision(plan, space, self.store, self.live.measure, self.steps)
+        rounds, verdict = await decision.decide(trials)
+        return Tuning(plan, space, self.store, rounds, verdict)
 
     def _simulator(self) -> Simulator | None:
         plan = self.plan
@@ -112,24 +110,3 @@ class _Run:
             return await SimulatedSearch(plan, space, self.store, simulator, self.live.measure, self.steps).run()
         settings = SearchSettings(Stage.LIVE, plan.num_trials, plan.seed)
         return await counted_search(space, plan.goal, settings, self.store, self.live.measure, self.steps)
-
-    def _choose(self, space: SearchSpace, trials: Sequence[Trial]) -> tuple[Point, Point]:
-        """Return the best point, and the default settings at their best load, or at that of the best point."""
-        goal = self.plan.goal
-        best = best_trials(trials, goal, space, len(trials))
-        if not best:
-            raise nothing_meets(trials, goal, "on a server")
-        found = min(best, key=lambda trial: goal.objective.sort_key(trial.figures or {})).point
-        defaults = [
-            trial for trial in defaults_among(trials, space) if trial.figures is not None and goal.is_met(trial.figures)
-        ]
-        if not defaults:
-            return found, space.default_point(found[space.load.name])
-        return found, min(defaults, key=lambda trial: goal.objective.sort_key(trial.figures or {})).point
-
-    async def _compare(self, points: tuple[Point, Point]) -> list[tuple[Trial, Trial]]:
-        num_done = len(list(self.store.of(Stage.ROUND)))
-        planned = 2 * self.plan.num_rounds
-        noun = "runs in turns with the default settings"
-        async with self.steps.counting(noun, min(num_done, planned), planned) as report:
-            return await run_rounds(points, self.plan.num_rounds, self.store, self.live.measure, report)

@@ -58,7 +58,7 @@ def test_a_bad_option_is_named_with_what_to_write(
 def test_without_optuna_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("tuning.search", "tuning.run", "tuning.comparison", "tuning.simulated_search"):
+    for name in ("tuning.search", "tuning.run", "tuning.comparison", "tuning.decision", "tuning.simulated_search"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert command(["--out", str(tmp_path)]) == 1

@@ -1,7 +1,5 @@
 """The search in the simulator that servers correct. The server here is the simulator itself, with other costs."""
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from engine.simulation.profile import bundled_profile
 from load.config import ApiKind, TokenRange, Workload
+from tests.tuning.heard_steps import HeardSteps
 from tuning.driving import CONCURRENCY, Drive
 from tuning.errors import TuneError
 from tuning.figures import FigureConstraint, Figures, Goal, Objective
@@ -18,7 +17,7 @@ from tuning.scaling import CostScale, LoadFactor, read_scale, scale_of, simulati
 from tuning.simulated_search import SimulatedSearch
 from tuning.simulating import Simulator
 from tuning.space import Dimension, Point
-from tuning.trials import Stage, Trial, TrialStore
+from tuning.trials import Stage, TrialStore
 
 LIMITS = EngineLimits("openvino", 64, 2048, 1024, 1092, 32)
 LOAD = Dimension(CONCURRENCY, (2, 16), 2)
@@ -30,23 +29,6 @@ def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs are short: a search needs no more of them here than to tell points apart."""
     monkeypatch.setattr("tuning.simulating._LEAST_REQUESTS", 24)
     monkeypatch.setattr("tuning.simulating._REQUESTS_OF_CLIENT", 2)
-
-
-@dataclass
-class HeardSteps:
-    """What a user is told."""
-
-    lines: list[str] = field(default_factory=list)
-
-    def say(self, line: str) -> None:
-        self.lines.append(line)
-
-    def note(self, line: str) -> None:
-        pass
-
-    @asynccontextmanager
-    async def counting(self, noun: str, num_done: int, num_planned: int) -> AsyncIterator[Callable[[Trial], None]]:
-        yield lambda trial: None
 
 
 @dataclass

@@ -1,0 +1,24 @@
+"""Steps of a tuning that keep what a user is told."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from tuning.trials import Trial
+
+
+@dataclass
+class HeardSteps:
+    """What a user is told."""
+
+    lines: list[str] = field(default_factory=list)
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def note(self, line: str) -> None:
+        pass
+
+    @asynccontextmanager
+    async def counting(self, noun: str, num_done: int, num_planned: int) -> AsyncIterator[Callable[[Trial], None]]:
+        yield lambda trial: None
