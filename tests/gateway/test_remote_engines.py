@@ -171,7 +171,7 @@ async def until_workers_answer(client: httpx.AsyncClient, gateway: ServerProcess
 
 async def read_stream(client: httpx.AsyncClient, lines: list[str]) -> None:
     """Read a long greedy stream into `lines`."""
-    body = CHAT | {"max_tokens": 600, "ignore_eos": True, "temperature": 0, "stream": True}
+    body = CHAT | {"max_tokens": 2000, "ignore_eos": True, "temperature": 0, "stream": True}
     async with client.stream("POST", CHAT_PATH, json=body) as response:
         async for line in response.aiter_lines():
             if line.startswith("data: "):
@@ -199,7 +199,7 @@ async def test_a_stream_of_the_only_engine_goes_on_in_its_successor(
                     await asyncio.sleep(0.002)
             process.terminate()
             assert await asyncio.to_thread(process.wait) == 0
-            assert not reading.done(), "the engine had no time to end it"
+            assert not reading.done(), f"the engine had no time to end it: {begun[-2:]}"
         with remote_engine(checkpoint) as (address, _):
             name_engines(engines_file, address)
             async with asyncio.timeout(2 * PATIENCE_S):
