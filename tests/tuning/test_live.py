@@ -68,7 +68,9 @@ def test_a_language_model_is_searched_in_the_simulator_and_checked_on_servers(
     options = ("--concurrency", "1,4", "--prompt-tokens", "32", "--output-tokens", "16", "--search", "max-num-seqs=1")
     fixed = ("--", "--max-num-batched-tokens=512", "--kv-cache-memory=64M")
     result = tune(tmp_path / "out", str(MODELS / "rill"), *options, "--duration", "0.5", "--checks", "1", *fixed)
-    assert result["num_trials"] == {"simulated": 4, "live": 1, "round": 0}
+    trials = result["num_trials"]
+    assert trials.pop("scaled", 4) == 4, "where servers are slower than simulated, the search is done once more"
+    assert trials == {"simulated": 4, "live": 1, "round": 0}
     assert not result["is_better_than_default"]
     assert result["use"] == {"settings": {"max-num-seqs": 64}, "changed": {}, "concurrency": 4}
     costs = json.loads((tmp_path / "out" / "costs" / "default.json").read_text())
