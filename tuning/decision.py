@@ -1,4 +1,5 @@
-"""What to use: the best points of a search are compared with the default settings, until one keeps its promise."""
+"""Decides what to use: the best points of a search are compared with the default settings, until one meets the
+constraints there too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from tuning.comparison import (
     nothing_meets,
     run_rounds,
 )
-from tuning.plan import Steps, TunePlan
+from tuning.figures import Goal
+from tuning.plan import Steps
 from tuning.space import Point, SearchSpace, describe
 from tuning.trials import Stage, Trial, TrialStore
 
@@ -22,9 +24,10 @@ _MOST_CANDIDATES = 3
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decides by rounds on servers, which `measure` makes."""
+    """Decides by `num_rounds` rounds on servers, which `measure` makes."""
 
-    plan: TunePlan
+    goal: Goal
+    num_rounds: int
     space: SearchSpace
     store: TrialStore
     measure: MeasureSeeded
@@ -41,8 +44,8 @@ class Decision:
                 return rounds, verdict or TuningVerdict(found, default, False, reason)
             if verdict is not None:
                 self.steps.say(f"{describe(verdict.found)}: {verdict.reason}; the next best is {describe(found)}")
-            rounds = await self._compare((default, found), number * self.plan.num_rounds)
-            verdict = judge((default, found), rounds, self.plan.goal)
+            rounds = await self._compare((default, found), number * self.num_rounds)
+            verdict = judge((default, found), rounds, self.goal)
             if not verdict.was_luck:
                 break
         assert verdict is not None
@@ -51,7 +54,7 @@ class Decision:
     def _candidates(self, trials: Sequence[Trial]) -> list[Point]:
         """Return the points that meet the constraints, the best first, as many as are worth rounds. Raises TuneError
         where there is none."""
-        goal = self.plan.goal
+        goal = self.goal
         best = best_trials(trials, goal, self.space, len(trials))
         if not best:
             raise nothing_meets(trials, goal, "on a server")
@@ -60,7 +63,7 @@ class Decision:
 
     def _default_beside(self, found: Point, trials: Sequence[Trial]) -> Point:
         """Return the default settings at the best load at which they meet the constraints, else at that of `found`."""
-        goal = self.plan.goal
+        goal = self.goal
         defaults = [
             trial
             for trial in defaults_among(trials, self.space)
@@ -72,7 +75,7 @@ class Decision:
 
     async def _compare(self, points: tuple[Point, Point], num_before: int) -> list[tuple[Trial, Trial]]:
         num_done = max(0, len(list(self.store.of(Stage.ROUND))) - 2 * num_before)
-        planned = 2 * self.plan.num_rounds
+        planned = 2 * self.num_rounds
         noun = "runs in turns with the default settings"
         async with self.steps.counting(noun, min(num_done, planned), planned) as report:
-            return await run_rounds(points, self.plan.num_rounds, self.store, self.measure, report, num_before)
+            return await run_rounds(points, self.num_rounds, self.store, self.measure, report, num_before)

@@ -72,7 +72,7 @@ class _Run:
             raise TuneError("there is nothing to search: name settings with --search, or several loads")
         self._say_space(space)
         trials = await self._search(space, simulator)
-        decision = Decision(plan, space, self.store, self.live.measure, self.steps)
+        decision = Decision(plan.goal, plan.num_rounds, space, self.store, self.live.measure, self.steps)
         rounds, verdict = await decision.decide(trials)
         return Tuning(plan, space, self.store, rounds, verdict)
 

@@ -41,12 +41,12 @@ _REFUSAL = (
 
 
 class ConnectionState(ServerState):
-    """What the connections of a server share."""
+    """The state that the connections of a server share."""
 
     is_draining = False
     """Whether each connection ends with the next answer."""
     direct: Direct | None = None
-    """What answers plain requests without the application."""
+    """Answers plain requests without the application."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -57,6 +57,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     they wrote them.
     """
 
+    server_state: ConnectionState
     url = b""
     _framing_bytes = 0
     _has_ended_in_piece = False
@@ -67,7 +68,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _is_piece_shared = False
     _is_refused = False
     _held_body: bytes | None = None
-    """What has come of the body of a request that may be answered directly; None: the application has the request."""
+    """The body, as far as it has come, of a request that may be answered directly; None: the application has it."""
     _hold_timer: asyncio.TimerHandle | None = None
     _num_chunks = 0
     _head_timer: asyncio.TimerHandle
@@ -76,7 +77,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         stream = cast(asyncio.Transport, transport)
         super().connection_made(stream)
         self.transport = cast(asyncio.Transport, CorkedTransport(stream, self.loop, self._linger))
-        self._direct = cast(ConnectionState, self.server_state).direct
+        self._direct = self.server_state.direct
         self._begin_head()
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._check_head_age)
 
@@ -142,7 +143,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             and not parser.should_upgrade()
             and not self.expect_100_continue
             and not self.flow.write_paused
-            and not self.server_state.is_draining  # type: ignore[attr-defined]
+            and not self.server_state.is_draining
             and (self.cycle is None or self.cycle.response_complete)
         )
 
@@ -155,7 +156,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope["headers"] = headers
         self.scope["extensions"] = extensions
         super().on_headers_complete()
-        if self.server_state.is_draining:  # type: ignore[attr-defined]
+        if self.server_state.is_draining:
             self.cycle.keep_alive = False
         writer = PieceWriter(self.cycle)
         extensions |= {PIECE_WRITER: writer.write, DIRECT_WRITER: writer}

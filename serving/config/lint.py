@@ -31,7 +31,7 @@ _MAX_LISTED = 6
 """Most values of an enum that a message lists."""
 
 _ESCAPE = re.compile(
-    r"""\\(?:[abfnrtv\\'"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|(?P<unknown>.))"""
+    r"""\\(?:[abfnrtv?\\'"]|[0-7]{1,3}|x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|(?P<unknown>.))"""
 )
 """An escape sequence of a string: https://protobuf.dev/reference/protobuf/textformat-spec/#string"""
 

@@ -21,6 +21,7 @@ CONFIGS_FOLDER = "configs"
 _MAX_BYTES = 4 << 20
 _MAX_SYNTAX_ERRORS = 50
 _SEPARATOR = re.compile(r"\s*[,;]")
+_ESCAPED = re.compile(r"\\.")
 _CAPABILITY = re.compile(r"[0-9]{2,3}")
 _SCHEDULER_POLICY, _BATCH_SCHEDULER_POLICY = "scheduler_policy", "batch_scheduler_policy"
 _NO_FIELD = re.compile(r'Message type "(?P<message>[\w.]+)" has no field named "(?P<field>\w+)"')
@@ -59,7 +60,7 @@ def scan_pbtxt(text: str) -> tuple[WrittenConfig, list[Finding]]:
     errors = [each.finding for each in invalid]
     spans = [_statement_at(locations, each.begin) or (each.begin, each.end) for each in invalid]
     fixes = [each for each in found if not any(begin <= each.begin < end for begin, end in spans)]
-    readable = apply_fixes(_blank(text, spans), fixes)
+    readable = _ESCAPED.sub(_unescape_question, apply_fixes(_blank(text, spans), fixes))
     config, syntax_errors = _parse_leniently(readable)
     errors += syntax_errors
     values = locations.locate_all(fix_values(config))
@@ -84,6 +85,11 @@ def _parse_leniently(text: str) -> tuple[ModelConfig, list[Finding]]:
             return ModelConfig(), [*errors, Finding(f"a value cannot be read: {error}")]
         else:
             return config, errors
+
+
+def _unescape_question(escaped: re.Match[str]) -> str:
+    """Return `?` for the escape sequence of protobuf that its Python library does not know, others as they are."""
+    return "?" if escaped[0] == "\\?" else escaped[0]
 
 
 def _offset(text: str, error: text_format.ParseError) -> int:

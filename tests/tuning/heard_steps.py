@@ -9,7 +9,7 @@ from tuning.trials import Trial
 
 @dataclass
 class HeardSteps:
-    """What a user is told."""
+    """Keeps the lines that a user is told."""
 
     lines: list[str] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""What is used in the end: a point that met a constraint by luck gives way to the next best."""
+"""A point that met a constraint by luck gives way to the next best."""
 
 from pathlib import Path
 from typing import cast
@@ -7,7 +7,6 @@ from tests.tuning.heard_steps import HeardSteps
 from tuning.comparison import TuningVerdict
 from tuning.decision import Decision
 from tuning.figures import FigureConstraint, Figures, Goal, Objective
-from tuning.plan import TunePlan
 from tuning.space import Dimension, Point, SearchSpace
 from tuning.trials import Stage, TrialStore
 
@@ -17,11 +16,7 @@ SEARCHED = {16: (90.0, 120.0), 8: (130.0, 95.0), 4: (110.0, 90.0), 2: (80.0, 50.
 """Tokens a second and TTFT by the setting, as the search saw them."""
 
 
-class Plan:
-    """As much of a plan as a decision needs."""
-
-    goal = GOAL
-    num_rounds = 5
+NUM_ROUNDS = 5
 
 
 async def decide(
@@ -40,9 +35,9 @@ async def decide(
         seqs = cast(int, point["seqs"])
         return {"tokens_per_s": SEARCHED[seqs][0], "p99_ttft": ttfts.get(seqs, 120.0)}
 
-    decision = Decision(cast(TunePlan, Plan()), SPACE, store, measure, steps)
+    decision = Decision(GOAL, NUM_ROUNDS, SPACE, store, measure, steps)
     rounds, verdict = await decision.decide(trials)
-    assert len(rounds) == Plan.num_rounds
+    assert len(rounds) == NUM_ROUNDS
     assert {trial.point["seqs"] for trial in rounds[0]} == {16, verdict.found["seqs"]}
     return verdict, steps
 

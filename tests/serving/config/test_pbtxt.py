@@ -183,6 +183,7 @@ def test_json_that_is_no_configuration(text: str, expected: str) -> None:
 
 def test_escape_sequences_stand_for_their_characters() -> None:
     config, notes = parse_config(r"""name: "\\x\n\x4a\101\u00e9" backend: 'a\'b\"'""", "config.pbtxt")
+    assert parse_config(r'name: "a\?\\?"', "config.pbtxt")[0].name == "a?\\?"
     assert (config.name, config.backend, notes) == ("\\x\nJA\u00e9", "a'b\"", [])
 
 
