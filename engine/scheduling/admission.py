@@ -179,11 +179,12 @@ def _wait_too_long(most_wait_s: float, prediction: WaitPrediction) -> SluiceErro
 def _check_deadline(name: str, limit_s: float | None, prediction: WaitPrediction, service_s: float) -> None:
     if limit_s is None or prediction.earliest_s + service_s <= limit_s:
         return
+    allowed = "may wait" if name == "queue_timeout_s" else "may take"
     service = f" and the answer take {_seconds(service_s)} more" if prediction.wait_s <= limit_s else ""
     retry_after_s = _retry_after_s(prediction)
     raise SluiceError(
         ErrorCode.DEADLINE,
-        f"the wait would be about {_seconds(prediction.wait_s)}{service} and {name} is {limit_s:g} s; "
+        f"the wait would be about {_seconds(prediction.wait_s)}{service}, and the request {allowed} {limit_s:g} s; "
         f"try again in {math.ceil(retry_after_s)} s, or allow more time",
         param=name,
         retry_after_s=retry_after_s,

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 from fastapi import Request
@@ -51,6 +52,23 @@ OPENAI_TYPE: dict[ErrorCode, str] = {
     ErrorCode.UNAVAILABLE: "service_unavailable_error",
     ErrorCode.DEADLINE: "timeout_error",
 }
+OPENAI_CODE: dict[ErrorCode, str | None] = {
+    ErrorCode.INVALID: "invalid_value",
+    ErrorCode.UNAUTHENTICATED: "invalid_api_key",
+    ErrorCode.FORBIDDEN: "insufficient_permissions",
+    ErrorCode.NOT_FOUND: "not_found",
+    ErrorCode.METHOD_NOT_ALLOWED: "method_not_supported",
+    ErrorCode.ALREADY_EXISTS: "already_exists",
+    ErrorCode.TOO_LARGE: "request_too_large",
+    ErrorCode.OVERLOADED: "rate_limit_exceeded",
+    ErrorCode.CANCELLED: "request_cancelled",
+    ErrorCode.INTERNAL: "server_error",
+    ErrorCode.UNKNOWN: "server_error",
+    ErrorCode.UNIMPLEMENTED: "unsupported_value",
+    ErrorCode.UNAVAILABLE: "service_unavailable",
+    ErrorCode.DEADLINE: "request_timeout",
+}
+"""OpenAI's codes, where it has one for the failure. An error may have a more exact one (`SluiceError.openai_code`)."""
 INSUFFICIENT_QUOTA = "insufficient_quota"
 """The one of OpenAI's codes that is a type too."""
 ANTHROPIC_TYPE: dict[ErrorCode, str] = {
@@ -71,6 +89,10 @@ _SHOWN_CHARS = 60
 """Most characters of a client's value that a message quotes."""
 _CONTEXT_CODE = "context_length_exceeded"
 """OpenAI's code of a request that is too long for the model."""
+TIMEOUT_HEADER = "x-sluice-timeout-ms"
+QUEUE_TIMEOUT_HEADER = "x-sluice-queue-timeout-ms"
+_HEADERS_OF_PARAMS = {"timeout_s": TIMEOUT_HEADER, "queue_timeout_s": QUEUE_TIMEOUT_HEADER}
+"""The engine's names for deadlines, which clients set by headers."""
 COHERE_RERANK = "/v2/rerank"
 """The one path under /v2 that is not Triton's."""
 CLIENT_CLOSED_REQUEST = 499
@@ -90,11 +112,21 @@ def client_names(names: Mapping[str, str]) -> Iterator[None]:
 
 def openai_error_body(error: SluiceError) -> bytes:
     """Return `{"error": {"message", "type", "param", "code"}}`, as OpenAI's clients parse it."""
-    is_model = error.code is ErrorCode.NOT_FOUND and error.param == "model"
-    code = "model_not_found" if is_model else _CONTEXT_CODE if error.exceeds_context else None
-    code = code or error.openai_code or error.code.value
+    code = _openai_code(error)
     kind = code if code == INSUFFICIENT_QUOTA else OPENAI_TYPE[error.code]
-    return orjson.dumps({"error": {"message": client_message(error), "type": kind, "param": error.param, "code": code}})
+    param = error.param and _HEADERS_OF_PARAMS.get(error.param, error.param)
+    return orjson.dumps({"error": {"message": client_message(error), "type": kind, "param": param, "code": code}})
+
+
+def _openai_code(error: SluiceError) -> str | None:
+    if error.exceeds_context:
+        return _CONTEXT_CODE
+    if error.openai_code is not None:
+        return error.openai_code
+    if error.code is ErrorCode.NOT_FOUND and error.param == "model":
+        return "model_not_found"
+    # OpenAI has no code for a body that cannot be read as a whole.
+    return None if error.code is ErrorCode.INVALID and error.param is None else OPENAI_CODE[error.code]
 
 
 def anthropic_error_body(error: SluiceError) -> bytes:
@@ -179,10 +211,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     path = request.url.path
     code = _CODE_OF_STATUS.get(error.status_code, ErrorCode.INVALID)
     message = {
-        ErrorCode.NOT_FOUND: f"no route for {path}",
+        ErrorCode.NOT_FOUND: f"no route for {request.method} {path}",
         ErrorCode.METHOD_NOT_ALLOWED: f"method {request.method} is not allowed for {path}",
     }.get(code, error.detail or HTTPStatus(error.status_code).phrase)
-    response = error_response(path, SluiceError(code, message))
+    openai_code = "unknown_url" if code is ErrorCode.NOT_FOUND else None
+    response = error_response(path, SluiceError(code, message, openai_code=openai_code))
     response.headers.update(error.headers or {})
     return response
 
@@ -191,9 +224,18 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     """Answer for a path or query parameter that FastAPI refused; the routes validate bodies."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    param, expected = str(first["loc"][-1]), first["msg"].removeprefix("Input should be ")
-    message = f"{param} must be {expected}, got {str(first['input'])[:_SHOWN_CHARS]!r}"
+    param = str(first["loc"][-1])
+    message = f"{param} {requirement(first)}, got {str(first['input'])[:_SHOWN_CHARS]!r}"
     return error_response(request.url.path, SluiceError(ErrorCode.INVALID, message, param=param))
+
+
+def requirement(error: Mapping[str, Any]) -> str:
+    """Return what one of pydantic's errors asks for, as the predicate of a sentence about the field: "must be ..."."""
+    if error["type"] in ("value_error", "assertion_error"):
+        return f"must be {error['ctx']['error']}"
+    # pydantic writes "Input should be a valid integer", "String should match pattern '...'".
+    _, should, expected = error["msg"].partition(" should ")
+    return f"must {expected}" if should else f"is refused: {error['msg']}"
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:

@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from engine.guidance.schema import parse_schema, relaxations
 from engine.guidance.translate import MAX_BYTES
 from engine.types import Grammar, GrammarKind
+from gateway.http.errors import requirement
 from gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits
 from gateway.long_work import run_aside
 from pipelines.rag import owner_keys
@@ -154,7 +155,8 @@ def _check_request(validate: Callable[[], RequestT], is_strict: bool) -> tuple[R
         elif not is_neutral(name, value):
             raise _unsupported(name, path, value)
     if ignored and is_strict:
-        raise invalid(ignored[0], f"unknown field {quote_name(ignored[0])}; this server refuses what it does not know")
+        message = f"unknown field {quote_name(ignored[0])}; this server refuses what it does not know"
+        raise _invalid(ignored[0], message, "unknown_parameter")
     return request, ignored
 
 
@@ -234,7 +236,8 @@ def is_neutral(name: str, value: Any) -> bool:
 def _unsupported(name: str, path: str, value: Any) -> SluiceError:
     neutral = NEUTRAL_VALUES[name]
     remedy = f"leave it out or send {' or '.join(json.dumps(one) for one in neutral)}" if neutral else "leave it out"
-    return invalid(path, f"{path} is not supported, got {quote_value(value)}; {remedy}")
+    message = f"{path} is not supported, got {quote_value(value)}; {remedy}"
+    return _invalid(path, message, "unsupported_parameter")
 
 
 def _as_invalid(error: ErrorDetails) -> SluiceError:
@@ -246,7 +249,7 @@ def _as_invalid(error: ErrorDetails) -> SluiceError:
     if not path:
         return SluiceError(ErrorCode.INVALID, f"the request body must be a JSON object, got {quote_value(value)}")
     if kind == "missing":
-        return invalid(path, f"{path} is required")
+        return _invalid(path, f"{path} is required", "missing_required_parameter")
     if kind == _MEDIA_ERROR:
         path += error["msg"] and f".{error['msg']}"
         return invalid(path, f"{path} is not supported: models take text, and some take images in the user's messages")
@@ -256,8 +259,12 @@ def _as_invalid(error: ErrorDetails) -> SluiceError:
         return invalid(path, f"{path} must have at most {error['ctx']['max_length']} characters, got {len(value)}")
     if kind == "too_long":
         return invalid(path, f"{path} must have at most {error['ctx']['max_length']} elements, got {len(value)}")
-    allowed = error["msg"].removeprefix("Input should be ")
-    return invalid(path, f"{path} must be {allowed}, got {quote_value(value)}")
+    code = "invalid_type" if kind.endswith("_type") else None
+    return _invalid(path, f"{path} {requirement(error)}, got {quote_value(value)}", code)
+
+
+def _invalid(param: str, message: str, openai_code: str | None) -> SluiceError:
+    return SluiceError(ErrorCode.INVALID, message, param=param, openai_code=openai_code)
 
 
 def _path(location: tuple[int | str, ...]) -> str:

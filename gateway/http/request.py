@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway.access.control import TENANT_HEADER, check_tenant
 from gateway.access.ring import SERVER_KEY
 from gateway.calls import allowed_priority, current_call
-from gateway.http.errors import as_sluice_error, error_response
+from gateway.http.errors import QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER, as_sluice_error, error_response
 from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
 from gateway.sessions import STICKY_HEADER, find_session
@@ -229,8 +229,6 @@ async def _end(task: asyncio.Task[T]) -> None:
 
 
 PRIORITY_HEADER = "x-sluice-priority"
-TIMEOUT_HEADER = "x-sluice-timeout-ms"
-QUEUE_TIMEOUT_HEADER = "x-sluice-queue-timeout-ms"
 
 MAX_TIMEOUT_S = 1e7
 """Longest timeout that a header may set, about four months."""

@@ -152,9 +152,9 @@ def test_unknown_routes_and_methods_answer_in_the_protocol_s_shape(server: Serve
     with server.client() as client:
         unknown, method = client.get("/v1/nope"), client.delete("/v1/completions")
         assert unknown.status_code == 404
-        assert unknown.json()["error"]["message"] == "no route for /v1/nope"
+        assert unknown.json()["error"]["message"] == "no route for GET /v1/nope"
         assert (method.status_code, method.headers["allow"]) == (405, "POST")
-        assert method.json()["error"]["code"] == "method_not_allowed"
+        assert method.json()["error"]["code"] == "method_not_supported"
         v2 = client.get("/v2/nope")
         assert (v2.status_code, v2.json()) == (404, {"error": "Not Found"})
 

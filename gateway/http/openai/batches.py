@@ -49,7 +49,7 @@ class BatchRequest(RequestObject):
     @classmethod
     def _check_window(cls, text: str) -> str:
         if not 0 < window_s(text) <= MAX_WINDOW_S:
-            raise ValueError("completion_window must be a number and s, m, h or d, such as 24h, and at most 30d")
+            raise ValueError("a number and s, m, h or d, such as 24h, and at most 30d")
         return text
 
 

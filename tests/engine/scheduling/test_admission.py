@@ -93,18 +93,20 @@ def test_when_to_come_back_has_bounds(wait_s: float, retry_after_s: float) -> No
     assert refusal(waiting(9), config(requests=9), wait_s=wait_s).retry_after_s == retry_after_s
 
 
-@pytest.mark.parametrize("name", ["timeout_s", "queue_timeout_s"])
-def test_a_deadline_that_even_the_earliest_start_misses_is_refused_at_once(name: str) -> None:
+@pytest.mark.parametrize(("name", "may"), [("timeout_s", "may take"), ("queue_timeout_s", "may wait")])
+def test_a_deadline_that_even_the_earliest_start_misses_is_refused_at_once(name: str, may: str) -> None:
     asked = request(**{name: 2.0})  # type: ignore[arg-type]
     error = refusal(waiting(1), config(), asked, wait_s=3.01, earliest_s=2.01)
     assert (error.code, error.param, error.retry_after_s) == (ErrorCode.DEADLINE, name, 3.01)
-    assert error.message == (f"the wait would be about 3.0 s and {name} is 2 s; try again in 4 s, or allow more time")
+    assert error.message == (
+        f"the wait would be about 3.0 s, and the request {may} 2 s; try again in 4 s, or allow more time"
+    )
 
 
 def test_a_deadline_that_leaves_no_time_for_the_shortest_answer_says_so() -> None:
     error = refusal(waiting(1), config(), request(timeout_s=4.0), wait_s=3.5, earliest_s=3.0, service_s=1.1)
     assert error.message == (
-        "the wait would be about 3.5 s and the answer take 1.1 s more and timeout_s is 4 s; "
+        "the wait would be about 3.5 s and the answer take 1.1 s more, and the request may take 4 s; "
         "try again in 4 s, or allow more time"
     )
     check(waiting(1), config(), request(queue_timeout_s=4.0), wait_s=3.5, earliest_s=3.0, service_s=1.1)

@@ -1,18 +1,21 @@
+from typing import Annotated, Literal
+
 import orjson
 import pytest
+from pydantic import BaseModel, Field, StringConstraints, ValidationError, field_validator
 
-from gateway.http.errors import HTTP_STATUS, OPENAI_TYPE, as_sluice_error, error_response
-from sluice.errors import ErrorCode, SluiceError
+from gateway.http.errors import HTTP_STATUS, OPENAI_CODE, OPENAI_TYPE, as_sluice_error, error_response, requirement
+from sluice.errors import ErrorCode, SluiceError, too_long
 
 
-def test_every_code_has_a_status_and_a_type() -> None:
-    assert HTTP_STATUS.keys() == OPENAI_TYPE.keys() == set(ErrorCode)
+def test_every_code_has_a_status_a_type_and_openai_s_code() -> None:
+    assert HTTP_STATUS.keys() == OPENAI_TYPE.keys() == OPENAI_CODE.keys() == set(ErrorCode)
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/health", "/", "/v2x", "/nope"])
 def test_openai_shape(path: str) -> None:
     response = error_response(path, SluiceError(ErrorCode.INVALID, "top_p is 2", param="top_p"))
-    expected = {"message": "top_p is 2", "type": "invalid_request_error", "param": "top_p", "code": "invalid"}
+    expected = {"message": "top_p is 2", "type": "invalid_request_error", "param": "top_p", "code": "invalid_value"}
     assert response.status_code == 400
     assert orjson.loads(response.body) == {"error": expected}
 
@@ -42,3 +45,58 @@ def test_an_unexpected_error_tells_the_client_nothing_but_the_id(caplog: pytest.
     assert error.code is ErrorCode.INTERNAL
     assert error.message == "internal server error; the server's log has the details under request id req-1"
     assert "secret path" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SluiceError(ErrorCode.UNAUTHENTICATED, "no"), "invalid_api_key"),
+        (SluiceError(ErrorCode.OVERLOADED, "full"), "rate_limit_exceeded"),
+        (SluiceError(ErrorCode.OVERLOADED, "spent", openai_code="insufficient_quota"), "insufficient_quota"),
+        (too_long("messages", "long"), "context_length_exceeded"),
+        (SluiceError(ErrorCode.INVALID, "the request body is not valid JSON"), None),
+    ],
+)
+def test_failures_have_openai_s_codes(error: SluiceError, code: str | None) -> None:
+    assert orjson.loads(error_response("/v1/chat/completions", error).body)["error"]["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("name", "header"), [("timeout_s", "x-sluice-timeout-ms"), ("queue_timeout_s", "x-sluice-queue-timeout-ms")]
+)
+def test_a_deadline_is_named_as_the_header_that_sets_it(name: str, header: str) -> None:
+    response = error_response("/v1/chat/completions", SluiceError(ErrorCode.DEADLINE, "too late", param=name))
+    assert orjson.loads(response.body)["error"]["param"] == header
+
+
+class Checked(BaseModel):
+    """A body with each kind of rule that schemas have."""
+
+    number: Annotated[int, Field(ge=1)] = 1
+    word: Annotated[str, StringConstraints(pattern="^[a-z]+$")] = "a"
+    names: Annotated[dict[str, int], Field(max_length=1)] = {}
+    kind: Literal["a", "b"] = "a"
+    window: str = "24h"
+
+    @field_validator("window")
+    @classmethod
+    def _check_window(cls, text: str) -> str:
+        if not text.endswith("h"):
+            raise ValueError("a number and h")
+        return text
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"number": "x"}, "must be a valid integer, unable to parse string as an integer"),
+        ({"number": 0}, "must be greater than or equal to 1"),
+        ({"word": "A"}, "must match pattern '^[a-z]+$'"),
+        ({"kind": "c"}, "must be 'a' or 'b'"),
+        ({"window": "soon"}, "must be a number and h"),
+    ],
+)
+def test_a_refused_value_is_told_what_it_must_be_once(fields: dict[str, object], expected: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        Checked.model_validate(fields)
+    assert requirement(refused.value.errors()[0]) == expected

@@ -93,7 +93,7 @@ def test_a_cancelled_request_ends_in_an_error_and_others_go_on(clients: Clients)
         "message": CANCELLED,
         "type": "server_error",
         "param": None,
-        "code": "cancelled",
+        "code": "request_cancelled",
     }
     assert events_of(running.result().content)[-1]["error"]["message"] == CANCELLED
     clients.live.runner.release()

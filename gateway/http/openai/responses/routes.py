@@ -51,12 +51,19 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     api = APIRouter(prefix="/v1/responses", tags=["OpenAI"], default_response_class=Response)
     api.post("", openapi_extra=describe_body(CreateResponseRequest))(routes.create)
     api.post("/input_tokens", openapi_extra=describe_body(CountInputRequest, (TENANT_HEADER,)))(routes.count_input)
+    api.post("/compact", include_in_schema=False)(_refuse_to_compact)  # else it is a response's id, and a 405
     api.get("/{response_id}")(routes.retrieve)
     api.delete("/{response_id}")(routes.delete)
     api.post("/{response_id}/cancel")(routes.cancel)
     api.get("/{response_id}/input_items")(routes.input_items)
     add_routes(api, conversations.router(config, archive))
     return api
+
+
+def _refuse_to_compact() -> Response:
+    """Raise NOT_FOUND for OpenAI's compaction of a conversation."""
+    message = "/v1/responses/compact is not served; send the items themselves, or previous_response_id"
+    raise SluiceError(ErrorCode.NOT_FOUND, message, openai_code="unknown_url")
 
 
 class ResponseRoutes:

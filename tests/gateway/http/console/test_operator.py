@@ -190,7 +190,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_console: OpenConsole) -> No
 
 
 def test_a_key_without_the_right_is_told_so(console: Console) -> None:
-    error = {"error": {"message": "key 'ci' has no access to the routes of admin", "code": "forbidden"}}
+    error = {"error": {"message": "key 'ci' has no access to the routes of admin", "code": "insufficient_permissions"}}
     console.page.route("**/v1/admin/live*", lambda route: route.fulfill(status=403, json=error))
     page = console.page
     page.goto(f"{console.base_url}/console/")

@@ -411,6 +411,7 @@ class TestUnknownFields:
     [
         ("GET", "/v1/completions", 405),
         ("POST", "/v1/nope", 404),
+        ("POST", "/v1/responses/compact", 404),
         ("POST", "/tokenizer", 404),
         ("GET", "/v1", 404),
         ("POST", "/health", 405),
@@ -426,7 +427,7 @@ def test_routes_that_are_not_there_answer_in_openai_s_shape(
     error = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert path in error["message"] and error["type"] == "invalid_request_error"
-    assert error["code"] == ("not_found" if status == 404 else "method_not_allowed")
+    assert error["code"] == ("unknown_url" if status == 404 else "method_not_supported")
     assert ("allow" in response.headers) == (status == 405)
 
 

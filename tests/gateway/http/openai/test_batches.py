@@ -226,8 +226,8 @@ def test_bad_uploads_are_refused(live: LiveServer, sent: dict[str, Any], said: s
     ("changes", "said"),
     [
         ({"endpoint": "/v1/models"}, "endpoint must be one of /v1/chat/completions"),
-        ({"completion_window": "31d"}, "completion_window"),
-        ({"completion_window": "soon"}, "completion_window"),
+        ({"completion_window": "31d"}, "completion_window must be a number and s, m, h or d, such as 24h, and at most"),
+        ({"completion_window": "soon"}, 'at most 30d, got "soon"'),
         ({"metadata": {"k" * 65: "v"}}, "metadata"),
         ({"input_file_id": "file-none"}, "input_file_id: No such File object"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "output_expires_after.seconds"),

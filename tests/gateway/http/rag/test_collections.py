@@ -80,5 +80,8 @@ def test_a_store_that_is_down(rag: RagServer) -> None:
     answer = rag.ask("GET", "/collections")
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["error"] == {
-        "message": "test store is down", "type": "service_unavailable_error", "param": None, "code": "unavailable",
-    }  # fmt: skip
+        "message": "test store is down",
+        "type": "service_unavailable_error",
+        "param": None,
+        "code": "service_unavailable",
+    }
