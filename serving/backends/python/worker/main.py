@@ -45,7 +45,8 @@ def main(socket_fd: int, progress_fd: int) -> int:
 
 
 def _install_pb_utils(channel: Channel) -> None:
-    sys.modules["triton_python_backend_utils"] = pb_utils
+    for name in ("triton_python_backend_utils", "c_python_backend_utils"):
+        sys.modules[name] = pb_utils
 
     def write(level: int, location: str, message: str) -> None:
         channel.post(frames.LogLine(level, location, message))
