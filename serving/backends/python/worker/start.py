@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     # The server must have a line before a crash, which would take what is in a buffer with it.
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     launch = json.loads(argv[1])
     sys.argv = argv[:1]
     # Remove this script's folder: its modules must not be importable by their bare names.
