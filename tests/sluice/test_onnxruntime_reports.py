@@ -1,5 +1,5 @@
-"""onnxruntime reports to its makers when it is imported: it keeps an identity and events in HOME until it sends them. In
-a process of ours, or of a model that we run, it does not."""
+"""onnxruntime reports to its makers when it is imported: it keeps an identity and events in HOME, to send them. In a
+process of ours, or of a model that we run, it does not."""
 
 import os
 import shutil
