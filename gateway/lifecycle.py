@@ -24,6 +24,7 @@ from gateway.process_settings import favour_event_loop, raise_file_limit
 from gateway.start_checks import check_start
 from gateway.telemetry.log_ring import find_ring
 from gateway.telemetry.log_socket import LogSocket
+from sluice.addresses import host_and_port
 from sluice.errors import ErrorCode, SluiceError
 from sluice.heap import settle_objects
 from sluice.start_times import START_TIMES
@@ -305,7 +306,7 @@ class GatewayServer:
         if self._grpc is None:
             return None
         port = await self._grpc.start()
-        self._grpc_address = f"{self._config.grpc.host or self._config.http.host}:{port}"
+        self._grpc_address = host_and_port(self._config.grpc.host or self._config.http.host, port)
         return GrpcEndpoint(port, self._config.grpc.uses_ssl or self._config.grpc.uses_mutual_ssl)
 
     def _print_ready(self, service: "InferenceService") -> None:

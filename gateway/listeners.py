@@ -9,6 +9,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
+from sluice.addresses import host_and_port
+
 _BACKLOG = 2048
 
 
@@ -110,7 +112,7 @@ class SocketFolder:
 def listener_url(listener: socket.socket) -> str:
     """Return `http://address:port` of a listening socket."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if listener.family is socket.AF_INET6 else f"http://{host}:{port}"
+    return f"http://{host_and_port(host, port)}"
 
 
 def is_loopback(listener: socket.socket) -> bool:

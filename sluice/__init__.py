@@ -4,6 +4,7 @@
 nothing but the standard library.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,9 @@ _MODULES = {
 }
 """The module that defines each public name."""
 
+# onnxruntime reports to its makers from the moment it is imported, by whatever code. Every process of ours imports this
+# package before, and passes its environment on to the processes of models.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # noqa: TID251 - read by the library itself
 
 if not TYPE_CHECKING:  # a type checker that saw it would take any name for public
 

@@ -13,6 +13,8 @@ from enum import StrEnum
 import httpx
 import msgspec
 
+from sluice.addresses import host_and_port
+
 log = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 2.0
@@ -94,8 +96,7 @@ class EngineHost:
 
     def _start(self) -> None:
         port, health_port = free_port(self._host), free_port("127.0.0.1")
-        host = f"[{self._host}]" if ":" in self._host else self._host
-        self._address = f"tcp://{host}:{port}"
+        self._address = f"tcp://{host_and_port(self._host, port)}"
         self._health_url = f"http://127.0.0.1:{health_port}/health/ready"
         where = ("--listen", self._address, "--health-port", str(health_port))
         leash = (sys.executable, "-m", "cli.fleet.leash", str(os.getpid()))

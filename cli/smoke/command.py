@@ -17,6 +17,7 @@ from rich.markup import escape
 from gateway.options.config import list_options, read_group
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer
 from gateway.options.rag import RagClientOptions
+from sluice.addresses import host_and_port
 
 if TYPE_CHECKING:
     from cli.smoke.deployment import Deployment, SmokeTarget
@@ -195,8 +196,7 @@ def _read_target(arguments: argparse.Namespace) -> "SmokeTarget":
     from cli.smoke.deployment import SmokeTarget
 
     host = urlsplit(client.url).hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    grpc, metrics = arguments.grpc or f"{host}:{_GRPC_PORT}", arguments.metrics
+    grpc, metrics = arguments.grpc or host_and_port(host, _GRPC_PORT), arguments.metrics
     if grpc != _NONE and ":" not in grpc:
         raise OptionError(f"--grpc: expected HOST:PORT or none, got {grpc!r}")
     if metrics not in (None, _NONE) and not metrics.startswith(("http://", "https://")):

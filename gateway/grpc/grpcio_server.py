@@ -10,6 +10,7 @@ from gateway.grpc.methods import CallDetails, Methods
 from gateway.listeners import ListenError
 from gateway.options.grpc import GrpcOptions
 from gateway.options.option import OptionError
+from sluice.addresses import host_and_port
 
 _MAX_MESSAGE_BYTES = 2**31 - 1
 _COMPRESSION_LEVELS = {"none": 0, "low": 1, "medium": 2, "high": 3}
@@ -25,8 +26,7 @@ class GrpcioServer:
 
     async def start(self) -> int:
         """Listen, and return the port. Raises OptionError for unreadable TLS files, ListenError for a taken port."""
-        address = f"[{self._host}]" if ":" in self._host else self._host
-        target = f"{address}:{self._options.port}"
+        target = host_and_port(self._host, self._options.port)
         credentials = server_credentials(self._options)
         try:
             if credentials is None:

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from engine.config import EngineRole, Listening
 from engine.fleet.membership.fleet_url import FleetUrl
 from gateway.options.option import OptionError, enum_member, integer, option, printable_text, truth
+from sluice.addresses import host_and_port
 from sluice.errors import SluiceError
 
 _EVERYWHERE = ("0.0.0.0", "::", "*")
@@ -150,7 +151,7 @@ class EngineServerOptions:
         host = self.advertised_host
         if host is None:
             return endpoint
-        return f"tcp://{f'[{host}]' if ':' in host else host}:{urlsplit(endpoint).port}"
+        return f"tcp://{host_and_port(host, urlsplit(endpoint).port)}"
 
     def listening(self) -> Listening:
         """Return the endpoints. Raises OptionError where they are missing, or their keys are."""

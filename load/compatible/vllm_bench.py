@@ -28,6 +28,7 @@ from load.run import Run
 from load.stream import RequestResult
 from load.traces import read_trace
 from load.values import argument, at_least, json_object, positive
+from sluice.addresses import host_and_port
 
 _PROG = "sluice load vllm-bench"
 _DESCRIPTION = """\
@@ -152,7 +153,7 @@ def _config(arguments: argparse.Namespace) -> LoadConfig:
     api = _BACKENDS[arguments.backend]
     check_endpoint(arguments.endpoint, api)
     _check_metrics(arguments)
-    url = arguments.base_url or f"http://{arguments.host}:{arguments.port}"
+    url = arguments.base_url or f"http://{host_and_port(arguments.host, arguments.port)}"
     headers = tuple(_pair(each, "--header") for each in arguments.header)
     target = LoadTarget(url.rstrip("/"), api, arguments.served_model_name or arguments.model, headers)
     return LoadConfig(

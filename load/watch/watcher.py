@@ -15,6 +15,7 @@ from load.connection import ConnectionPool
 from load.fetch import RunError, get
 from load.watch.energy import Energy, EnergyWatch
 from load.watch.metrics_page import Dialect, Page, dialect_of, read_page
+from sluice.addresses import host_and_port
 
 INTERVAL_S = 0.5
 PATIENCE_S = 5.0
@@ -186,8 +187,7 @@ async def _address(config: LoadConfig, now: Callable[[], float]) -> str:
     finally:
         pool.close()
     parts = urlsplit(url)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return f"http://{host}:{metrics.port}{metrics.path}"
+    return f"http://{host_and_port(parts.hostname or '', metrics.port)}{metrics.path}"
 
 
 def _is_here(url: str) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sluice.addresses import host_and_port
 from sluice.errors import invalid
 
 FLAG = "--cache-config"
@@ -57,7 +58,7 @@ class RedisCacheSettings:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        return host_and_port(self.host, self.port)
 
 
 CacheSettings = LocalCacheSettings | RedisCacheSettings

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+import tritonclient.grpc as triton
 
 from gateway.lifecycle import SIGNAL_ECHO_S
 from gateway.listeners import listen
@@ -70,6 +71,18 @@ def test_says_where_it_listens_and_when_it_is_ready(server: ServerProcess) -> No
     assert (
         f"OpenAI {server.base_url}/v1 - v2 {server.base_url}/v2 and gRPC {server.grpc_address} - " in server.ready_line
     )
+
+
+def test_addresses_of_ipv6_can_be_copied_from_what_it_says(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    flags = ("--model-repository", str(tmp_path / "models"), "--host", "::1")
+    with running_command(tmp_path / "log", *flags) as server:
+        server.wait_ready()
+        assert re.fullmatch(r"\[::1\]:\d+", server.grpc_address)
+        assert f"gRPC {server.grpc_address} - " in server.ready_line
+        assert httpx.get(f"{server.base_url}/v2/health/live").status_code == 200
+        with triton.InferenceServerClient(server.grpc_address) as client:
+            assert client.is_server_live()
 
 
 def test_the_engine_logs_at_the_level_asked_for(server: ServerProcess, start_server: StartServer) -> None:

@@ -20,6 +20,7 @@ import yaml
 
 from engine.fleet.membership.members import Member, check_members, never
 from engine.yaml_text import load_yaml
+from sluice.addresses import host_and_port
 from sluice.errors import SluiceError, invalid
 
 log = logging.getLogger(__name__)
@@ -124,10 +125,9 @@ def _of_engine(engine: EngineEntry, file: EnginesFile) -> Member:
 
 
 def _of_endpoint(endpoint: _Endpoint, file: EnginesFile) -> Member:
-    host = f"[{endpoint.address}]" if ":" in endpoint.address else endpoint.address
     return Member(
         name=endpoint.name,
-        address=f"tcp://{host}:{endpoint.port}",
+        address=f"tcp://{host_and_port(endpoint.address, endpoint.port)}",
         server_key=file.server_key,
         client_key=file.client_key,
     )

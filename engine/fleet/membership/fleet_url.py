@@ -5,6 +5,7 @@ from typing import NamedTuple, Self
 from urllib.parse import urldefrag, urlsplit
 
 from engine.fleet.membership import REDIS_SCHEMES
+from sluice.addresses import host_and_port
 from sluice.errors import invalid
 
 _DEFAULT_NAME = "default"
@@ -35,5 +36,4 @@ class FleetUrl(NamedTuple):
     def place(self) -> str:
         """Name the fleet for logs, without a password."""
         parts = urlsplit(self.redis)
-        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        return f"{host}:{parts.port or 6379}#{self.name}"
+        return f"{host_and_port(parts.hostname or '', parts.port or 6379)}#{self.name}"

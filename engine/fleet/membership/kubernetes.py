@@ -18,6 +18,7 @@ import msgspec
 
 from engine.fleet.membership import SCHEME
 from engine.fleet.membership.members import Member, check_members, never
+from sluice.addresses import host_and_port
 from sluice.errors import SluiceError, invalid
 
 log = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class ApiServer:
         if not host or not port:
             message = f"engines of {SCHEME} are found from within a pod: KUBERNETES_SERVICE_HOST and _PORT are not set"
             raise invalid("engines", message)
-        return cls(f"https://{f'[{host}]' if ':' in host else host}:{port}")
+        return cls(f"https://{host_and_port(host, port)}")
 
     def client(self) -> httpx.AsyncClient:
         """Make a client that trusts the cluster's authority. The file is not there where the URL is plain HTTP."""
@@ -200,7 +201,7 @@ class KubernetesMembership:
                     continue
                 host = endpoint.addresses[0]
                 name = endpoint.target.name if endpoint.target is not None and endpoint.target.name else host
-                address = f"tcp://{f'[{host}]' if ':' in host else host}:{port}"
+                address = f"tcp://{host_and_port(host, port)}"
                 found[name] = Member(
                     name=name, address=address, server_key=self._server_key, client_key=self._client_key
                 )

@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
@@ -40,6 +40,8 @@ class ArrayBackend(Backend):
     """Base of the backends that open one session for each place that has instances."""
 
     supported_fields = frozenset({"batch_input", "batch_output", "instance_group.host_policy"})
+    optimizes_sizes: ClassVar[bool] = False
+    """Whether a session may have sizes in its signature that are open in that of `read_signature`."""
 
     def num_gpus(self) -> int:
         """Return the number of GPUs the library can use. Called on a thread."""
@@ -72,7 +74,13 @@ class ArrayBackend(Backend):
         if needs_completion(config):
             complete_config(config, signature, DEFAULT_MAX_BATCH_SIZE)
         check_tensors(config)
-        check_config(config, build_spec(config, source.version), signature)
+        read_other = partial(self._read_optimized, source) if self.optimizes_sizes else None
+        check_config(config, build_spec(config, source.version), signature, read_other)
+
+    def _read_optimized(self, source: ModelSource) -> Signature:
+        session = self.open_session(source, [Placement(source.name)], None)
+        session.close()
+        return session.signature
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         config = ModelConfig()
@@ -97,8 +105,9 @@ class ArrayBackend(Backend):
         places = [_SharedPlace(each.gpu, choose_host_policy(each, context.host_policies)) for each in placements]
         sessions = await asyncio.to_thread(self._open_sessions, source, placements, places)
         try:
+            read_other = partial(self.read_signature, source) if self.optimizes_sizes else None
             for session in sessions.values():
-                check_config(config, spec, session.signature)
+                await asyncio.to_thread(check_config, config, spec, session.signature, read_other)
         except SluiceError:
             await asyncio.to_thread(_close_sessions, sessions.values())
             raise

@@ -1,6 +1,7 @@
 """Completes a configuration from a model's signature, and checks it against that. The rules and errors are Triton's."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tritonclient.grpc import model_config_pb2
@@ -80,11 +81,30 @@ def _add_tensors(to: Any, tensors: Iterable[TensorSignature], is_batching: bool)
             entry.reshape.SetInParent()
 
 
-def check_config(config: ModelConfig, spec: ModelSpec, signature: Signature) -> None:
-    """Check the configuration against the signature. Raises InvalidConfig with all that contradicts the model."""
+def check_config(
+    config: ModelConfig, spec: ModelSpec, signature: Signature, read_other: Callable[[], Signature] | None = None
+) -> None:
+    """Check the configuration against the signature. Raises InvalidConfig with all that contradicts the model.
+
+    `read_other` returns a second signature, which may have other sizes: a library that optimizes a model may find that
+    a size which the model leaves open is always the same. An output may have the sizes of either.
+    """
     found = tuple(_Comparison(config, spec, signature).findings())
+    if found and read_other is not None:
+        either = _with_sizes_of(read_other(), signature, spec)
+        found = tuple(_Comparison(config, spec, either).findings()) and found
     if found:
         raise InvalidConfig(found)
+
+
+def _with_sizes_of(other: Signature, signature: Signature, spec: ModelSpec) -> Signature:
+    """Return `signature` with its outputs' sizes of `other`, but the batch dimension's, which must be open in both."""
+    num_kept = 1 if spec.max_batch_size > 0 else 0
+    outputs = {
+        name: replace(each, dims=(*each.dims[:num_kept], *other.outputs[name].dims[num_kept:]))
+        for name, each in signature.outputs.items()
+    }
+    return replace(signature, outputs=outputs)
 
 
 class _Comparison:

@@ -1,6 +1,7 @@
 """The backend `onnxruntime`: finds a model's file and opens sessions of it."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -8,12 +9,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import BackendContext, ModelFile
 from serving.backends.arrays.backend import ArrayBackend
 from serving.backends.arrays.session import Signature
-from serving.backends.onnxruntime.options import choose_providers, num_usable_gpus
+from serving.backends.onnxruntime.options import choose_providers, missing_accelerators, num_usable_gpus
 from serving.backends.onnxruntime.session import OnnxSession
+from serving.findings import Finding
 from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 
+log = logging.getLogger(__name__)
 _PLATFORM = "onnxruntime_onnx"
 _UNOPTIMIZED = 2
 
@@ -32,6 +35,7 @@ class OnnxRuntimeBackend(ArrayBackend):
         "optimization.graph",
     }
     default_model_filename = "model.onnx"
+    optimizes_sizes = True
 
     def start_loading_early(self) -> None:
         import onnxruntime  # noqa: F401
@@ -47,6 +51,9 @@ class OnnxRuntimeBackend(ArrayBackend):
     def num_gpus(self) -> int:
         return num_usable_gpus()
 
+    def machine_findings(self, config: ModelConfig) -> Iterator[Finding]:
+        return missing_accelerators(config)
+
     def read_signature(self, source: ModelSource) -> Signature:
         config = ModelConfig()
         config.CopyFrom(source.config)
@@ -57,6 +64,8 @@ class OnnxRuntimeBackend(ArrayBackend):
         self, source: ModelSource, placements: Sequence[Placement], policy: HostPolicy | None
     ) -> OnnxSession:
         num_threads = len(policy.cores) if policy is not None else 0
+        for each in missing_accelerators(source.config):
+            log.warning("model '%s': %s", source.name, each.message)
         return OnnxSession(
             model_path(source), source.config, choose_providers(placements[0], source.config), num_threads
         )

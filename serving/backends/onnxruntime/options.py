@@ -1,12 +1,13 @@
 """onnxruntime's options and execution providers from config.pbtxt, in the names of Triton's backend."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from serving.findings import Finding, invalid_field
 from serving.instance import Placement
 from sluice.errors import SluiceError, invalid_argument
 from sluice.machine import num_gpus
@@ -86,23 +87,50 @@ def choose_providers(placement: Placement, config: ModelConfig) -> list[Provider
     providers: list[Provider] = []
     if placement.gpu is not None:
         providers += _gpu_providers(placement.gpu, config)
-    for accelerator in config.optimization.execution_accelerators.cpu_execution_accelerator:
-        if accelerator.name != "openvino" or not _is_available(_OPENVINO):
-            raise invalid_argument(f"unknown Execution Accelerator '{accelerator.name}' is requested")
-        providers.append((_OPENVINO, {"device_type": "CPU"}))
+    for index, accelerator in enumerate(config.optimization.execution_accelerators.cpu_execution_accelerator):
+        if accelerator.name != "openvino":
+            raise _unknown_accelerator("cpu", index, accelerator.name, '"openvino"')
+        if _is_available(_OPENVINO):
+            providers.append((_OPENVINO, {"device_type": "CPU"}))
     return [*providers, _CPU]
+
+
+def missing_accelerators(config: ModelConfig) -> Iterator[Finding]:
+    """Yield a note on each accelerator that the installed onnxruntime lacks: it runs the model without."""
+    accelerators = config.optimization.execution_accelerators
+    for index, each in enumerate(accelerators.cpu_execution_accelerator):
+        if each.name == "openvino" and not _is_available(_OPENVINO):
+            yield Finding(
+                "the installed onnxruntime has no accelerator 'openvino' and runs the model on the CPU without; "
+                'backend: "openvino" runs it with OpenVINO',
+                f"optimization.execution_accelerators.cpu_execution_accelerator[{index}].name",
+            )
+    for index, each in enumerate(accelerators.gpu_execution_accelerator if num_usable_gpus() else ()):
+        if each.name == "tensorrt" and not _is_available(_TENSORRT):
+            yield Finding(
+                "the installed onnxruntime has no accelerator 'tensorrt' and runs the model with CUDA alone",
+                f"optimization.execution_accelerators.gpu_execution_accelerator[{index}].name",
+            )
+
+
+def _unknown_accelerator(kind: str, index: int, name: str, known: str) -> SluiceError:
+    return invalid_field(
+        f"unknown Execution Accelerator '{name}' is requested",
+        f"optimization.execution_accelerators.{kind}_execution_accelerator[{index}].name",
+        f"{kind}_execution_accelerator [ {{ name: {known} }} ]",
+    )
 
 
 def parse_gpu_accelerators(config: ModelConfig) -> dict[str, dict[str, str]]:
     """Return the options of the GPU accelerators `tensorrt` and `cuda`. Raises INVALID for others and wrong values."""
     found: dict[str, dict[str, str]] = {}
-    for accelerator in config.optimization.execution_accelerators.gpu_execution_accelerator:
+    for index, accelerator in enumerate(config.optimization.execution_accelerators.gpu_execution_accelerator):
         if accelerator.name == "tensorrt":
             found["tensorrt"] = _tensorrt_options(accelerator.parameters)
         elif accelerator.name == "cuda":
             found["cuda"] = dict(accelerator.parameters)
         else:
-            raise invalid_argument(f"unknown Execution Accelerator '{accelerator.name}' is requested")
+            raise _unknown_accelerator("gpu", index, accelerator.name, '"tensorrt" or "cuda"')
     return found
 
 
@@ -147,10 +175,8 @@ def _gpu_providers(gpu: int, config: ModelConfig) -> list[Provider]:
     device = {"device_id": str(gpu)}
     accelerators = parse_gpu_accelerators(config)
     cuda: Provider = (_CUDA, accelerators.get("cuda", {}) | device)
-    if "tensorrt" not in accelerators:
+    if "tensorrt" not in accelerators or not _is_available(_TENSORRT):
         return [cuda]
-    if not _is_available(_TENSORRT):
-        raise invalid_argument("unknown Execution Accelerator 'tensorrt' is requested")
     return [(_TENSORRT, accelerators["tensorrt"] | device), cuda]
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
-from serving.backends.python.worker.start import OWN_PACKAGE
 from sluice.errors import SluiceError, invalid_argument
 
 _PARAMETER = "EXECUTION_ENV_PATH"
@@ -29,7 +28,6 @@ WORKER_PACKAGES = ("msgspec", "numpy", "ml_dtypes")
 """Packages that a worker imports beside the standard library. All are compiled for one version of Python."""
 OLDEST_PYTHON = (3, 11)
 """Oldest version of Python that runs Sluice's code."""
-_ROOT = Path(__file__).parents[3]
 _PROBE_TIMEOUT_S = 60.0
 _PROBE = """
 import importlib.util, json, sys, sysconfig
@@ -72,7 +70,7 @@ class WorkerLaunch:
             "socket": socket_fd,
             "progress": progress_fd,
             "cores": sorted(self.cores),
-            "packages": {OWN_PACKAGE: str(_ROOT), **python.packages},
+            "packages": python.packages,
             "variables": python.variables,
             "bin": python.bin_folder,
         }

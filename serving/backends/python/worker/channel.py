@@ -22,6 +22,7 @@ import numpy as np
 from serving.backends.python import frames
 from serving.backends.python.shared_memory import MappedSegments, SegmentPool
 from serving.backends.python.worker.errors import TritonModelException
+from serving.backends.python.worker.escaping import escape
 
 if TYPE_CHECKING:
     from serving.backends.python.worker.tensor import PbTensor
@@ -279,7 +280,7 @@ class Channel:
             others.append(frames.FreedSegments(self._mapped.take_freed()))
         if responses or executions:
             others.append(frames.Report(responses, executions))
-        self._send(b"".join(map(frames.encode_frame, others)))
+        self._send(b"".join(map(_encode, others)))
 
     def _write_segments(self, others: list[frames.Message]) -> None:
         """Send new segments ahead of the responses that refer to them."""
@@ -299,6 +300,13 @@ class Channel:
             self._socket.sendall(data)
         except ConnectionError:
             exit_with_server()
+
+
+def _encode(message: frames.Message) -> bytes:
+    try:
+        return frames.encode_frame(message)
+    except UnicodeEncodeError:  # in the text of an error or of a line for the log
+        return frames.encode_frame(escape(message))
 
 
 def exit_with_server() -> None:

@@ -47,7 +47,7 @@ class TritonError:
             raise TypeError(f"TritonError takes its message as str, not {type(message).__name__}")
         if not isinstance(code, TritonErrorCode):
             raise TypeError(f"TritonError takes one of its own codes, TritonError.NOT_FOUND and so on, not {code!r}")
-        self._message = message.decode() if isinstance(message, bytes) else message
+        self._message = check_text(message, "message")
         self._code = code
 
     def message(self) -> str:
@@ -60,13 +60,28 @@ class TritonError:
         return self._message
 
 
-def check_str(value: Any, what: str) -> str:
-    """Return a string. As in Triton, `bytes` are decoded: the elements of BYTES tensors are such. Raises TypeError."""
+def check_text(value: Any, what: str) -> str:
+    """Return text for people, which may have any characters: the channel escapes them. Raises TypeError."""
     if isinstance(value, bytes):
-        return value.decode()
+        return value.decode(errors="backslashreplace")
     if not isinstance(value, str):
         raise TypeError(f"{what} is a str, not {type(value).__name__}")
     return str(value)
+
+
+def check_str(value: Any, what: str) -> str:
+    """Return a string. As in Triton, `bytes` are decoded: the elements of BYTES tensors are such.
+
+    Raises TypeError, and ValueError for one that UTF-8 cannot encode.
+    """
+    if isinstance(value, bytes):
+        return value.decode()
+    text = check_text(value, what)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} must be text that UTF-8 can encode, not {text!r}") from None
+    return text
 
 
 def check_int(value: Any, what: str, highest: int = UINT64, lowest: int = 0) -> int:
@@ -90,8 +105,11 @@ def check_parameters(given: Any) -> Parameters:
     for key, value in given.items():
         if not isinstance(key, str):
             raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        check_str(key, "a parameter's key")
         if not isinstance(value, (bool, int, float, str)):
             raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
         if isinstance(value, int):
             check_int(value, key, UINT64, -INT64)
+        elif isinstance(value, str):
+            check_str(value, f"the parameter '{key}'")
     return dict(given)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from serving.backends.python.frames import ExecuteBatch, Execution, WireRequest
+from serving.backends.python.frames import ExecuteBatch, Execution, LogLine, WireRequest
 from serving.backends.python.worker.channel import Channel
 from serving.backends.python.worker.model_config import using_decoupled_model_transaction_policy
 from serving.backends.python.worker.request import InferenceRequest
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from concurrent.futures import Future
 
+MAX_FRAMES = 40
+"""Most frames of an error's description: the innermost and the outermost ones."""
+_ERROR = 40
+"""The level of `logging`."""
 _CLASS_NAME = "TritonPythonModel"
 _WORKER_FOLDER = str(Path(__file__).parent)
 
@@ -72,7 +76,7 @@ class Executor:
         except _InvalidResult as error:
             self._fail(responders, str(error))
         except BaseException as error:  # even SystemExit fails only one batch
-            self._fail(responders, describe_error(error))
+            self._fail(responders, self._describe(error))
         self._channel.post(Execution(received_ns, started_ns, perf_counter_ns()))
 
     def _request(self, wire: WireRequest) -> InferenceRequest:
@@ -89,7 +93,7 @@ class Executor:
         try:
             await coroutine
         except BaseException as error:
-            self._fail(responders, describe_error(error))
+            self._fail(responders, self._describe(error))
             raise
         else:
             self._reschedule(responders)
@@ -115,7 +119,7 @@ class Executor:
         try:
             responder.post(response, RESPONSE_COMPLETE_FINAL)
         except Exception as error:
-            self._fail([responder], describe_error(error))
+            self._fail([responder], self._describe(error))
 
     def _check_result(self, returned: Any, responders: list[Responder]) -> None:
         num_requests = len(responders)
@@ -142,6 +146,13 @@ class Executor:
         for responder in responders:
             if responder.is_rescheduled:
                 responder.reschedule()
+
+    def _describe(self, error: BaseException) -> str:
+        """Describe an error for clients. Of endless recursion they are told the message, and the log has the frames."""
+        if not isinstance(error, RecursionError):
+            return describe_error(error)
+        self._channel.post(LogLine(_ERROR, "execute", describe_error(error)))
+        return _message(error)
 
     def _fail(self, responders: list[Responder], message: str) -> None:
         for responder in responders:
@@ -195,11 +206,18 @@ def _add_package(folder: Path) -> None:
 
 def describe_error(error: BaseException) -> str:
     """Describe an error and where it was raised, innermost frame first, in Triton's format."""
-    text = f"{type(error).__name__}: {error}"
+    text = _message(error)
     frames = _format_frames(error.__traceback__)
     if frames:
         text += "\n\nAt:\n" + "".join(f"  {frame}\n" for frame in frames)
     return text
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as broken:  # of the model's own `__str__`
+        return f"{type(error).__name__}, whose text cannot be read: {type(broken).__name__}"
 
 
 def _format_frames(traceback: TracebackType | None) -> list[str]:
@@ -211,4 +229,8 @@ def _format_frames(traceback: TracebackType | None) -> list[str]:
         if not file.startswith((_WORKER_FOLDER, "<frozen importlib")) and "importlib/__init__" not in file:
             frames.append(f"{file}({traceback.tb_lineno}): {code.co_name}")
         traceback = traceback.tb_next
-    return frames[::-1]
+    frames.reverse()
+    if len(frames) > MAX_FRAMES:
+        half = MAX_FRAMES // 2
+        frames[half:-half] = [f"... {len(frames) - 2 * half} frames between them ..."]
+    return frames

@@ -45,7 +45,8 @@ def main(socket_fd: int, progress_fd: int) -> int:
 
 
 def _install_pb_utils(channel: Channel) -> None:
-    sys.modules["triton_python_backend_utils"] = pb_utils
+    for name in ("triton_python_backend_utils", "c_python_backend_utils"):
+        sys.modules[name] = pb_utils
 
     def write(level: int, location: str, message: str) -> None:
         channel.post(frames.LogLine(level, location, message))
@@ -62,17 +63,16 @@ def _complete_config(channel: Channel, command: frames.CompleteConfig) -> int:
     try:
         function = getattr(import_model(file, command.version_folder), "auto_complete_config", None)
         completed = function(pb_utils.ModelConfig(command.config_json)) if function is not None else None
+        if isinstance(completed, pb_utils.ModelConfig):
+            command.config_json = msgspec.json.encode(completed.as_dict()).decode()
     except BaseException as error:
         return _fail(channel, describe_error(error))
-    if function is None:
-        channel.post(frames.ConfigCompleted(command.config_json))
-    elif isinstance(completed, pb_utils.ModelConfig):
-        channel.post(frames.ConfigCompleted(msgspec.json.encode(completed.as_dict()).decode()))
-    else:
+    if function is not None and not isinstance(completed, pb_utils.ModelConfig):
         return _fail(
             channel,
             f"auto_complete_config function in model '{command.model_name}' must return a valid pb.ModelConfig object.",
         )
+    channel.post(frames.ConfigCompleted(command.config_json))
     channel.flush()
     return 0
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from serving.backends.python.worker.calls import ResponseIterator
-from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_str
+from serving.backends.python.worker.errors import TritonError, TritonErrorCode, TritonModelException, check_text
 from serving.backends.python.worker.model_config import (
     ModelConfig,
     get_input_config_by_name,
@@ -102,7 +102,7 @@ class Logger:
             raise RuntimeError("the logger works in a worker process only")
         caller = sys._getframe(2)
         file = caller.f_code.co_filename.rpartition("/")[2]
-        cls._write(int(level), f"{file}:{caller.f_lineno}", check_str(message, "message"))
+        cls._write(int(level), f"{file}:{caller.f_lineno}", check_text(message, "message"))
 
 
 def get_model_dir() -> str:

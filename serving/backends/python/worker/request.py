@@ -186,7 +186,7 @@ def _check_given(**required: object) -> None:
 
 def _correlation_id(value: Any) -> int | str:
     if isinstance(value, str):
-        return value
+        return check_str(value, "correlation_id")
     if isinstance(value, float):
         raise TritonModelException("Correlation ID must be integer or string")
     return check_int(value, "correlation_id")

@@ -77,7 +77,7 @@ def _check_files(model_name: str, files: Any) -> dict[str, bytes]:
                 f"failed to load model '{model_name}', files should be contents as bytes by '{_FILE_PREFIX}PATH': "
                 f"{path!r} is not"
             )
-    return {path.removeprefix(_FILE_PREFIX): content for path, content in files.items()}
+    return {check_str(path, "a file's path").removeprefix(_FILE_PREFIX): each for path, each in files.items()}
 
 
 def _parse_version(text: str) -> int:
@@ -192,4 +192,6 @@ def _check_labels(labels: Any) -> dict[str, str]:
     for key, value in labels.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TritonModelException(f"Failed to create metric. Labels are str by str: {key!r} is not.")
+        check_str(key, "a label's name")
+        check_str(value, f"the label '{key}'")
     return labels

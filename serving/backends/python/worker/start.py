@@ -1,19 +1,93 @@
 """Start of a worker process: `PYTHON start.py LAUNCH`, run before anything but the standard library is imported.
 
-The interpreter may be that of an environment without Sluice. The server's installation then provides the packages that
-the worker needs and the environment lacks, and nothing else can be imported from there.
+The worker's modules are imported as `_sluice.serving...`, and Sluice's packages cannot be found by their own names: a
+model may have an `engine.py` or a package `serving` of its own. Where the interpreter is that of another environment,
+the server's installation provides the packages that the worker needs and the environment lacks, and no others.
 """
 
+import builtins
 import faulthandler
+import importlib
 import json
 import os
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from io import TextIOWrapper
+from pathlib import Path
 from types import ModuleType
 
 OWN_PACKAGE = "serving"
+"""The package of the worker's own modules."""
+INSTALLED_PACKAGES = frozenset(("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load", "tuning"))
+"""Packages that an installation of Sluice adds to an environment."""
+_ALIAS = "_sluice"
+"""The package that holds OWN_PACKAGE in a worker; no module of a model has this name."""
+_ROOT = str(Path(__file__).parents[4])
+
+
+class _OwnLoader(SourceFileLoader):
+    """Loads a module of the worker, in which `serving` means `_sluice.serving`, also in an import that runs later."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__builtins__"] = _OWN_BUILTINS
+        super().exec_module(module)
+
+
+def _import_own(
+    name: str,
+    globals: Mapping[str, object] | None = None,
+    locals: Mapping[str, object] | None = None,
+    fromlist: Sequence[str] | None = (),
+    level: int = 0,
+) -> ModuleType:
+    if name.partition(".")[0] == OWN_PACKAGE and level == 0:
+        assert fromlist, "the worker's modules import each other by `from`"
+        name = f"{_ALIAS}.{name}"
+    return __import__(name, globals, locals, fromlist or (), level)
+
+
+_OWN_BUILTINS = {**vars(builtins), "__import__": _import_own}
+
+
+class _OwnFinder:
+    """Finds the modules of the worker, which are below `_sluice`."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not name.startswith(f"{_ALIAS}."):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _OwnLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _ModelPathFinder(PathFinder):
+    """Finds what the model imports on `sys.path`, but of Sluice's packages only others of their names."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is None and fullname in INSTALLED_PACKAGES:
+            path = [folder for folder in sys.path if not _has_sluice(folder)]
+        return super().find_spec(fullname, path, target)
+
+
+def _has_sluice(folder: str) -> bool:
+    """Return whether the folder has an installation of Sluice, or what one that is edited in place leaves there."""
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return False
+    return any(name.startswith("sluice-") and name.endswith(".dist-info") for name in names) or _is_source(folder)
+
+
+def _is_source(folder: str) -> bool:
+    """Return whether the folder is a source tree of Sluice."""
+    own = os.path.join(folder, *Path(__file__).parts[-5:])
+    return os.path.isfile(own) and os.path.isfile(os.path.join(folder, "pyproject.toml"))
 
 
 class _PackageFinder:
@@ -29,11 +103,26 @@ class _PackageFinder:
         return PathFinder.find_spec(name, [folder]) if folder is not None else None
 
 
+def hide_sluice() -> None:
+    """Keep the model's imports from Sluice's packages. Modules that a source tree has beside them are no packages."""
+    sys.path[:] = [folder for folder in sys.path if not _is_source(folder)]
+    sys.meta_path[:] = [_ModelPathFinder if each is PathFinder else each for each in sys.meta_path]
+
+
+def _provide_own(packages: dict[str, str]) -> None:
+    own = ModuleType(_ALIAS)
+    own.__path__ = [_ROOT]
+    sys.modules[_ALIAS] = own
+    sys.meta_path.insert(0, _OwnFinder)
+    # These only fill gaps.
+    sys.meta_path.append(_PackageFinder(packages))
+
+
 def main(argv: list[str]) -> int:
     faulthandler.enable()
     # The server must have a line before a crash, which would take what is in a buffer with it.
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)
+        sys.stdout.reconfigure(line_buffering=True, errors="backslashreplace")
     launch = json.loads(argv[1])
     sys.argv = argv[:1]
     # Remove this script's folder: its modules must not be importable by their bare names.
@@ -45,15 +134,16 @@ def main(argv: list[str]) -> int:
     environ.update(launch["variables"])
     if launch["bin"]:
         environ["PATH"] = os.pathsep.join([launch["bin"], environ.get("PATH", os.defpath)])
-    packages: dict[str, str] = launch["packages"]
-    # Our package wins over a module of that name beside the model; the others only fill gaps.
-    sys.meta_path.insert(0, _PackageFinder({OWN_PACKAGE: packages.pop(OWN_PACKAGE)}))
-    sys.meta_path.append(_PackageFinder(packages))
-
-    from serving.backends.python.worker.main import main as serve
-
-    return serve(launch["socket"], launch["progress"])
+    hide_sluice()
+    _provide_own(launch["packages"])
+    worker = importlib.import_module(f"{_ALIAS}.{OWN_PACKAGE}.backends.python.worker.main")
+    code: int = worker.main(launch["socket"], launch["progress"])
+    return code
 
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv))
+elif __name__ == "__mp_main__":
+    # A process that the model has started by `multiprocessing`; it finds modules as the worker does.
+    hide_sluice()
+    _provide_own({})

@@ -32,7 +32,7 @@ class PbTensor:
         """Raises TypeError for what is not an array, TritonModelException for a dtype that the protocol lacks."""
         if not isinstance(array, np.ndarray):
             raise TypeError(f"Tensor '{name!s}' takes a numpy.ndarray, not {type(array).__name__}")
-        self._name = name if type(name) is str else check_str(name, "the name of a Tensor")
+        self._name = name if type(name) is str and name.isascii() else check_str(name, "the name of a Tensor")
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         data_type = _TYPES.get(array.dtype) or of_numpy(array.dtype)
@@ -100,10 +100,18 @@ class PbTensor:
             assert self._raw is not None
             return self._raw
         if self._type is BYTES:
-            return byte_strings.pack_array(array)
+            return self._pack(array)
         if array.dtype is self._type.dtype and array.nbytes < 1024:
             return array.tobytes()
         return np.ascontiguousarray(array, self._type.dtype).reshape(-1).view(np.uint8).data
+
+    def _pack(self, array: Array) -> bytes:
+        try:
+            return byte_strings.pack_array(array)
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"a string of Tensor '{self._name}' must be text that UTF-8 can encode, not {error.object!r}"
+            ) from None
 
     @property
     def datatype(self) -> str:

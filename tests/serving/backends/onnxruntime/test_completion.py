@@ -3,13 +3,16 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from google.protobuf import text_format
 from onnx import TensorProto, helper
 
 from serving.backends.onnxruntime.backend import OnnxRuntimeBackend
+from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
+from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime.parts import INT64, add_sub, complete, context, graph, load, one_op, put, value
 
 BATCHED = """
@@ -237,3 +240,36 @@ async def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 async def test_sixty_four_bit_dims_of_other_ranks(tmp_path: Path) -> None:
     config = await complete(tmp_path, one_op("Neg", ("n", 3, "m", None), INT64))
     assert list(config.output[0].dims) == [3, -1, -1]
+
+
+def folding() -> onnx.ModelProto:
+    """`y` is `x` as (1, 2, 4), which is known only after the product of two constants is computed."""
+    shape = [helper.make_tensor(name, INT64, [3], sizes) for name, sizes in (("s", [1, 2, 4]), ("ones", [1, 1, 1]))]
+    nodes = [helper.make_node("Mul", ["s", "ones"], ["shape"]), helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    return graph(nodes, [value("x", [2, 4])], [value("y", ["i", "j", 4])], shape)
+
+
+async def test_a_model_whose_sizes_are_known_only_after_optimization_is_completed_and_loads(tmp_path: Path) -> None:
+    config = await complete(tmp_path, folding())
+    assert list(config.output[0].dims) == [-1, -1, 4]
+    model = await load(tmp_path, folding())
+    assert (await infer_one(model, request(x=np.ones((2, 4), np.float32)))).outputs[0].shape == (1, 2, 4)
+    await model.close()
+
+
+@pytest.mark.parametrize("dims", ["[1, 2, 4]", "[-1, -1, 4]"])
+async def test_a_configuration_may_have_its_sizes_before_and_after_optimization(tmp_path: Path, dims: str) -> None:
+    text = f"""input {{ name: "x" data_type: TYPE_FP32 dims: [2, 4] }}
+        output {{ name: "y" data_type: TYPE_FP32 dims: {dims} }}"""
+    OnnxRuntimeBackend().check(put(tmp_path, folding(), text))
+    await (await load(tmp_path, folding(), text)).close()
+
+
+@pytest.mark.parametrize("dims", ["[3, 2, 4]", "[-1, -1, -1]", "[1, 2]"])
+async def test_sizes_that_are_neither_are_refused(tmp_path: Path, dims: str) -> None:
+    text = f"""input {{ name: "x" data_type: TYPE_FP32 dims: [2, 4] }}
+        output {{ name: "y" data_type: TYPE_FP32 dims: {dims} }}"""
+    with pytest.raises(SluiceError, match="the model configuration specifies"):
+        OnnxRuntimeBackend().check(put(tmp_path, folding(), text))
+    with pytest.raises(SluiceError, match="the model configuration specifies"):
+        await load(tmp_path, folding(), text)

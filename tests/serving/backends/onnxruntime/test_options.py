@@ -13,6 +13,7 @@ from serving.backends.onnxruntime.options import (
     build_session_options,
     choose_providers,
     lacks_vnni,
+    missing_accelerators,
     parse_gpu_accelerators,
     read_run_entries,
 )
@@ -113,9 +114,14 @@ def test_an_accelerator_of_gpus_is_for_instances_on_them() -> None:
     ]
     assert choose_providers(ON_GPU, config())[0] == ("CUDAExecutionProvider", {"device_id": "1"})
     assert choose_providers(Placement("m_0", kind="GPU"), accelerated('name: "tensorrt"')) == ["CPUExecutionProvider"]
-    for name in ("tensorrt", "cudnn"):
-        with pytest.raises(SluiceError, match=f"unknown Execution Accelerator '{name}' is requested"):
-            choose_providers(ON_GPU, accelerated(f'name: "{name}"'))
+    without = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    assert [each[0] if isinstance(each, tuple) else each for each in providers_with("tensorrt")] == without
+    with pytest.raises(SluiceError, match="unknown Execution Accelerator 'cudnn' is requested"):
+        providers_with("cudnn")
+
+
+def providers_with(name: str) -> list[options.Provider]:
+    return choose_providers(ON_GPU, accelerated(f'name: "{name}"'))
 
 
 def test_parameters_of_tensorrt() -> None:
@@ -131,10 +137,27 @@ def test_parameters_of_tensorrt() -> None:
         parse_gpu_accelerators(accelerated('name: "tensorrt" parameters { key: "q" value: "1" }'))
 
 
-def test_an_accelerator_that_there_is_not_is_refused() -> None:
-    wanted = config('optimization { execution_accelerators { cpu_execution_accelerator { name: "openvino" } } }')
-    with pytest.raises(SluiceError, match="unknown Execution Accelerator 'openvino' is requested"):
-        choose_providers(Placement("m_0"), wanted)
+def on_cpu(name: str) -> str:
+    """Ask for an accelerator as Triton's tutorial on it does."""
+    return f'optimization {{ execution_accelerators {{ cpu_execution_accelerator: [ {{ name: "{name}" }} ] }} }}'
+
+
+async def test_the_openvino_accelerator_is_taken_and_a_note_says_that_onnxruntime_lacks_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = await load(tmp_path, one_op("Neg"), on_cpu("openvino"))
+    assert (await infer_one(model, request(x=np.ones((1, 2), np.float32)))).outputs[0].array.tolist() == [[-1, -1]]
+    await model.close()
+    (line,) = [each.getMessage() for each in caplog.records if "accelerator" in each.getMessage()]
+    assert line.startswith("model 'm': the installed onnxruntime has no accelerator 'openvino' and runs the model on")
+    (found,) = missing_accelerators(config(on_cpu("openvino")))
+    assert found.path == "optimization.execution_accelerators.cpu_execution_accelerator[0].name"
+
+
+def test_an_accelerator_that_triton_does_not_know_is_refused() -> None:
+    with pytest.raises(SluiceError, match="unknown Execution Accelerator 'onednn' is requested") as caught:
+        choose_providers(Placement("m_0"), config(on_cpu("onednn")))
+    assert caught.value.param == "optimization.execution_accelerators.cpu_execution_accelerator[0].name"
     assert choose_providers(Placement("m_0"), config()) == ["CPUExecutionProvider"]
 
 
