@@ -247,11 +247,16 @@ def _unknown_fields(fields: Mapping[str, str], is_strict: bool) -> list[str]:
     return unknown
 
 
+def _path_in_folder(filename: str) -> str:
+    """Return the path that a form's file has below the folder that it was sent from: without steps above it."""
+    return "/".join(part for part in filename.split("/") if part not in ("", ".", ".."))
+
+
 async def _read_file(
     file: UploadFile, fields: Mapping[str, str], metadata: Metadata
 ) -> list[Upload | UnreadableUpload]:
     """Read the file as one document, or as JSON lines."""
-    document_id = fields.get("id", "") or file.filename or ""
+    document_id = fields.get("id", "") or _path_in_folder(file.filename or "")
     content_type, content = file.content_type or "", await file.read()
     if is_jsonl(content_type, file.filename or ""):
         return await run_aside(lambda: _read_lines(content))

@@ -64,11 +64,12 @@ def _find_nul(text: str, content: bytes, encoding: str) -> int:
 
 
 def _undecodable(encoding: str, content: bytes, offset: int) -> SluiceError:
-    other = (
-        ", nor does it start with a byte order mark of UTF-16; name another encoding as charset in the content type (sluice rag ingest: --encoding)"
-        if encoding == UTF_8
-        else ""
-    )
+    other = ""
+    if encoding == UTF_8:
+        other = (
+            ", nor does it start with a byte order mark of UTF-16; "
+            "name another encoding as charset in the content type (sluice rag ingest: --encoding)"
+        )
     return invalid(
         "content",
         f"the document is not {encoding.upper()} text: byte 0x{content[offset]:02x} at offset {offset}{other}",

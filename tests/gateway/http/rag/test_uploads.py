@@ -91,6 +91,14 @@ def test_files_of_a_form(rag: RagServer) -> None:
     assert [each["format"] for each in answer.json()["data"]] == ["markdown", "text"]
 
 
+def test_a_files_path_has_no_steps_above_its_folder(rag: RagServer) -> None:
+    files = [("file", ("../../guides/./a.md", REFUNDS.encode())), ("file", ("/etc/b.txt", b"hello"))]
+    assert statuses(rag.ask("POST", "/docs/documents", files=files)) == {
+        "guides/a.md": "created",
+        "etc/b.txt": "created",
+    }
+
+
 def test_a_part_of_a_form_has_a_charset_of_its_own(rag: RagServer) -> None:
     files = [
         ("file", ("a.txt", b"caf\xe9", "text/plain; charset=windows-1252")),

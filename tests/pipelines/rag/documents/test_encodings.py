@@ -148,7 +148,7 @@ def test_a_bad_byte_of_a_page_is_replaced(content: bytes, encoding: str, text: s
 
 @pytest.mark.parametrize("content", [b"<p>caf\xe9", "<p>Привет".encode("cp1251"), "<p>hi".encode("utf-16-le")])
 def test_a_page_that_is_not_utf_8_and_declares_nothing_is_refused(content: bytes) -> None:
-    with pytest.raises(SluiceError, match="not UTF-8 text: byte .* name another encoding as charset"):
+    with pytest.raises(SluiceError, match=r"not UTF-8 text: byte .* name another encoding as charset"):
         html.read_html(content)
 
 
