@@ -26,6 +26,7 @@ from gateway.telemetry.log_ring import find_ring
 from gateway.telemetry.log_socket import LogSocket
 from sluice.errors import ErrorCode, SluiceError
 from sluice.heap import settle_objects
+from sluice.run_folder import remove_all, remove_left_over
 from sluice.start_times import START_TIMES
 
 if TYPE_CHECKING:  # imported for real while the engine loads
@@ -66,6 +67,7 @@ def run_server(config: ServeConfig, checkpoint: Path | None, started: float) -> 
         _listen_for_metrics(config),
     )
     raise_file_limit()
+    remove_left_over()
     START_TIMES.mark("Python started, options read, ports bound")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, checkpoint, listeners, started))
@@ -155,6 +157,7 @@ class GatewayServer:
             engine.kill()
         if self._workers is not None:
             self._workers.kill()
+        remove_all()
         os._exit(128 + number)
 
     async def run(self) -> None:
