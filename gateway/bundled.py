@@ -4,10 +4,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from gateway.options.option import OptionError
 from sluice.bundled import BUNDLED_MODEL, bundled_folder, models_folder
+from sluice.run_folder import temporary_folder
 
 DOCUMENTATION_COLLECTION = "sluice"
 PIPELINE = ("sentence_tokenizer", "sentence_encoder", "query_encoder", "retriever", "rag_prompt", "rag_pipeline")
@@ -34,10 +34,10 @@ def pipeline_repository(llm: str, *, is_bundled: bool) -> Iterator[str]:
     if is_bundled and llm == BUNDLED_MODEL:
         yield str(models_folder())
         return
-    with TemporaryDirectory(prefix="sluice-rag-") as folder:
+    with temporary_folder("pipeline") as folder:
         for name in PIPELINE:
-            _place(models_folder() / name, Path(folder) / name, llm, is_bundled)
-        yield folder
+            _place(models_folder() / name, folder / name, llm, is_bundled)
+        yield str(folder)
 
 
 def _place(model: Path, target: Path, llm: str, is_bundled: bool) -> None:

@@ -27,6 +27,7 @@ from gateway.telemetry.log_socket import LogSocket
 from sluice.addresses import host_and_port
 from sluice.errors import ErrorCode, SluiceError
 from sluice.heap import settle_objects
+from sluice.run_folder import remove_all, remove_left_over
 from sluice.start_times import START_TIMES
 
 if TYPE_CHECKING:  # imported for real while the engine loads
@@ -67,6 +68,7 @@ def run_server(config: ServeConfig, checkpoint: Path | None, started: float) -> 
         _listen_for_metrics(config),
     )
     raise_file_limit()
+    remove_left_over()
     START_TIMES.mark("Python started, options read, ports bound")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, checkpoint, listeners, started))
@@ -156,6 +158,7 @@ class GatewayServer:
             engine.kill()
         if self._workers is not None:
             self._workers.kill()
+        remove_all()
         os._exit(128 + number)
 
     async def run(self) -> None:

@@ -4,12 +4,12 @@ import errno
 import itertools
 import shutil
 import socket
-import tempfile
 from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
 from sluice.addresses import host_and_port
+from sluice.run_folder import make_socket_folder
 
 _BACKLOG = 2048
 
@@ -97,7 +97,7 @@ class SocketFolder:
     """A folder of sockets between the processes of one server, which only this user can reach."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="sluice-"))
+        self.path = make_socket_folder("sockets")
         self._numbers = itertools.count(1)
 
     def choose(self) -> Path:

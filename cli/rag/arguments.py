@@ -9,6 +9,7 @@ import orjson
 from gateway.options.config import list_options
 from gateway.options.option import OneLineParser, argument_type, integer
 from gateway.options.rag import RagClientOptions
+from pipelines.rag.documents.encodings import find_encoding
 
 DEFAULT_COLLECTION = "docs"
 _Commands: TypeAlias = "argparse._SubParsersAction[OneLineParser]"
@@ -158,6 +159,13 @@ def _add_ingest(commands: _Commands) -> None:
         "given several times. Default: the types above",
     )
     parser.add_argument(
+        "--encoding",
+        type=_encoding,
+        metavar="LABEL",
+        help="of text files that are not UTF-8, and of HTML whatever it declares: windows-1252, gbk, utf-16le and the "
+        "other labels of the Encoding Standard. Files with a byte order mark, PDF and JSON lines do not need it",
+    )
+    parser.add_argument(
         "--jobs", type=argument_type(integer(1, 64)), default=4, metavar="N", help="uploads at once. Default: 4"
     )
     parser.add_argument(
@@ -253,6 +261,15 @@ def _text(text: str) -> str:
     except UnicodeEncodeError:
         raise argparse.ArgumentTypeError(f"must be UTF-8 text, got {text!r}") from None
     return text
+
+
+def _encoding(text: str) -> str:
+    encoding = find_encoding(text)
+    if not encoding:
+        raise argparse.ArgumentTypeError(
+            f"must be a label of the Encoding Standard, such as windows-1252, got {text!r}"
+        )
+    return encoding
 
 
 def _object(text: str) -> dict[str, Any]:

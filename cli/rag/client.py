@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
@@ -59,6 +60,15 @@ class RejectedRequestError(RagError):
         return self.status in (400, 413, 422, 500, 504) and self.param not in _COMMON_PARAMS
 
 
+@dataclass(frozen=True, slots=True)
+class LocalContent:
+    """The bytes of a file, and the encoding that the user names for it, "" for none."""
+
+    pieces: AsyncGenerator[bytes, None]
+    size_bytes: int
+    encoding: str = ""
+
+
 class RagClient:
     """A client of one server. Every method raises UnreachableError and RejectedRequestError."""
 
@@ -98,13 +108,15 @@ class RagClient:
                 after = document["id"]
             has_more = page["has_more"]
 
-    async def put_document(
-        self, collection: str, document_id: str, content: AsyncGenerator[bytes, None], size_bytes: int, force: bool
-    ) -> JsonObject:
+    async def put_document(self, collection: str, document_id: str, content: LocalContent, force: bool) -> JsonObject:
         """Send a document's bytes. The server detects its format."""
-        headers = {"content-type": "application/octet-stream", "content-length": str(size_bytes)}
+        charset = f"; charset={content.encoding}" if content.encoding else ""
+        headers = {
+            "content-type": f"application/octet-stream{charset}",
+            "content-length": str(content.size_bytes),
+        }
         path = _document_path(collection, document_id)
-        return await self._request("PUT", path, content=content, headers=headers, params=_force(force))
+        return await self._request("PUT", path, content=content.pieces, headers=headers, params=_force(force))
 
     async def post_document(self, collection: str, document: Mapping[str, Any], force: bool) -> JsonObject:
         """Send a document as JSON."""

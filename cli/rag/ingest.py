@@ -33,7 +33,13 @@ async def ingest(client: RagClient, arguments: Arguments) -> int:
     """Send new and changed documents, report what was done, and return the exit code."""
     own = arguments.of_command
     options = IngestionOptions(
-        own["collection"], FileSelection(own["include"]), own["jobs"], own["prune"], own["force"], own["dry_run"]
+        own["collection"],
+        FileSelection(own["include"]),
+        own["jobs"],
+        own["prune"],
+        own["force"],
+        own["dry_run"],
+        own["encoding"] or "",
     )
     found = await asyncio.to_thread(find_files, own["paths"], options.selection)
     if not found:
@@ -59,7 +65,10 @@ def _report(progress: "IngestionProgress", options: "IngestionOptions") -> None:
 
 @dataclass(frozen=True, slots=True)
 class IngestionOptions:
-    """Options of an ingestion. `num_jobs` uploads run at once; with `is_dry`, changes are shown and not made."""
+    """Options of an ingestion. `num_jobs` uploads run at once; with `is_dry`, changes are shown and not made.
+
+    `encoding` is that of files that are not UTF-8, "" where they declare it or are none.
+    """
 
     collection: str
     selection: FileSelection
@@ -67,6 +76,7 @@ class IngestionOptions:
     prunes: bool = False
     forces: bool = False
     is_dry: bool = False
+    encoding: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,7 @@ class Ingestion:
 
     def _documents(self, found: Sequence[FoundFile | UnreadableFile]) -> Iterator[LocalDocument]:
         for each in found:
-            parts = [each] if isinstance(each, UnreadableFile) else split_file(each)
+            parts = [each] if isinstance(each, UnreadableFile) else split_file(each, self._options.encoding)
             for number, part in enumerate(parts):
                 self.progress.num_planned += number > 0
                 if isinstance(part, UnreadableFile):

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from cli.rag.client import JsonObject, RagClient
+from cli.rag.client import JsonObject, LocalContent, RagClient
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
-from pipelines.rag.types import Upload, hash_content
+from pipelines.rag.types import Upload, hash_content, hashed_fields
 from sluice.errors import SluiceError
 
 _PIECE_BYTES = 256 << 10
@@ -124,16 +124,19 @@ class LocalFile:
 
     id: str
     path: Path
+    encoding: str = ""
+    """What the user says that the file is in, "" if nothing was said."""
 
     async def content_hash(self) -> str:
         """Return the hash that the server computes for the document. Raises OSError."""
-        return await asyncio.to_thread(_file_hash, self.path)
+        return await asyncio.to_thread(_file_hash, self.path, self.encoding)
 
     async def send(self, client: RagClient, collection: str, force: bool) -> JsonObject:
         """Send the document and return the server's result. Raises OSError and what the client raises."""
         with _open(self.path) as file:
             size_bytes = os.fstat(file.fileno()).st_size
-            return await client.put_document(collection, self.id, _pieces(file, size_bytes), size_bytes, force)
+            content = LocalContent(_pieces(file, size_bytes), size_bytes, self.encoding)
+            return await client.put_document(collection, self.id, content, force)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +166,12 @@ LocalDocument = LocalFile | LocalLine
 """A document that may have to be sent."""
 
 
-def split_file(found: FoundFile) -> Iterator[LocalDocument | UnreadableFile]:
-    """Yield the file as one document, or the lines of a JSON lines file."""
+def split_file(found: FoundFile, encoding: str = "") -> Iterator[LocalDocument | UnreadableFile]:
+    """Yield the file as one document, or the lines of a JSON lines file, which are UTF-8 always."""
     if is_jsonl("", found.path.name):
         yield from _read_lines(found)
     else:
-        yield LocalFile(found.id, found.path)
+        yield LocalFile(found.id, found.path, encoding)
 
 
 def _read_lines(found: FoundFile) -> Iterator[LocalDocument | UnreadableFile]:
@@ -186,9 +189,11 @@ def _read_lines(found: FoundFile) -> Iterator[LocalDocument | UnreadableFile]:
         yield UnreadableFile(found.id, error.strerror or str(error))
 
 
-def _file_hash(path: Path) -> str:
+def _file_hash(path: Path, encoding: str) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256")
+    digest.update(hashed_fields(encoding=encoding))
+    return digest.hexdigest()
 
 
 def _open(path: Path) -> BinaryIO:

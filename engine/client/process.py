@@ -6,7 +6,6 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from time import perf_counter
 
@@ -34,6 +33,7 @@ from engine.types import BlockSource, EngineInfo
 from sluice.backoff import STABLE_S, RestartBudget
 from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import ProcessLog
+from sluice.run_folder import make_socket_folder
 
 log = logging.getLogger(__name__)
 
@@ -253,7 +253,7 @@ class EngineProcess:
     `load`ed once and `close`d once."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="sluice-"))
+        self.folder = make_socket_folder("engine")
         self.socket_file = self.folder / "engine"
         self.link = EngineLink(context)
         self._process: asyncio.subprocess.Process | None = None

@@ -16,6 +16,7 @@ from engine.process.transport import Transport
 from sluice.log_lines import JsonFormatter, TextFormatter
 from sluice.log_relay import LogRelay, ProcessLog
 from sluice.log_repeats import LimitedHandler
+from sluice.run_folder import remove_left_over
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ def freeze_heap() -> None:
 
 
 def _remove_socket(socket_file: Path) -> None:
-    """Remove the socket and its folder, as the gateway would have done."""
+    """Remove the socket and its folder, as the gateway would have done, and all that it has left beside them."""
     with suppress(OSError):
         socket_file.unlink(missing_ok=True)
         socket_file.parent.rmdir()
+    remove_left_over(socket_file.parent.parent.parent)

@@ -1,5 +1,6 @@
 """Files and batches as they are stored, and as OpenAI's clients see them."""
 
+import re
 import secrets
 from enum import StrEnum
 from typing import Any, Literal
@@ -12,6 +13,15 @@ PURPOSES = ("assistants", "batch", "evals", "fine-tune", "user_data", "vision")
 """Purposes of files that clients upload."""
 BATCH_PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 JsonObject = dict[str, Any]
+MAX_FILENAME_CHARS = 255
+_NO_NAMES = ("", ".", "..")
+
+
+def base_name(filename: str) -> str:
+    """Return a file's name that no client takes for a path: without folders, in printable characters."""
+    name = re.split(r"[/\\]", filename)[-1]
+    printable = "".join(each if each.isprintable() else "_" for each in name)[-MAX_FILENAME_CHARS:]
+    return "file" if printable in _NO_NAMES else printable
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +43,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
             "bytes": self.num_bytes,
             "created_at": self.created_at,
             "expires_at": self.expires_at,
-            "filename": self.filename,
+            "filename": base_name(self.filename),
             "purpose": self.purpose,
             "status": "processed",
             "status_details": None,

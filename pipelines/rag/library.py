@@ -254,7 +254,7 @@ class DocumentLibrary:
     async def _parse(
         self, upload: Upload, encoder: TextEncoder | LlmEncoder, content_hash: str
     ) -> tuple[StoredDocument, list[DocumentChunk]]:
-        parsed = await parse_document(upload.content, upload.format, self.settings.parsing)
+        parsed = await parse_document(upload.content, upload.format, self.settings.parsing, upload.encoding)
         starts = await encoder.token_starts(parsed.text)
         chunks = await asyncio.to_thread(chunk_document, parsed, starts, self.settings.chunks)
         info = DocumentInfo(

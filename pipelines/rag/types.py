@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -195,21 +196,31 @@ def build_source(hit: Hit) -> Source:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An unparsed document. An empty `title` stands for the title found in the document, else for its id."""
+    """An unparsed document. An empty `title` stands for the title found in the document, else for its id.
+
+    `encoding` is what the sender says that the content is in: a name of the Encoding Standard in lower case, "" if
+    nothing was said.
+    """
 
     id: str
     content: bytes
     format: DocumentFormat
     title: str = ""
     metadata: Metadata = field(default_factory=dict)
+    encoding: str = ""
 
 
 def hash_content(upload: Upload) -> str:
-    """Return the hash of content, title and metadata. Clients compute the same hash (docs/rag.md)."""
+    """Return the hash of content, title, metadata and encoding. Clients compute the same hash (docs/rag.md)."""
     digest = hashlib.sha256(upload.content)
-    if upload.title or upload.metadata:
-        digest.update(orjson.dumps([upload.title, dict(upload.metadata)], option=orjson.OPT_SORT_KEYS))
+    digest.update(hashed_fields(upload.title, upload.metadata, upload.encoding))
     return digest.hexdigest()
+
+
+def hashed_fields(title: str = "", metadata: Metadata = MappingProxyType({}), encoding: str = "") -> bytes:
+    """Return what follows a document's bytes in its hash: nothing for one that has none of these, or is UTF-8."""
+    fields = [title, dict(metadata), *([] if encoding in ("", "utf-8") else [encoding])]
+    return orjson.dumps(fields, option=orjson.OPT_SORT_KEYS) if any(fields) else b""
 
 
 def check_id(document_id: str) -> None:

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from serving.spec import inner_path
 from sluice.errors import invalid_argument
+from sluice.run_folder import make_folder
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _MAX_DEPTH = 16
@@ -125,7 +125,7 @@ class ModelFolder:
 def write_files(files: Iterable[tuple[str, bytes]]) -> ModelFolder:
     """Return a new temporary folder with these files. Raises INVALID for a path that leads out of it."""
     files = [(inner_path(path), content) for path, content in files]
-    folder = ModelFolder(Path(tempfile.mkdtemp(prefix="sluice-model-")), is_temporary=True)
+    folder = ModelFolder(make_folder("model"), is_temporary=True)
     try:
         for path, content in files:
             target = folder.path / path

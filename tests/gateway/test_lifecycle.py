@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
 
 import httpx
@@ -280,6 +281,36 @@ def test_a_killed_gateway_leaves_no_engine_and_no_socket(start_server: StartServ
     server.process.wait(SOON_S)
     until(lambda: not folder.exists())
     assert_gone(engine)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for the names of sockets."""
+    with TemporaryDirectory(prefix="sluice-test-") as folder:
+        yield Path(folder)
+
+
+def test_what_a_killed_server_has_left_is_gone_after_the_next_one(
+    checkpoint: Path, tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(short_folder))
+    command = (tmp_path / "log", str(checkpoint), "--http-workers=2")
+    with running_command(*command) as server:
+        server.wait_ready()
+        [left] = short_folder.iterdir()
+        children = psutil.Process(server.pid).children(recursive=True)
+        for child in children:
+            child.suspend()  # an engine that outlives its gateway would clean up
+        server.process.kill()
+        for child in children:
+            child.kill()
+        server.process.wait(SOON_S)
+        assert list(left.glob("sockets-*/*"))
+    with running_command(*command) as server:
+        assert not left.exists()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(SOON_S) == 0
+    assert list(short_folder.iterdir()) == []
 
 
 @contextmanager

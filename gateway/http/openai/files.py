@@ -1,12 +1,14 @@
 """`/v1/files`: files that clients upload, and the results of their batches."""
 
+import re
 from contextlib import aclosing
 from typing import Annotated, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 from starlette.responses import FileResponse
 
-from gateway.batches.records import OUTPUT_PURPOSE, PURPOSES, Batch, FileRecord, JsonObject
+from gateway.batches.records import OUTPUT_PURPOSE, PURPOSES, Batch, FileRecord, JsonObject, base_name
 from gateway.batches.service import BatchService
 from gateway.batches.store import FileUpload
 from gateway.batches.tables import Page
@@ -19,7 +21,6 @@ from sluice.errors import invalid
 
 EXPIRY_S = range(3600, 2_592_000 + 1)
 """Seconds after which a file may expire: an hour to 30 days, as at OpenAI."""
-MAX_FILENAME_CHARS = 255
 _FORM = {
     "requestBody": {
         "required": True,
@@ -79,7 +80,7 @@ class FileRoutes:
         unknown = [quote_name(name) for name in form.fields if name not in _FIELDS]
         if unknown and self._config.http.is_strict:
             raise invalid(unknown[0], f"unknown field {unknown[0]}; this server refuses what it does not know")
-        filename = "".join(each if each.isprintable() else "_" for each in form.filename)[-MAX_FILENAME_CHARS:]
+        filename = base_name(form.filename)
         record = await self._batches.add_file(upload, owner, purpose, filename, _lifetime_s(form.fields))
         return json_response(record.json(), headers=warning_header(unknown))
 
@@ -103,7 +104,8 @@ class FileRoutes:
         """Return the contents of a file."""
         record = await self._file(request, file_id)
         media_type = "application/jsonl" if record.purpose == OUTPUT_PURPOSE else "application/octet-stream"
-        return FileResponse(self._store.path(record.id), media_type=media_type, filename=record.filename)
+        headers = {"content-disposition": _disposition(base_name(record.filename))}
+        return FileResponse(self._store.path(record.id), media_type=media_type, headers=headers)
 
     async def delete(self, request: Request, file_id: str) -> Response:
         """Delete a file. The input of a batch that is not over stays."""
@@ -112,6 +114,13 @@ class FileRoutes:
 
     async def _file(self, request: Request, file_id: str) -> FileRecord:
         return await self._store.file(owner_of(request.headers), file_id)
+
+
+def _disposition(name: str) -> str:
+    """Return the header of RFC 6266 for a file of this name, in ASCII also for clients that read nothing else."""
+    plain = re.sub(r"[^ !#$&-[\]-~]", "_", name)
+    encoded = "" if plain == name else f"; filename*=UTF-8''{quote(name, safe='')}"
+    return f'attachment; filename="{plain}"{encoded}'
 
 
 def list_response(found: "list[FileRecord] | list[Batch]", limit: int) -> Response:

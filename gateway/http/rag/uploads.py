@@ -19,6 +19,8 @@ from gateway.http.rag.schemas import MAX_DOCUMENTS, DocumentItem, DocumentsReque
 from gateway.http.request import read_body
 from gateway.long_work import run_aside
 from gateway.options.http import HttpOptions
+from pipelines.rag.documents.encodings import find_encoding
+from pipelines.rag.documents.extract import UTF_8
 from pipelines.rag.documents.formats import detect_format
 from pipelines.rag.documents.jsonl import JsonLines, is_jsonl
 from pipelines.rag.types import DocumentFormat, Metadata, Upload
@@ -29,7 +31,9 @@ FORM = "multipart/form-data"
 MAX_FILES = 1000
 _UNSPECIFIC_TYPES = ("application/octet-stream", "application/x-www-form-urlencoded")
 """Content types that clients send for any content; curl's --data-binary sends the latter."""
-_CHARSETS = ("utf-8", "utf8", "us-ascii")
+_BINARY = "binary"
+"""The charset that `file --mime` prints of what is no text."""
+_ASCII = ("us-ascii", "ascii")
 _DOCUMENT_FIELDS = ("id", "text", "format", "title", "metadata")
 _FORM_FIELDS = ("id", "title", "metadata")
 _LIMITS = DocumentLimits(values=MAX_DOCUMENTS * 80, members=MAX_DOCUMENTS * 80)
@@ -56,8 +60,9 @@ async def read_upload(request: Request, options: HttpOptions, document_id: str) 
     metadata = _parse_metadata(query.get("metadata", ""))
     content = await read_body(request, options.max_input_bytes)
     content_type = "" if media_type in _UNSPECIFIC_TYPES else media_type
-    format = await run_aside(lambda: detect_format(content_type, document_id, content))
-    return Upload(document_id, content, format, query.get("title", ""), metadata)
+    encoding = _encoding(request.headers.get("content-type", ""))
+    format = await run_aside(lambda: detect_format(content_type, document_id, content, encoding))
+    return Upload(document_id, content, format, query.get("title", ""), metadata, encoding)
 
 
 async def read_uploads(request: Request, options: HttpOptions) -> tuple[Iterable[Upload | UnreadableUpload], list[str]]:
@@ -66,6 +71,8 @@ async def read_uploads(request: Request, options: HttpOptions) -> tuple[Iterable
     Raises INVALID for a body that cannot be read at all; one bad document in it becomes an UnreadableUpload.
     """
     media_type = _media_type(request)
+    if media_type == JSON or is_jsonl(media_type, ""):
+        _check_utf_8(request.headers["content-type"])
     if media_type == FORM:
         body = await read_body(request, options.max_input_bytes)
         return await _read_form(request.headers, body, options.is_strict)
@@ -83,13 +90,33 @@ async def read_uploads(request: Request, options: HttpOptions) -> tuple[Iterable
 
 
 def _media_type(request: Request) -> str:
-    """Return the content type without parameters, in lower case. Raises INVALID for a charset other than UTF-8."""
-    header = Message()
-    header["content-type"] = request.headers.get("content-type", "")
-    charset = header.get_content_charset("utf-8")
-    if charset not in _CHARSETS:
-        raise invalid("content-type", f"documents must be UTF-8, got charset {quote_name(charset)}")
+    """Return the content type without parameters, in lower case."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _charset(content_type: str) -> str:
+    header = Message()
+    header["content-type"] = content_type
+    return header.get_content_charset("")
+
+
+def _check_utf_8(content_type: str) -> None:
+    """Raise INVALID for JSON in another encoding."""
+    charset = _charset(content_type)
+    if charset and find_encoding(charset) != UTF_8 and charset not in _ASCII:
+        raise invalid("content-type", f"JSON must be UTF-8, got charset {quote_name(charset)}")
+
+
+def _encoding(content_type: str) -> str:
+    """Return the encoding that the charset of a document's content type means, "" for none. Raises INVALID."""
+    charset = _charset(content_type)
+    encoding = find_encoding(charset)
+    if charset in ("", _BINARY) or encoding:
+        return encoding
+    label = quote_name(charset)
+    raise invalid(
+        "content-type", f"charset {label} is no encoding that is read, by the labels of the Encoding Standard"
+    )
 
 
 def _parse_metadata(text: str) -> Metadata:
@@ -132,10 +159,12 @@ def _items(fields: DocumentsRequest) -> list[DocumentItem]:
 def _build_upload(item: DocumentItem) -> Upload | UnreadableUpload:
     content = item.text.encode()
     try:
-        format = DocumentFormat(item.format) if item.format is not None else detect_format("", item.id, content)
+        detected = item.format or detect_format("", item.id, content, UTF_8)
     except SluiceError as error:
         return UnreadableUpload(item.id, error)
-    return Upload(item.id, content, format, item.title or "", item.metadata or {})
+    # JSON brings the text of a PDF, never the file.
+    format = DocumentFormat.TEXT if detected == DocumentFormat.PDF else DocumentFormat(detected)
+    return Upload(item.id, content, format, item.title or "", item.metadata or {}, UTF_8)
 
 
 def _read_lines(body: bytes) -> list[Upload | UnreadableUpload]:
@@ -218,16 +247,22 @@ def _unknown_fields(fields: Mapping[str, str], is_strict: bool) -> list[str]:
     return unknown
 
 
+def _path_in_folder(filename: str) -> str:
+    """Return the path that a form's file has below the folder that it was sent from: without steps above it."""
+    return "/".join(part for part in filename.split("/") if part not in ("", ".", ".."))
+
+
 async def _read_file(
     file: UploadFile, fields: Mapping[str, str], metadata: Metadata
 ) -> list[Upload | UnreadableUpload]:
     """Read the file as one document, or as JSON lines."""
-    document_id = fields.get("id", "") or file.filename or ""
+    document_id = fields.get("id", "") or _path_in_folder(file.filename or "")
     content_type, content = file.content_type or "", await file.read()
     if is_jsonl(content_type, file.filename or ""):
         return await run_aside(lambda: _read_lines(content))
     try:
-        format = await run_aside(lambda: detect_format(content_type, document_id, content))
+        encoding = _encoding(content_type)
+        format = await run_aside(lambda: detect_format(content_type, document_id, content, encoding))
     except SluiceError as error:
         return [UnreadableUpload(document_id, error)]
-    return [Upload(document_id, content, format, fields.get("title", ""), metadata)]
+    return [Upload(document_id, content, format, fields.get("title", ""), metadata, encoding)]

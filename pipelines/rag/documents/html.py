@@ -1,30 +1,20 @@
 """Reads HTML: the main content of a page, written as light Markdown."""
 
-import codecs
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from selectolax.lexbor import LexborHTMLParser
 
-from pipelines.rag.documents.extract import Extract, decode_text
+from pipelines.rag.documents.encodings import find_declaration, find_encoding
+from pipelines.rag.documents.extract import UTF_8, Extract, decode_text, find_mark
 from pipelines.rag.documents.text_writer import BLOCK, LINE, TextWriter
 from sluice.errors import invalid
 
-_DECLARED = re.compile(rb"""<(?:meta\s[^>]*?charset|\?xml\s[^>]*?encoding)\s*=\s*["']?([\w.:-]+)""", re.IGNORECASE)
 _DECLARED_WITHIN = 1024
-"""Bytes in which a page has to declare its encoding, by the HTML standard."""
-_WINDOWS_1252 = frozenset({"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin1", "latin-1"})
-"""Declared encodings that mean windows-1252, by the HTML standard."""
-_ENCODINGS = frozenset(
-    (
-        *("utf-8", "cp866", "koi8-r", "koi8-u", "mac-roman", "mac-cyrillic", "tis-620", "cp874", "gbk", "gb2312"),
-        *("gb18030", "big5", "big5hkscs", "euc_jp", "iso2022_jp", "shift_jis", "cp932", "euc_kr", "cp949"),
-        *(f"iso8859-{part}" for part in range(1, 17)),
-        *(f"cp{page}" for page in range(1250, 1259)),
-    )
-)
-"""Python's names of the encodings of the HTML standard. Its other codecs are of no pages, and some of no text."""
+"""Bytes in which a page has to declare its encoding, by the HTML Standard."""
+_DECLARED_LATE_WITHIN = 64 << 10
+"""Bytes in which a declaration is looked for that comes too late: parsers start again when they meet it."""
 
 _WORD = re.compile(r"\w+")
 _MAIN = ("main", "[role=main]", "article")
@@ -62,29 +52,45 @@ class _Visit(NamedTuple):
     is_end: bool = False
 
 
-def read_html(content: bytes) -> Extract:
-    """Extract the text of the page's main element. The title is its only h1, else the page's title."""
-    tree = LexborHTMLParser(_decode(content))
+def read_html(content: bytes, encoding: str = "") -> Extract:
+    """Extract the text of the page's main element. The title is its only h1, else the page's title.
+
+    `encoding` is what the sender says that the page is in, which counts for more than what the page declares.
+    """
+    tree = LexborHTMLParser(_decode(content, encoding))
     title = tree.css_first("title")
     extract = _extract(tree, _find_main(tree), "" if title is None else title.text())
     return extract if extract.text or tree.body is None else _extract(tree, tree.body, extract.title)
 
 
-def _decode(content: bytes) -> str:
-    declared = _DECLARED.search(content[:_DECLARED_WITHIN])
-    name = declared[1].decode().lower() if declared else "utf-8"
-    # The HTML standard: a declaration that can be read byte by byte is not in UTF-16, whatever it says.
-    name = "utf-8" if name.startswith("utf-16") else "windows-1252" if name in _WINDOWS_1252 else name
-    if not _is_of_pages(name):
-        raise invalid("content", f"the page declares the encoding {name[:40]!r}, which is not known")
-    return decode_text(content, name)
+def _decode(content: bytes, encoding: str) -> str:
+    """Decode a page by its byte order mark, the sender's word, its declaration, or else as UTF-8."""
+    encoding = find_mark(content) or encoding or _declared(content[:_DECLARED_WITHIN])
+    if encoding:
+        return decode_text(content, encoding, replaces=True)
+    if _is_mostly_utf_8(content):
+        return decode_text(content, replaces=True)
+    late = _declared(content[:_DECLARED_LATE_WITHIN])
+    return decode_text(content, late or UTF_8, replaces=bool(late))
 
 
-def _is_of_pages(encoding: str) -> bool:
-    try:
-        return codecs.lookup(encoding).name in _ENCODINGS
-    except LookupError:
-        return False
+def _declared(page: bytes) -> str:
+    label = find_declaration(page)
+    encoding = find_encoding(label)
+    if label and not encoding:
+        problem = f"the page declares the encoding {label[:40]!r}, which the Encoding Standard no longer reads"
+        raise invalid("content", problem)
+    return encoding
+
+
+def _is_mostly_utf_8(content: bytes) -> bool:
+    """Whether more characters beyond ASCII are UTF-8 than are not. Text in other encodings hardly has any that are.
+
+    Zero bytes are in UTF-16.
+    """
+    text = content.decode(errors="replace")
+    num_bad = text.count("\ufffd")
+    return "\0" not in text and (not num_bad or len(text) - len(text.encode("ascii", "ignore")) > 2 * num_bad)
 
 
 def _find_main(tree: LexborHTMLParser) -> Any:

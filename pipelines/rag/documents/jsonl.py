@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import orjson
 
+from pipelines.rag.documents.extract import UTF_8
 from pipelines.rag.types import DocumentFormat, Metadata, Upload
 from sluice.errors import SluiceError, invalid
 
@@ -72,6 +73,7 @@ def _parse_upload(value: Any) -> Upload:
         format=_FORMATS[format],
         title=_check_string("title", _pop_field(fields, "title", "")),
         metadata=_parse_metadata(fields),
+        encoding=UTF_8,
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from pipelines.rag.documents.extract import Extract, decode_text, format_label
+from pipelines.rag.documents.extract import UTF_8, Extract, decode_text, format_label
 
 _BLOCKS = MarkdownIt("commonmark").enable("table").disable("inline")
 """Finds blocks only: inline content stays source, and parsing it would take this parser most of its time."""
@@ -55,9 +55,9 @@ _HTML = re.compile(
 )
 
 
-def read_markdown(content: bytes) -> Extract:
+def read_markdown(content: bytes, encoding: str = UTF_8) -> Extract:
     """Extract text, headings and breaks. The title is the front matter's, else the first heading of level 1."""
-    source = decode_text(content)
+    source = decode_text(content, encoding)
     front = _FRONT_MATTER.match(source)
     source = source[front.end() :] if front else source
     env: dict[str, Any] = {}

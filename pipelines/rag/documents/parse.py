@@ -8,6 +8,7 @@ import math
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -41,9 +42,12 @@ class ParseLimits:
     memory_bytes: int = 1 << 30
 
 
-async def parse_document(content: bytes, format: DocumentFormat, limits: ParseLimits) -> ParsedDocument:
+async def parse_document(
+    content: bytes, format: DocumentFormat, limits: ParseLimits, encoding: str = ""
+) -> ParsedDocument:
     """Parse a document without blocking the event loop. PDFs and large documents are parsed in a sandbox process.
 
+    `encoding` is what the sender says that it is in, as in `Upload`.
     Raises SluiceError INVALID (param "content") for a document that cannot be read or has no text, and TOO_LARGE for
     one beyond the limits.
     """
@@ -53,12 +57,12 @@ async def parse_document(content: bytes, format: DocumentFormat, limits: ParseLi
     if not content:
         raise invalid("content", "the document is empty")
     if len(content) <= _MAX_THREAD_BYTES.get(format, limits.max_bytes):
-        extract = await asyncio.to_thread(read_document, format.value, content, limits.max_bytes)
+        extract = await asyncio.to_thread(read_document, format.value, content, limits.max_bytes, encoding)
     else:
         # The kernel limits processor time in whole seconds.
         cpu_s = max(1, math.ceil(limits.timeout_s))
         sandbox_limits = SandboxLimits(cpu_s, limits.memory_bytes, limits.max_bytes)
-        extract = await read_in_sandbox(format.value, content, sandbox_limits)
+        extract = await read_in_sandbox(format.value, content, sandbox_limits, encoding)
     headings = tuple(Heading(*heading) for heading in extract.headings)
     return ParsedDocument(extract.text, extract.title, headings, extract.breaks)
 
@@ -72,7 +76,7 @@ _START_S = 10.0
 """Wall-clock seconds allowed for the start of the process."""
 
 
-async def read_in_sandbox(format: str, content: bytes, limits: SandboxLimits) -> Extract:
+async def read_in_sandbox(format: str, content: bytes, limits: SandboxLimits, encoding: str = "") -> Extract:
     """Run `readers.read_document` in a sandbox process, which has no open files but its input and its output.
 
     Raises what the reader raises, TOO_LARGE beyond the limits, INVALID (param "content") for a document that crashes
@@ -81,7 +85,8 @@ async def read_in_sandbox(format: str, content: bytes, limits: SandboxLimits) ->
     try:
         with tempfile.TemporaryFile() as document, tempfile.TemporaryFile() as output:
             await _write(document, content)
-            exit_code = await _run(format, document, output, limits)
+            arguments = format, msgspec.json.encode(limits).decode(), encoding
+            exit_code = await _run(arguments, document, output, limits.cpu_s)
             if exit_code != 0:
                 raise _crash_error(format, exit_code, limits)
             result = await asyncio.to_thread(_decode_result, output)
@@ -100,16 +105,16 @@ async def _write(document: IO[bytes], content: bytes) -> None:
     await asyncio.to_thread(document.seek, 0)
 
 
-async def _run(format: str, document: IO[bytes], output: IO[bytes], limits: SandboxLimits) -> int:
+async def _run(arguments: Sequence[str], document: IO[bytes], output: IO[bytes], cpu_s: int) -> int:
     """Run the sandbox process and return its exit code, negative for the signal that ended it."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", _WORKER, format, msgspec.json.encode(limits).decode()),
+        *(sys.executable, "-m", _WORKER, *arguments),
         stdin=document,
         stdout=output,
         start_new_session=True,  # Ctrl-C is for the server, which then cancels this call
     )
     try:
-        async with asyncio.timeout(_START_S + _WALL_PER_CPU * limits.cpu_s):
+        async with asyncio.timeout(_START_S + _WALL_PER_CPU * cpu_s):
             return await process.wait()
     except TimeoutError:
         return -signal.SIGXCPU

@@ -2,29 +2,31 @@
 
 import re
 
-from pipelines.rag.documents.extract import Extract, decode_text
+from pipelines.rag.documents.extract import UTF_8, Extract, decode_text
 from sluice.errors import invalid
 
 _PARAGRAPH = re.compile(r"\n[^\S\n]*+\n\s*+")
 
 
-def read_document(format: str, content: bytes, max_chars: int) -> Extract:
+def read_document(format: str, content: bytes, max_chars: int, encoding: str = "") -> Extract:
     """Extract text and structure from a document; `format` is the value of a `DocumentFormat`. Raises SluiceError.
+
+    `encoding` is what the sender says that it is in, "" if nothing is said: a name that `find_encoding` returned.
 
     Blocks, so it runs in a thread or in the sandbox. Each parser is imported only where it is used: a process that
     lives for one document should not pay for the others.
     """
     match format:
         case "text":
-            extract = read_text(content)
+            extract = read_text(content, encoding or UTF_8)
         case "markdown":
             from pipelines.rag.documents.markdown import read_markdown
 
-            extract = read_markdown(content)
+            extract = read_markdown(content, encoding or UTF_8)
         case "html":
             from pipelines.rag.documents.html import read_html
 
-            extract = read_html(content)
+            extract = read_html(content, encoding)
         case "pdf":
             from pipelines.rag.documents.pdf import read_pdf
 
@@ -36,7 +38,7 @@ def read_document(format: str, content: bytes, max_chars: int) -> Extract:
     return extract
 
 
-def read_text(content: bytes) -> Extract:
+def read_text(content: bytes, encoding: str = UTF_8) -> Extract:
     """Decode plain text. Blank lines separate paragraphs."""
-    text = decode_text(content)
+    text = decode_text(content, encoding)
     return Extract(text, breaks=[match.end() for match in _PARAGRAPH.finditer(text) if match.end() < len(text)])

@@ -1,4 +1,4 @@
-"""The sandbox process: `python -m pipelines.rag.documents.sandbox_worker FORMAT LIMITS` reads one document.
+"""The sandbox process: `python -m pipelines.rag.documents.sandbox_worker FORMAT LIMITS ENCODING` reads one.
 
 The document comes on standard input and the result goes to standard output, both files. The process limits itself
 before it reads a byte of the document, so that a malicious document takes down this process alone.
@@ -38,15 +38,15 @@ ReadResult = ReadSuccess | ReadFailure
 
 
 def main() -> None:
-    format, limits_json = sys.argv[1:]
+    format, limits_json, encoding = sys.argv[1:]
     limits = msgspec.json.decode(limits_json, type=SandboxLimits)
     _confine(limits)
-    sys.stdout.buffer.write(msgspec.msgpack.encode(_read(format, limits)))
+    sys.stdout.buffer.write(msgspec.msgpack.encode(_read(format, limits, encoding)))
 
 
-def _read(format: str, limits: SandboxLimits) -> ReadResult:
+def _read(format: str, limits: SandboxLimits, encoding: str) -> ReadResult:
     try:
-        return ReadSuccess(read_document(format, sys.stdin.buffer.read(), limits.max_chars))
+        return ReadSuccess(read_document(format, sys.stdin.buffer.read(), limits.max_chars, encoding))
     except SluiceError as error:
         return ReadFailure(error.code, error.message, error.param)
     except MemoryError:

@@ -7,7 +7,6 @@ import shutil
 import sys
 import sysconfig
 import tarfile
-import tempfile
 import weakref
 import zlib
 from collections.abc import Callable
@@ -19,6 +18,7 @@ import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from sluice.errors import SluiceError, invalid_argument
+from sluice.run_folder import make_folder
 
 _PARAMETER = "EXECUTION_ENV_PATH"
 _MODEL_FOLDER = "$$TRITON_MODEL_DIRECTORY"
@@ -137,8 +137,8 @@ class EnvironmentCache:
         return InterpreterLease(interpreter, lambda: self._release(key, entry))
 
     def _unpack(self, key: _Key) -> _Unpacked:
-        folder = tempfile.mkdtemp(prefix="sluice-environment-")
-        ready = asyncio.get_running_loop().create_task(_prepare(key[0], Path(folder)))
+        folder = make_folder("environment")
+        ready = asyncio.get_running_loop().create_task(_prepare(key[0], folder))
         ready.add_done_callback(lambda task: None if task.cancelled() else task.exception())
         entry = self._unpacked[key] = _Unpacked(ready, lambda: None)
         entry.remove = weakref.finalize(entry, shutil.rmtree, folder, ignore_errors=True)

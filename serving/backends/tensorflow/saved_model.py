@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
@@ -14,6 +13,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.run_folder import temporary_folder
 
 _FILENAME = "saved_model.pb"
 _TAG, _SIGNATURE = "serve", "serving_default"
@@ -51,12 +51,12 @@ class SavedModel:
         if self.rewritten is None:
             yield self.folder
             return
-        with TemporaryDirectory(prefix="sluice-savedmodel-") as temporary:
+        with temporary_folder("savedmodel") as temporary:
             for each in self.folder.iterdir():
                 if each.name != _FILENAME:
-                    (Path(temporary) / each.name).symlink_to(each.resolve())
-            (Path(temporary) / _FILENAME).write_bytes(self.rewritten)
-            yield Path(temporary)
+                    (temporary / each.name).symlink_to(each.resolve())
+            (temporary / _FILENAME).write_bytes(self.rewritten)
+            yield temporary
 
 
 def read_saved_model(folder: Path, tag: str = "", signature: str = "") -> SavedModel:

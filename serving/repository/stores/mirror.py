@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,6 +25,7 @@ from fsspec.callbacks import Callback
 from serving.repository.failures import StoreFailure
 from serving.repository.folders import FileState, FolderState, ModelFolder
 from sluice.errors import invalid_argument
+from sluice.run_folder import make_folder
 
 _log = logging.getLogger(__name__)
 
@@ -58,9 +58,8 @@ class Mirror:
 
     def __init__(self, text: str, cache: Path | None) -> None:
         """Use the folder `cache`, None for a temporary one. Raises OSError, INVALID where another server uses it."""
-        # A temporary folder is also removed where the process ends without a close.
-        self._temporary = tempfile.TemporaryDirectory(prefix="sluice-store-") if cache is None else None
-        parent = Path(self._temporary.name) if self._temporary is not None else cache or Path()
+        self._temporary = make_folder("store") if cache is None else None
+        parent = cache or self._temporary or Path()
         self._folder = parent / hashlib.sha256(text.encode()).hexdigest()[:16]
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _lock_cache(self._folder / "lock", text)
@@ -143,7 +142,7 @@ class Mirror:
             shutil.rmtree(folder, ignore_errors=True)
         os.close(self._lock_file)
         if self._temporary is not None:
-            self._temporary.cleanup()
+            shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def _lock_cache(path: Path, text: str) -> int:

@@ -24,7 +24,7 @@ from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.rag.conftest import Sluice
-from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
+from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server, text_of
 
 ALL = {"refunds.md", "guides/cats.txt", "guides/deep/page.html"}
 
@@ -33,6 +33,23 @@ def test_a_folder(rag: RagServer, sluice: Sluice, handbook: Path, capsys: pytest
     assert sluice("ingest", handbook) == 0
     assert rag.documents("docs").keys() == ALL
     assert capsys.readouterr().out.startswith("docs: 3 created, 0 updated, 0 unchanged; 3 chunks in ")
+
+
+def test_files_in_another_encoding(rag: RagServer, sluice: Sluice, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    assert sluice("ingest", tmp_path) == 1
+    assert sluice("ingest", tmp_path, "--encoding", "latin1") == 0
+    assert text_of(rag, "a.txt") == "café"
+
+
+def test_files_in_another_encoding_are_not_sent_again(
+    rag: RagServer, sluice: Sluice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    sluice("ingest", tmp_path, "--encoding", "latin1")
+    capsys.readouterr()
+    assert sluice("ingest", tmp_path, "--encoding", "windows-1252", "--dry-run") == 0
+    assert capsys.readouterr().out.startswith("docs: 0 created, 0 updated, 1 unchanged")
 
 
 def test_again_sends_nothing(

@@ -1,7 +1,6 @@
 """Loads that bring a configuration or files along."""
 
 import asyncio
-import os
 from pathlib import Path
 
 import pytest
@@ -107,7 +106,7 @@ async def test_a_file_override_that_fails_leaves_no_folder(
     )
     for name, config in (("bad", STAMP_JSON), ("broken", "{"), ("outer", ensemble)):
         await failure(repository.load(name, LoadOverrides(config, (("1/stamp.txt", b"fail"),))))
-    await until(lambda: not [name for name in os.listdir(tmp_path) if name.startswith("sluice-model-")])
+    await until(lambda: not list(tmp_path.glob("sluice-run-*/model-*")))
 
 
 @pytest.mark.parametrize("path", ["../1/stamp.txt", "/tmp/x", "1/../../x", "", "1/a\0b"])
@@ -136,5 +135,5 @@ async def test_200_loads_leave_nothing(
     for index in range(3):
         await repository.unload(f"m{index}")
     await until(lambda: len(asyncio.all_tasks()) <= before)
-    assert not [name for name in os.listdir(tmp_path) if name.startswith("sluice-model-")]
+    await until(lambda: not list(tmp_path.glob("sluice-run-*/model-*")))
     assert not bench.stamp.open_models

@@ -1,6 +1,6 @@
 """Collections in one SQLite file."""
 
-import tempfile
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pipelines.rag.types import (
     Vectors,
 )
 from pipelines.sqlite.connections import FileConnections, FileLimits
+from sluice.run_folder import make_folder
 
 
 class SqliteStore(Store):
@@ -29,10 +30,8 @@ class SqliteStore(Store):
 
     def __init__(self, path: Path | None, limits: FileLimits | None = None) -> None:
         self.name = f"SQLite store {path or ':memory:'}"
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        if path is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="sluice-rag-")
-            path = Path(self._folder.name, "rag.sqlite")
+        self._folder = make_folder("rag") if path is None else None
+        path = path or Path(self._folder or "", "rag.sqlite")
         self._connections = FileConnections(path.absolute(), self.name, SCHEMA, limits or FileLimits())
 
     async def open(self) -> None:
@@ -42,7 +41,7 @@ class SqliteStore(Store):
     async def close(self) -> None:
         await self._connections.close()
         if self._folder is not None:
-            self._folder.cleanup()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     async def collections(self) -> list[CollectionInfo]:
         return await self._connections.read(documents.list_collections)

@@ -268,6 +268,28 @@ def test_a_batch_gives_way_to_other_requests(small: LiveServer) -> None:
         assert results(stock, over.output_file_id).keys() == {f"r{i}" for i in range(8)}
 
 
+@pytest.mark.parametrize(
+    ("sent", "name", "disposition"),
+    [
+        ("in.jsonl", "in.jsonl", 'filename="in.jsonl"'),
+        ("../../etc/passwd", "passwd", 'filename="passwd"'),
+        ("C:\\folder\\a b.txt", "a b.txt", 'filename="a b.txt"'),
+        ("..", "file", 'filename="file"'),
+        ("naïve 文.txt", "naïve 文.txt", "filename=\"na_ve _.txt\"; filename*=UTF-8''na%C3%AFve%20%E6%96%87.txt"),
+        ('a";x=%41.txt', 'a";x=%41.txt', "filename=\"a_;x=_41.txt\"; filename*=UTF-8''a%22%3Bx%3D%2541.txt"),
+    ],
+)
+def test_a_file_comes_back_by_its_name_alone(live: LiveServer, sent: str, name: str, disposition: str) -> None:
+    escaped = sent.replace('"', '\\"')
+    part = f'content-disposition: form-data; name="file"; filename="{escaped}"'
+    purpose = 'content-disposition: form-data; name="purpose"\r\n\r\nuser_data'
+    body = f"--b\r\n{part}\r\n\r\nx\r\n--b\r\n{purpose}\r\n--b--\r\n".encode()
+    headers = {"content-type": "multipart/form-data; boundary=b"}
+    kept = live.request("POST", "/v1/files", content=body, headers=headers).json()
+    content = live.request("GET", f"/v1/files/{kept['id']}/content")
+    assert (kept["filename"], content.headers["content-disposition"]) == (name, f"attachment; {disposition}")
+
+
 def test_files_are_bounded(small: LiveServer) -> None:
     with client_of(small, "bounded") as stock:
         before = set((small.batches.store.folder / "files").glob("*"))

@@ -185,9 +185,45 @@ def test_put_takes_the_document_itself(rag: RagServer, content_type: str) -> Non
     assert refused.json()["error"]["message"].startswith("the body must be the document itself, got ")
 
 
-def test_other_charsets_are_refused(rag: RagServer) -> None:
-    refused = put(rag, "a.txt", b"hello", "text/plain; charset=latin-1")
-    assert refused.json()["error"]["message"] == "documents must be UTF-8, got charset latin-1"
+def test_the_charset_of_the_content_type_is_the_documents_encoding(rag: RagServer) -> None:
+    put(rag, "a.txt", b"caf\xe9 \x93x\x94", "text/plain; charset=ISO-8859-1")
+    put(rag, "a.html", b"<meta charset=gbk><p>caf\xc3\xa9", "text/html; charset=utf-8")
+    assert (text_of(rag, "a.txt"), text_of(rag, "a.html")) == ("café “x”", "café")
+
+
+def test_another_charset_makes_another_document_of_the_same_bytes(rag: RagServer) -> None:
+    put(rag, "a.txt", b"\xe9", "text/plain; charset=iso-8859-1")
+    assert put(rag, "a.txt", b"\xe9", "text/plain; charset=iso-8859-2").json()["status"] == "updated"
+    assert put(rag, "a.txt", b"\xe9", "text/plain; charset=latin2").json()["status"] == "unchanged"
+
+
+def test_charsets_that_are_no_encoding_are_refused(rag: RagServer) -> None:
+    refused = put(rag, "a.txt", b"hello", "text/plain; charset=klingon")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "content-type")
+    assert "charset klingon is no encoding that is read" in refused.json()["error"]["message"]
+
+
+def test_text_in_another_encoding_is_refused_without_a_charset(rag: RagServer) -> None:
+    refused = put(rag, "a.txt", b"caf\xe9", "text/plain").json()["error"]
+    assert (refused["param"], "offset 3" in refused["message"]) == ("content", True)
+    assert "name another encoding as charset in the content type" in refused["message"]
+
+
+def test_json_has_no_encoding_but_its_own(rag: RagServer) -> None:
+    page = {"id": "a.html", "text": "<meta charset=gbk><p>naïve 文字"}
+    assert statuses(rag.add("docs", page)) == {"a.html": "created"}
+    assert text_of(rag, "a.html") == "naïve 文字"
+    headers = {"content-type": "application/json; charset=latin1"}
+    refused = rag.ask("POST", "/docs/documents", content=b"{}", headers=headers).json()["error"]
+    assert refused["message"] == "JSON must be UTF-8, got charset latin1"
+
+
+def test_json_brings_the_text_of_a_pdf_under_its_name(rag: RagServer) -> None:
+    assert statuses(rag.add("docs", {"id": "a.pdf", "text": "%PDF-1.4\nwords\n%%EOF"})) == {"a.pdf": "created"}
+
+
+def test_text_that_mentions_the_mark_of_pdfs_is_text(rag: RagServer) -> None:
+    assert put(rag, "a.md", b"A PDF begins with `%PDF-1.7`.", "text/markdown").status_code == 201
 
 
 def test_a_broken_pdf(rag: RagServer) -> None:

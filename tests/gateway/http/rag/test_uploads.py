@@ -17,7 +17,7 @@ from gateway.http.rag.uploads import UnreadableUpload, read_uploads
 from gateway.options.http import HttpOptions
 from pipelines.rag.types import DocumentFormat, Upload, hash_content
 from sluice.errors import invalid
-from tests.gateway.http.rag.parts import RagServer, statuses
+from tests.gateway.http.rag.parts import RagServer, statuses, text_of
 
 TEXT = DocumentFormat.TEXT
 REFUNDS = "# Refunds\n\nMoney comes back in 30 days.\n"
@@ -89,6 +89,25 @@ def test_files_of_a_form(rag: RagServer) -> None:
     assert statuses(answer) == {"guides/a.md": "created", "b.txt": "created"}
     assert [each["metadata"] for each in answer.json()["data"]] == [{"n": 1}, {"n": 1}]
     assert [each["format"] for each in answer.json()["data"]] == ["markdown", "text"]
+
+
+def test_a_files_path_has_no_steps_above_its_folder(rag: RagServer) -> None:
+    files = [("file", ("../../guides/./a.md", REFUNDS.encode())), ("file", ("/etc/b.txt", b"hello"))]
+    assert statuses(rag.ask("POST", "/docs/documents", files=files)) == {
+        "guides/a.md": "created",
+        "etc/b.txt": "created",
+    }
+
+
+def test_a_part_of_a_form_has_a_charset_of_its_own(rag: RagServer) -> None:
+    files = [
+        ("file", ("a.txt", b"caf\xe9", "text/plain; charset=windows-1252")),
+        ("file", ("b.txt", b"x", "text/plain; charset=klingon")),
+        ("file", ("c.txt", b"caf\xc3\xa9")),
+    ]
+    answer = rag.ask("POST", "/docs/documents", files=files)
+    assert statuses(answer) == {"a.txt": "created", "b.txt": "failed", "c.txt": "created"}
+    assert (text_of(rag, "a.txt"), text_of(rag, "c.txt")) == ("café", "café")
 
 
 def test_lines_in_a_form(rag: RagServer) -> None:

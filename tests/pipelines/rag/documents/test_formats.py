@@ -16,7 +16,19 @@ TEXT, MARKDOWN, HTML, PDF = DocumentFormat
         ("text/markdown; charset=utf-8", "", b"# a", MARKDOWN),
         ("TEXT/HTML;charset=x", "a.md", b"<p>", HTML),
         ("application/xhtml+xml", "", b"<p>", HTML),
-        ("text/html", "", b"\n%PDF-1.4 ...", PDF),
+        ("text/html", "", b"\n%PDF-1.4\n\xe2\xe3\xcf\xd3", PDF),
+        ("text/plain", "a.txt", b"%PDF-1.4\n\xe2\xe3\xcf\xd3", PDF),
+        ("", "", b"junk\n%PDF-1.4\n\xe2\xe3\xcf\xd3", PDF),
+        ("", "", b"junk\n%PDF-1.4\n1 0 obj ... \n%%EOF\n", PDF),
+        ("text/markdown", "", b"# Files\n\nA PDF begins with `%PDF-1.7`.\n", MARKDOWN),
+        ("", "n.md", b"%PDF-1.4\n...\n%%EOF\n", MARKDOWN),
+        ("text/plain", "n.txt", b"The mark %PDF- opens a file.\n", TEXT),
+        ("text/plain", "", b"%PDF-1.7 opens a file.\n", TEXT),
+        ("", "", b"%PDF-1.7 opens a file.\n", TEXT),
+        ("text/html", "n.html", b"<p>Files begin with %PDF-1.4 always</p>", HTML),
+        ("text/html", "", b"<meta charset=gbk><p>%PDF-1.4 \xce\xc4", HTML),
+        ("", "", b"<html><meta charset=gbk><p>%PDF-1.4 \xce\xc4", HTML),
+        ("", "tags.txt", b"<html> is the root element.\n", TEXT),
         ("application/pdf", "", b"broken", PDF),
         ("application/octet-stream", "a/README.MD", b"# a", MARKDOWN),
         ("text/plain", "notes.markdown", b"# a", MARKDOWN),
@@ -32,7 +44,7 @@ TEXT, MARKDOWN, HTML, PDF = DocumentFormat
         ("", "", b"<html lang=en>", HTML),
     ],
 )
-def test_first_bytes_then_content_type_then_name_then_bytes(
+def test_the_content_type_decides_then_the_name_then_the_bytes(
     content_type: str, filename: str, content: bytes, format: DocumentFormat
 ) -> None:
     assert detect_format(content_type, filename, content) is format

@@ -6,7 +6,6 @@ import pytest
 
 from pipelines.rag.documents import html
 from pipelines.rag.documents.extract import Extract
-from sluice.errors import SluiceError
 
 
 def read(body: str, head: str = "") -> Extract:
@@ -96,23 +95,6 @@ def test_the_title_is_the_only_h1_or_the_pages(body: str, title: str) -> None:
 )
 def test_the_declared_encoding_is_used(content: bytes, text: str) -> None:
     assert html.read_html(content).text == text
-
-
-PYTHON_CODECS = ("hex", "undefined", "idna", "punycode", "unicode_escape", "raw_unicode_escape", "utf-7", "utf-32")
-"""Codecs that no page has, some of which fail in ways of their own or make half surrogate pairs."""
-
-
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (b"<meta charset=klingon><p>x", "'klingon'"),
-        (b"<p>caf\xe9", "offset 6"),
-        *((b"<meta charset=%s><p>\\ud800" % name.encode(), repr(name)) for name in PYTHON_CODECS),
-    ],
-)
-def test_what_is_in_no_encoding_is_refused(content: bytes, fault: str) -> None:
-    with pytest.raises(SluiceError, match=fault):
-        html.read_html(content)
 
 
 @pytest.mark.parametrize("tag", ["div", "ul><li", "table><tr><td", "blockquote", "b", "pre", "h1"])

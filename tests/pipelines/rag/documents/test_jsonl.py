@@ -24,12 +24,12 @@ def test_a_line_is_a_document() -> None:
         "metadata": {"year": 2026},
         "lang": "en",
     }
-    expected = Upload("a/b", "# é".encode(), DocumentFormat.MARKDOWN, "T", {"year": 2026, "lang": "en"})
+    expected = Upload("a/b", "# é".encode(), DocumentFormat.MARKDOWN, "T", {"year": 2026, "lang": "en"}, "utf-8")
     assert one(given) == expected
 
 
 def test_what_may_be_left_out() -> None:
-    assert one({"id": 7, "text": "x"}) == Upload("7", b"x", DocumentFormat.TEXT)
+    assert one({"id": 7, "text": "x"}) == Upload("7", b"x", DocumentFormat.TEXT, encoding="utf-8")
     assert one({"id": "a", "text": "x", "title": None, "format": None, "metadata": None}).title == ""
 
 

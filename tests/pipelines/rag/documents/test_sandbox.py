@@ -162,6 +162,12 @@ async def test_deep_html_ends_within_the_limit() -> None:
     assert error.code is ErrorCode.TOO_LARGE
 
 
+@pytest.mark.parametrize("format", [DocumentFormat.HTML, DocumentFormat.MARKDOWN])
+async def test_a_large_document_is_read_in_the_encoding_that_the_sender_names(format: DocumentFormat) -> None:
+    content = b"<p>caf\xe9 \x93x\x94</p>\n\n" * 20_000
+    assert (await parse_document(content, format, LIMITS, "windows-1252")).text.startswith("café “x”")
+
+
 async def test_large_documents_of_all_formats_are_read_as_small_ones_are() -> None:
     for format in (DocumentFormat.HTML, DocumentFormat.MARKDOWN):
         block = "<h2>H</h2><p>Text.</p>" if format is DocumentFormat.HTML else "## H\n\nText.\n\n"

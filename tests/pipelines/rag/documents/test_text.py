@@ -29,7 +29,7 @@ def test_utf_16_of_both_byte_orders() -> None:
         (b"abc\xe9def", "not UTF-8 text: byte 0xe9 at offset 3, nor"),
         (b"\xef\xbb\xbfab\xff", "byte 0xff at offset 5"),
         (b"caf\xc3\xa9\0x", "byte 0x00 at offset 5"),
-        (b"\xff\xfea\0\0\xd8", "not UTF-16-LE text: byte 0x00 at offset 4$"),
+        (b"\xff\xfea\0\0\xd8", "not UTF-16LE text: byte 0x00 at offset 4$"),
         (b"\xff\xfea\0\0\0", "byte 0x00 at offset 4$"),
     ],
 )

@@ -1,7 +1,6 @@
 """Models that bring an environment: `EXECUTION_ENV_PATH`."""
 
 import asyncio
-import os
 import sys
 import tarfile
 import tempfile
@@ -68,7 +67,7 @@ def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unpacked() -> set[str]:
-    return {each for each in os.listdir(tempfile.gettempdir()) if each.startswith("sluice-environment-")}
+    return {each.name for each in Path(tempfile.gettempdir()).glob("sluice-run-*/environment-*")}
 
 
 async def check(model: Model) -> Path:

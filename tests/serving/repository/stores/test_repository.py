@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import threading
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -390,9 +391,9 @@ async def test_a_temporary_cache_goes(memory: Bucket, monkeypatch: pytest.Monkey
     memory.put_model("a", 1)
     repository = StoreBench(memory.url).repository(ControlMode.NONE)
     await repository.start()
-    assert os.listdir(tmp_path)
+    assert glob(f"{tmp_path}/sluice-run-*/*")
     await repository.close()
-    assert not os.listdir(tmp_path)
+    assert not glob(f"{tmp_path}/sluice-run-*/*")
 
 
 async def test_requests_under_way_keep_their_files(bucket: Bucket) -> None:
