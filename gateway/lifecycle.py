@@ -244,6 +244,7 @@ class GatewayServer:
 
     async def _open(self) -> "InferenceService":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
+        from gateway.accounts import report_access
         from gateway.assembly import (
             make_grpc_server,
             make_http_application,
@@ -258,6 +259,7 @@ class GatewayServer:
         watch_event_loop(service, "gateway")
         push_metrics(service, self._config.metrics, "gateway")
         await service.calls.access.ring.start()
+        report_access(service.calls.access)
         if not service.calls.access.is_enforced and not is_loopback(self._listeners.http[0]):
             log.warning("listening on %s without an API key: whoever reaches it may use it", self._config.http.host)
         self._batches = BatchService(service, self._config)
