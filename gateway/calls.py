@@ -171,6 +171,8 @@ class CallLog:
         self.access.ring.on_look = self._end_refused
         self.is_active = False
         """Whether calls are opened: somebody observes them, or senders have rights."""
+        self.asks_for_keys = False
+        """Whether requests need a key. As `AccessControl.is_enforced`, in a file that every request runs anyway."""
         self._observers: tuple[CallObserver, ...] = ()
         self._streams: OpenStreams = {}
         self._has_curious = False
@@ -187,6 +189,7 @@ class CallLog:
         self._update()
 
     def _update(self) -> None:
+        self.asks_for_keys = self.access.is_enforced
         self.is_active = self._has_curious or self.access.is_active
 
     def _end_refused(self) -> None:

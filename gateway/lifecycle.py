@@ -274,7 +274,7 @@ class GatewayServer:
 
     async def _start_http(self, service: "InferenceService", app: "ASGIApp") -> None:
         """Serve the protocols, by workers where there are several, and the metrics."""
-        from gateway.http.app import create_metrics_app
+        from gateway.http.app import create_metrics_app, make_page_guard
         from gateway.http.server import HttpServer
 
         gather = None
@@ -287,7 +287,9 @@ class GatewayServer:
             await self._workers.start()
             gather = self._workers.gather
         if self._listeners.metrics is not None:
-            metrics_app = create_metrics_app(service.metrics, service.calls, gather, self._config.metrics.aliases)
+            pages = make_page_guard(service.calls, self._config)
+            aliases = self._config.metrics.aliases
+            metrics_app = create_metrics_app(service.metrics, service.calls, gather, aliases, pages)
             self._servers.append(HttpServer(metrics_app, self._listeners.metrics))
         for server in self._servers:
             server.start()

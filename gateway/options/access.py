@@ -1,6 +1,7 @@
 """Options of access: who may send requests."""
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -28,6 +29,13 @@ def origin(text: str) -> str:
         parts.scheme not in ("http", "https") or not parts.netloc or text != f"{parts.scheme}://{parts.netloc}"
     ):
         raise ValueError("an origin such as https://app.example.com, or *")
+    return text
+
+
+def host_name(text: str) -> str:
+    """Parse a name of this server, or a glob of names."""
+    if not re.fullmatch(r"[\w*.-]+", text, re.ASCII):
+        raise ValueError("a name without a port, such as llm.example.com, *.example.com or *")
     return text
 
 
@@ -125,6 +133,16 @@ class AccessOptions:
         origin,
         "ORIGIN",
         "pages of this origin may call the API from a browser; * for all. May be given several times. Default: none",
+        is_many=True,
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        "--allowed-hosts",
+        (),
+        host_name,
+        "NAME",
+        "a name of this server in the header Host, such as llm.example.com, *.example.com or *, while nobody is asked "
+        "for a key. May be given several times; then requests from everywhere are held to these, else only those of "
+        "this machine. Addresses, localhost, names without a dot and Kubernetes' *.svc are names of it anyway",
         is_many=True,
     )
 
