@@ -43,7 +43,8 @@ class KeyRing:
         self._keys: dict[str, StoredKey] = {}
         self._by_subject: dict[str, Identity] = {}
         self._version = -1
-        self._is_away = False
+        self.problem = ""
+        """Why the store cannot be read now; "" where it can."""
         self._following: asyncio.Task[None] | None = None
 
     @property
@@ -131,11 +132,11 @@ class KeyRing:
                 self._follow_change(version, keys)
                 self.tenants = tenants
         except SluiceError as error:
-            if not self._is_away:
+            if not self.problem:
                 log.warning("keys are not read, those known stay in force: %s", error.message)
-            self._is_away = True
+            self.problem = error.message
         else:
-            self._is_away = False
+            self.problem = ""
         self.on_look()
 
     async def close(self) -> None:
