@@ -6,7 +6,7 @@ from pathlib import Path
 from gateway.access.control import AccessControl, TokenVerifier
 from gateway.access.identity import QuotaLimits
 from gateway.access.ring import KeyRing
-from gateway.access.store import open_keys
+from gateway.access.store import MARKER_SUFFIX, open_keys
 from gateway.calls import CallLog
 from gateway.ledger.access_log import AccessLog
 from gateway.ledger.ledger import CallLedger
@@ -27,24 +27,57 @@ from gateway.service import InferenceService
 
 log = logging.getLogger(__name__)
 
+_MOST_NAMED = 10
+_HOW_TO_GO_ON = (
+    "`sluice keys create` makes a key. To ask nobody for one again, end the server, delete the store and the file "
+    f"*{MARKER_SUFFIX} beside it, and give neither --keys-store nor --require-keys"
+)
+
 
 def make_access(config: ServeConfig) -> AccessControl:
     """Build what decides who may send requests. It opens the store of keys when it is started. Raises OptionError."""
     options = config.access
     place = options.store_place(config.state_folder())
-    if place is not None and options.keys_store is None and not _is_reachable(Path(place)):
-        log.warning("no keys are read: %s is not accessible; --keys-store names another place", place)
-        place = None
-    ring = KeyRing(None if place is None else open_keys(place), options.server_key())
+    store = None if place is None else open_keys(place)
+    ring = KeyRing(store, options.server_key(), is_required=options.are_keys_required)
     return AccessControl(ring, options.trusted_proxies, _make_verifier(options))
 
 
-def _is_reachable(path: Path) -> bool:
-    try:
-        path.exists()
-    except OSError:
-        return False
-    return True
+def report_access(access: AccessControl) -> None:
+    """Say in the log whether requests need a key, where the keys are and how many there are. Call it at the start."""
+    ring = access.ring
+    place = "no store" if ring.store is None else ring.store.place
+    if not access.is_enforced:
+        log.info("keys are off: nobody is asked for one; sluice keys create makes the first (%s)", place)
+        return
+    if not ring.is_known:
+        log.warning("keys are on, and those of %s cannot be read: requests are refused until they are", place)
+        return
+    active = [each for each in ring.keys if each.is_active]
+    counts = f"{len(active)} of {len(ring.keys)} keys in {place} are active{_other_ways(access)}"
+    if active or _other_ways(access):
+        log.info("keys are on: %s", counts)
+    else:
+        log.warning("keys are on: %s, so every request is refused. %s", counts, _HOW_TO_GO_ON)
+    _report_unnamed([each.name for each in active if each.has_unnamed_admin])
+
+
+def _report_unnamed(names: list[str]) -> None:
+    """Warn of keys that older versions made without groups: they have all of them."""
+    if names:
+        log.warning(
+            "keys that have admin rights without being told, as older versions made them: %d (%s). Name the groups of "
+            "each: sluice keys update NAME --groups inference,embeddings,rag",
+            len(names),
+            ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else ""),
+        )
+
+
+def _other_ways(access: AccessControl) -> str:
+    """Return what else than a key of the store lets requests in; "" for nothing."""
+    ways = ["--api-key"] if access.ring.has_server_key else []
+    ways += ["tokens of --jwt-issuer"] if access.takes_tokens else []
+    return f", beside {' and '.join(ways)}" if ways else ""
 
 
 def _make_verifier(options: AccessOptions) -> TokenVerifier | None:

@@ -109,6 +109,7 @@ def make_service(config: ServeConfig, choose_socket: Callable[[], Path | None] =
         closes_last=[each.close for each in (access, library, page, cache, ledger) if each is not None],
     )
     watch_tracer(service)
+    service.notices.append(lambda: access.ring.problem)
     if ledger is not None:
         metrics.registry.register(ledger)
         service.notices.append(lambda: ledger.problem)

@@ -4,6 +4,7 @@ The task of a request and its child tasks find their call in `current_call`, so 
 only where somebody observes them.
 """
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,7 +15,10 @@ from gateway.access.control import AccessControl, Credentials
 from gateway.access.identity import Identity, RouteGroup
 from gateway.access.rights import check_model, choose_priority, may_use
 from gateway.access.ring import KeyRing
+from sluice.errors import SluiceError
 
+OpenStreams = dict[Callable[[SluiceError], None], Identity]
+"""What ends each stream that is open, with the stream's sender."""
 CACHED = "cached"
 """How a call ends whose answer was kept, instead of a finish reason."""
 BATCH = "batch"
@@ -74,6 +78,7 @@ class Call:
         "spare",
         "started",
         "status",
+        "streams",
         "tenant",
     )
 
@@ -120,6 +125,8 @@ class Call:
         self.note_request: Callable[[bytes], None] | None = None
         """Receives the pieces of its HTTP body, when they have come; `note_answer` those of the answer."""
         self.note_answer: Callable[[bytes], None] | None = None
+        self.streams: OpenStreams = {}
+        """Where its log has the streams that end when their sender's key does."""
 
     def sibling(self, request_id: str) -> "Call":
         """Return a new call of the same sender: the next request on its stream."""
@@ -161,9 +168,13 @@ class CallLog:
         """`access` None: nobody is asked who he is."""
         self.access = access or AccessControl(KeyRing(None))
         self.access.ring.on_change = self._update
+        self.access.ring.on_look = self._end_refused
         self.is_active = False
         """Whether calls are opened: somebody observes them, or senders have rights."""
+        self.asks_for_keys = False
+        """Whether requests need a key. As `AccessControl.is_enforced`, in a file that every request runs anyway."""
         self._observers: tuple[CallObserver, ...] = ()
+        self._streams: OpenStreams = {}
         self._has_curious = False
         """Whether an observer wants calls of unknown senders, too."""
         self._update()
@@ -178,11 +189,22 @@ class CallLog:
         self._update()
 
     def _update(self) -> None:
+        self.asks_for_keys = self.access.is_enforced
         self.is_active = self._has_curious or self.access.is_active
+
+    def _end_refused(self) -> None:
+        """End the streams whose senders' keys are revoked or have expired since they began."""
+        for end, identity in list(self._streams.items()):
+            try:
+                self.access.resume(identity, None)
+            except SluiceError as refusal:
+                del self._streams[end]
+                end(refusal)
 
     def open(self, protocol: str, operation: str, request_id: str, *, is_observed: bool = True) -> Call:
         """Open a call, and make it the current one of this task."""
         call = Call(self._observers if is_observed else (), protocol, operation, request_id)
+        call.streams = self._streams
         current_call.set(call)
         return call
 
@@ -210,6 +232,33 @@ def hold_call() -> Iterator[None]:
         yield
     finally:
         call.release()
+
+
+@contextmanager
+def ending_with_key() -> Iterator[None]:
+    """End the context, which streams an answer in this task, once the key of the current call is revoked or expires.
+
+    Raises UNAUTHENTICATED then, in the place of whatever is awaited.
+    """
+    call, task = current_call.get(), asyncio.current_task()
+    if call is None or call.identity is None or task is None:
+        yield
+        return
+    refusals: list[SluiceError] = []
+
+    def end(refusal: SluiceError) -> None:
+        refusals.append(refusal)
+        task.cancel()
+
+    call.streams[end] = call.identity
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not refusals or task.uncancel() > 0:
+            raise
+        raise refusals[0] from None
+    finally:
+        call.streams.pop(end, None)
 
 
 def note_model(name: str, adapter: str = "", *, is_checked: bool = True) -> None:

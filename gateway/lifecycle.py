@@ -248,6 +248,7 @@ class GatewayServer:
 
     async def _open(self) -> "InferenceService":
         """Open the ports. Until the models are loaded, the probes report that the server is not ready."""
+        from gateway.accounts import report_access
         from gateway.assembly import (
             make_grpc_server,
             make_http_application,
@@ -262,6 +263,7 @@ class GatewayServer:
         watch_event_loop(service, "gateway")
         push_metrics(service, self._config.metrics, "gateway")
         await service.calls.access.ring.start()
+        report_access(service.calls.access)
         if not service.calls.access.is_enforced and not is_loopback(self._listeners.http[0]):
             log.warning("listening on %s without an API key: whoever reaches it may use it", self._config.http.host)
         self._batches = BatchService(service, self._config)
@@ -276,7 +278,7 @@ class GatewayServer:
 
     async def _start_http(self, service: "InferenceService", app: "ASGIApp") -> None:
         """Serve the protocols, by workers where there are several, and the metrics."""
-        from gateway.http.app import create_metrics_app
+        from gateway.http.app import create_metrics_app, make_page_guard
         from gateway.http.server import HttpServer
 
         gather = None
@@ -289,7 +291,9 @@ class GatewayServer:
             await self._workers.start()
             gather = self._workers.gather
         if self._listeners.metrics is not None:
-            metrics_app = create_metrics_app(service.metrics, service.calls, gather, self._config.metrics.aliases)
+            pages = make_page_guard(service.calls, self._config)
+            aliases = self._config.metrics.aliases
+            metrics_app = create_metrics_app(service.metrics, service.calls, gather, aliases, pages)
             self._servers.append(HttpServer(metrics_app, self._listeners.metrics))
         for server in self._servers:
             server.start()

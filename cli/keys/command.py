@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cli.terminal import is_confirmed, strip_control
-from gateway.access.identity import Identity, QuotaLimits
+from gateway.access.identity import QuotaLimits, RouteGroup
 from gateway.access.keys import (
     NewKey,
     StoredKey,
@@ -48,6 +48,7 @@ commands:
 """
 _EPILOG = """\
 examples:
+  sluice keys create --name admin --groups admin,inference,embeddings,rag,repository,metrics
   sluice keys create --name ci --tenant research --requests-per-minute 60
   KEY=$(sluice keys create --name app --models 'rill*' --groups inference,embeddings --quiet)
   sluice keys update ci --requests-per-minute 120 --unset tokens_per_day,networks
@@ -55,6 +56,7 @@ examples:
   sluice keys revoke ci --yes
 
 Once a key exists, every request but those of health probes needs one. A name may also be a key's id.
+Only a key with the group admin makes and changes keys over HTTP, and none gives a right that it does not have.
 
 Exit codes: 0 when done, 1 where the store, a key or the answer said no, 2 for a bad option.
 """
@@ -176,7 +178,25 @@ def _print_key(key: StoredKey, arguments: argparse.Namespace) -> int:
         return print_json(described)
     for name, value in _flat(described):
         sys.stdout.write(f"{name + ':':<22} {strip_control(value)}\n")
+    _say_rights(key)
     return 0
+
+
+def _say_rights(key: StoredKey) -> None:
+    """Say on standard error that a key is an administrator's, and where nobody said that it should be."""
+    name = strip_control(key.name)
+    if key.has_unnamed_admin:
+        sys.stderr.write(
+            f"the key {name} has admin rights and every other because its groups were never named; name them: "
+            f"sluice keys update {name} --groups inference,embeddings,rag\n"
+        )
+    elif RouteGroup.ADMIN in key.identity.groups:
+        sys.stderr.write(f"the key {name} has admin rights: it makes and changes keys, also over HTTP\n")
+
+
+def _groups(key: StoredKey) -> str:
+    unnamed = " (never named)" if key.has_unnamed_admin else ""
+    return ",".join(sorted(key.identity.groups)) + unnamed
 
 
 def _flat(described: dict[str, Any]) -> list[tuple[str, str]]:
@@ -202,20 +222,27 @@ async def _list(store: KeyStore, arguments: argparse.Namespace) -> int:
     for each in keys:
         identity, state = each.identity, describe_key(each)["state"]
         expires = "never" if identity.expires_at is None else _date(identity.expires_at)
-        groups = "all" if identity.groups == Identity(name="").groups else ",".join(sorted(identity.groups))
         row = (
             identity.name,
             each.id,
             state,
             identity.tenant,
-            groups,
+            _groups(each),
             ",".join(identity.models),
             _date(each.created_at),
         )
         table.add_row(*map(strip_control, (*row, expires)))
-    shown = table if keys else "no keys: the server asks nobody for one"
+    shown = table if keys else _explain_none(await store.load(), await store.had_keys(), store.place)
     Console(width=None if sys.stdout.isatty() else _WIDE).print(shown, markup=False)
     return 0
+
+
+def _explain_none(all_keys: list[StoredKey], had_keys: bool, place: str) -> str:
+    if all_keys:
+        return "no key is active (--all shows the revoked ones): every request is refused"
+    if had_keys:
+        return f"no keys, and {place} had some: every request is refused until there is one"
+    return "no keys: a server asks nobody for one, unless --keys-store or --require-keys says so"
 
 
 def _date(seconds: float) -> str:
@@ -225,11 +252,13 @@ def _date(seconds: float) -> str:
 def _print_new(new: NewKey, arguments: argparse.Namespace) -> int:
     if arguments.quiet:
         sys.stdout.write(f"{new.text}\n")
+        _say_rights(new.stored)
     elif arguments.json:
         print_json({"key": new.text, **describe_key(new.stored)})
     else:
         sys.stdout.write(f"{new.text}\n")
         sys.stderr.write(f"the key {strip_control(new.stored.name)} ({new.stored.id}); it is not shown again\n")
+        _say_rights(new.stored)
     return 0
 
 
@@ -331,7 +360,8 @@ def _add_rights(parser: OneLineParser) -> None:
         "--groups",
         type=_words,
         metavar="GROUP,...",
-        help="routes that it may use: inference, embeddings, rag, repository, admin, metrics. Default: all",
+        help="routes that it may use: inference, embeddings, rag, repository, admin, metrics. Only admin makes and "
+        "changes keys. Default: inference,embeddings,rag",
     )
     add("--networks", type=_words, metavar="NETWORK,...", help="where its requests may come from. Default: anywhere")
     add("--subject", metavar="NAME", help="common name of client certificates that stand for it (gRPC with mutual TLS)")

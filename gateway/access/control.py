@@ -67,7 +67,13 @@ class AccessControl:
     @property
     def is_enforced(self) -> bool:
         """Whether requests need an identity."""
-        return self.ring.has_keys or self._verifier is not None or not self.ring.is_known
+        ring = self.ring
+        return ring.has_keys or ring.is_required or self._verifier is not None or not ring.is_known
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether tokens of another issuer stand for keys."""
+        return self._verifier is not None
 
     @property
     def is_active(self) -> bool:

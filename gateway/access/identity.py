@@ -22,6 +22,12 @@ class RouteGroup(StrEnum):
     METRICS = "metrics"
 
 
+NEW_KEY_GROUPS = frozenset({RouteGroup.INFERENCE, RouteGroup.EMBEDDINGS, RouteGroup.RAG})
+"""Groups of a key or a token for which nobody names any: not the server's administration."""
+UNNAMED_GROUPS = frozenset(RouteGroup)
+"""All groups: those of a stored key without any, which an older version made. A new key has its groups written."""
+
+
 class QuotaLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What a key may use at most; None is no limit. A cached prompt token counts as `cached_token_rate` tokens."""
 
@@ -56,7 +62,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     expires_at: float | None = None
     models: tuple[str, ...] = ANY
     adapters: tuple[str, ...] = ANY
-    groups: frozenset[RouteGroup] = frozenset(RouteGroup)
+    groups: frozenset[RouteGroup] = UNNAMED_GROUPS
     networks: tuple[str, ...] = ()
     limits: QuotaLimits = NO_LIMITS
     subject: str = ""

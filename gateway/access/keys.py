@@ -11,7 +11,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.access.identity import ANY_TENANT, PRIORITIES, Identity, QuotaLimits, RouteGroup
+from gateway.access.identity import (
+    ANY_TENANT,
+    NEW_KEY_GROUPS,
+    PRIORITIES,
+    UNNAMED_GROUPS,
+    Identity,
+    QuotaLimits,
+    RouteGroup,
+)
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PREFIX = "sk-sluice-"
@@ -52,6 +60,11 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether the key is not revoked. It may have expired."""
         return self.revoked_at is None
 
+    @property
+    def has_unnamed_admin(self) -> bool:
+        """Whether the key has the group admin without being told: an older version made it without groups."""
+        return self.identity.groups is UNNAMED_GROUPS
+
     def is_opened_by(self, digest: str, now: float) -> bool:
         """Whether `digest` is that of the key's secret. Takes the same time for any digest."""
         is_current = hmac.compare_digest(digest, self.digest)
@@ -84,9 +97,13 @@ def find_key_id(key: bytes) -> str | None:
 
 
 def make_key(identity: Identity) -> NewKey:
-    """Make a key with the rights of `identity`, whose id is chosen here. Raises as `check_identity`."""
+    """Make a key with the rights of `identity`, whose id is chosen here; without groups it has NEW_KEY_GROUPS.
+
+    Raises as `check_identity`.
+    """
     check_identity(identity)
-    identity = msgspec.structs.replace(identity, key_id=secrets.token_hex(_ID_BYTES))
+    groups = NEW_KEY_GROUPS if identity.groups is UNNAMED_GROUPS else identity.groups
+    identity = msgspec.structs.replace(identity, key_id=secrets.token_hex(_ID_BYTES), groups=groups)
     text = _make_text(identity.key_id)
     return NewKey(StoredKey(identity=identity, digest=digest_of(text), created_at=time()), text)
 
@@ -106,20 +123,24 @@ _FIXED = ("key_id", "name", "is_foreign")
 
 def update_key(key: StoredKey, changes: Mapping[str, Any]) -> StoredKey:
     """Return the key with other rights. What `changes` does not name stays, also among `limits`; None removes a limit
-    or a restriction. Raises INVALID for a field that no key has, that cannot change, or that cannot have the value."""
+    or a restriction, and gives a key the groups of a new one. Raises INVALID for a field that no key has, that cannot
+    change, or that cannot have the value."""
     for field in changes:
         if field in _FIXED:
             raise invalid(field, f"{field} cannot change; make another key")
         if field not in Identity.__struct_fields__:
             raise invalid(field, f"no key has {field[:60]!r}; there are {', '.join(Identity.__struct_fields__)}")
-    before: dict[str, Any] = msgspec.to_builtins(key.identity)
+    changes = dict(changes)
     limits = changes.get("limits", {})
     if isinstance(limits, Mapping):
-        changes = {**changes, "limits": _given({**before["limits"], **limits})}
-    kept = {name: value for name, value in before.items() if name not in _FIXED}
-    fields = _given({**kept, **changes})
-    identity = parse_fields({"name": key.name, **fields})
-    return msgspec.structs.replace(key, identity=msgspec.structs.replace(identity, key_id=key.id))
+        changes["limits"] = _given({**msgspec.to_builtins(key.identity.limits), **limits})
+    if changes.get("groups", ()) is None:
+        changes["groups"] = list(NEW_KEY_GROUPS)
+    read = parse_fields({"name": key.name, **_given(changes)})
+    values = {field: getattr(read, field) for field in changes}
+    identity = msgspec.structs.replace(key.identity, **values)
+    check_identity(identity)
+    return msgspec.structs.replace(key, identity=identity)
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from secrets import randbits
 from typing import cast
+from urllib.parse import urlsplit
 
 import msgspec
 from redis.asyncio import Redis
@@ -26,7 +27,15 @@ class RedisKeys:
 
     def __init__(self, url: str) -> None:
         """Connects at the first use. Raises ValueError for a URL that is none of Redis."""
+        parts = urlsplit(url)
+        self.place = f"{parts.scheme}://{parts.hostname}:{parts.port or 6379}{parts.path}"
         self._client = Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+
+    async def had_keys(self) -> bool:
+        """Return False: what a Redis has lost it does not know. It is named, and so required, wherever it is used."""
+        return False
+
+    async def note_keys(self) -> None: ...
 
     async def version(self) -> int:
         with _translate_errors():

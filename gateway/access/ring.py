@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from time import time
 
-from gateway.access.identity import ANY_TENANT, Identity, QuotaLimits
+from gateway.access.identity import ANY_TENANT, Identity, QuotaLimits, RouteGroup
 from gateway.access.keys import StoredKey, digest_of, find_key_id
 from gateway.access.store import KeyStore
 from sluice.errors import ErrorCode, SluiceError
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 _PERIOD_S = 0.5
 """Seconds between looks at the store: a change takes effect within a second."""
-SERVER_KEY = Identity(key_id="api-key", name="api-key", tenant=ANY_TENANT)
+SERVER_KEY = Identity(key_id="api-key", name="api-key", tenant=ANY_TENANT, groups=frozenset(RouteGroup))
 """Who sends the one key that the command line gives: it has all rights."""
 _NO_DIGEST = digest_of("")
 
@@ -26,20 +26,35 @@ class KeyRing:
     A store that is away leaves the last known keys in force. Until the first answer of a store, `is_known` is false.
     """
 
-    def __init__(self, store: KeyStore | None, server_key: str | None = None) -> None:
-        """`server_key` is the key of `SERVER_KEY`. `store` None: there is no other."""
+    def __init__(self, store: KeyStore | None, server_key: str | None = None, *, is_required: bool = False) -> None:
+        """`server_key` is the key of `SERVER_KEY`. `store` None: there is no other. Where keys are required, a store
+        without any lets nobody in."""
         self.on_change: Callable[[], None] = lambda: None
         """Called when keys have changed."""
+        self.on_look: Callable[[], None] = lambda: None
+        """Called after each look at the store, for what time changes: keys expire."""
         self.store = store
         self.is_known = store is None
+        self.is_required = is_required
+        """Whether requests need a key even while there is none. True from when a store has had one."""
         self._server_digest = None if server_key is None else digest_of(server_key)
         self.tenants: dict[str, QuotaLimits] = {}
         """Limits of tenants; another object after a change."""
         self._keys: dict[str, StoredKey] = {}
         self._by_subject: dict[str, Identity] = {}
         self._version = -1
-        self._is_away = False
+        self.problem = ""
+        """Why the store cannot be read now; "" where it can."""
         self._following: asyncio.Task[None] | None = None
+
+    @property
+    def keys(self) -> list[StoredKey]:
+        """All keys of the store, revoked ones too."""
+        return list(self._keys.values())
+
+    @property
+    def has_server_key(self) -> bool:
+        return self._server_digest is not None
 
     @property
     def has_keys(self) -> bool:
@@ -72,6 +87,7 @@ class KeyRing:
         """Read the store, and follow its changes from here on."""
         if self.store is not None and self._following is None:
             await self.refresh()
+            await self._note_keys(self.store)
             self._following = asyncio.create_task(self._follow(self.store), name="keys")
 
     async def refresh(self) -> None:
@@ -94,6 +110,14 @@ class KeyRing:
         self.keep(keys)
         self._version = version
 
+    async def _note_keys(self, store: KeyStore) -> None:
+        """Have a store that an older version wrote remember that it has keys."""
+        if self._keys:
+            try:
+                await store.note_keys()
+            except SluiceError as error:
+                log.warning("%s", error.message)
+
     async def _follow(self, store: KeyStore) -> None:
         while True:
             await asyncio.sleep(_PERIOD_S)
@@ -104,14 +128,16 @@ class KeyRing:
             version = await store.version()
             if version != self._version:
                 keys, tenants = await store.load(), await store.load_tenants()
+                self.is_required |= bool(keys) or await store.had_keys()
                 self._follow_change(version, keys)
                 self.tenants = tenants
         except SluiceError as error:
-            if not self._is_away:
+            if not self.problem:
                 log.warning("keys are not read, those known stay in force: %s", error.message)
-            self._is_away = True
+            self.problem = error.message
         else:
-            self._is_away = False
+            self.problem = ""
+        self.on_look()
 
     async def close(self) -> None:
         if self._following is not None:

@@ -1,5 +1,7 @@
 """Where keys are kept: a SQLite file or a Redis that several servers share. Servers learn of changes by a version."""
 
+import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -20,6 +22,15 @@ REDIS_SCHEMES = ("redis", "rediss")
 
 class KeyStore(Protocol):
     """Keeps keys. Every method raises UNAVAILABLE where the store cannot be used."""
+
+    place: str
+    """Where it is, without a password."""
+
+    async def had_keys(self) -> bool:
+        """Return whether the store has had a key, also where it has lost them all since, as far as it remembers."""
+
+    async def note_keys(self) -> None:
+        """Remember that the store has a key."""
 
     async def version(self) -> int:
         """Return a number that is another after every change of a key, and 0 where there is no key yet."""
@@ -53,18 +64,48 @@ _SCHEMA = Schema(
 )
 
 
+MARKER_SUFFIX = ".required"
+
+
 class SqliteKeys:
-    """Keys in a file, which the first key creates."""
+    """Keys in a file, which the first key creates.
+
+    A marker beside it, an empty file, says that it has had a key: a server whose file is lost does not take all
+    requests then.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._marker = path.with_name(path.name + MARKER_SUFFIX)
+        self.place = str(path)
         self._file = FileConnections(path, f"the key store {path}", _SCHEMA, FileLimits(num_readers=1))
 
     def _exists(self) -> bool:
+        return self._is_there(self._path)
+
+    def _is_there(self, path: Path) -> bool:
+        """Whether a file exists. Raises UNAVAILABLE where that is not to be known, which `Path.exists` hides."""
         try:
-            return self._path.exists()
+            os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError as error:
             raise SluiceError(ErrorCode.UNAVAILABLE, f"the key store {self._path} cannot be used: {error}") from error
+        return True
+
+    async def had_keys(self) -> bool:
+        return self._is_there(self._marker)
+
+    async def note_keys(self) -> None:
+        def write() -> None:
+            try:
+                self._marker.touch(0o600)
+            except OSError as error:
+                message = f"{self._marker} cannot be written: {error}; --require-keys has the same effect"
+                raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
+
+        if not self._is_there(self._marker):
+            await asyncio.to_thread(write)
 
     async def version(self) -> int:
         return await self._read(_version) if self._exists() else 0
@@ -79,6 +120,7 @@ class SqliteKeys:
 
         self._file.start()
         await self._file.write(add)
+        await self.note_keys()
 
     async def change(self, name: str, change: Change) -> StoredKey:
         def replace(connection: apsw.Connection) -> StoredKey:

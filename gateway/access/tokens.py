@@ -12,7 +12,7 @@ import httpx
 import jwt
 import msgspec
 
-from gateway.access.identity import ANY, Identity, RouteGroup
+from gateway.access.identity import ANY, NEW_KEY_GROUPS, Identity, RouteGroup
 from gateway.access.keys import MAX_NAME_CHARS
 from sluice.errors import ErrorCode, SluiceError
 
@@ -27,8 +27,6 @@ ALGORITHMS = (
     *("ES256", "ES384", "ES512", "EdDSA"),
 )
 """Signatures by a key pair alone: with HS256 whoever can check a token can forge it."""
-TOKEN_GROUPS = frozenset({RouteGroup.INFERENCE, RouteGroup.EMBEDDINGS, RouteGroup.RAG})
-"""Groups of a token whose claims name none: not the server's administration."""
 _LEEWAY_S = 30.0
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 1 << 20
@@ -180,7 +178,7 @@ class IssuerTokens:
         mapped = self._settings.claims
         found = {name: _find_claim(claims, path) for name, path in mapped.items()}
         subject = _text(claims["sub"], "sub")
-        groups = TOKEN_GROUPS
+        groups = NEW_KEY_GROUPS
         if "groups" in mapped:
             groups = frozenset(map(RouteGroup, set(RouteGroup) & set(_words(found["groups"]))))
         return Identity(

@@ -29,6 +29,7 @@ class BatchService:
         self.store = StateStore(config.state_folder(), options.max_stored_bytes, options.max_file_bytes)
         self._max_requests = options.max_requests
         self._service = service
+        service.notices.append(self.store.problem)
         self._places = PlaceKeeper(partial(measure_capacity, service))
         self._worker: BatchWorker | None = None
         self.answer: Answer | None = None

@@ -12,7 +12,7 @@ from typing import Self
 from gateway.batches import tables
 from gateway.batches.records import Batch, FileRecord, new_id
 from gateway.batches.tables import Page
-from pipelines.sqlite.connections import FileConnections, FileLimits
+from pipelines.sqlite.connections import FileConnections, FileLimits, StoreUse
 from sluice.calendar_clock import CalendarClock
 from sluice.errors import ErrorCode, SluiceError
 
@@ -37,6 +37,7 @@ class StateStore:
         limits = FileLimits(num_readers=2)
         self._connections = FileConnections(self._database, f"--state-path {folder}", tables.SCHEMA, limits)
         self._connections.start()
+        self._contents = StoreUse(self._try_upload)
         self._calendar = CalendarClock()
         """Says what is too old to be kept."""
 
@@ -45,7 +46,16 @@ class StateStore:
         """Whether anything was ever stored."""
         return self._database.exists()
 
+    def problem(self) -> str:
+        """Return why the folder could not be used the last time; "" where it could."""
+        return self._connections.problem() or self._contents.problem()
+
+    async def _try_upload(self) -> None:
+        async with self.new_upload() as upload:
+            await upload.write(bytes(_WRITE_BYTES))
+
     async def close(self) -> None:
+        self._contents.close()
         await self._connections.close()
 
     # -- files
@@ -55,7 +65,7 @@ class StateStore:
         return self.folder / "files" / file_id
 
     def new_upload(self) -> "FileUpload":
-        return FileUpload(self.path(new_id("file-")), self._max_file_bytes)
+        return FileUpload(self.path(new_id("file-")), self._max_file_bytes, self._contents)
 
     async def add_file(self, record: FileRecord) -> None:
         """Add a file whose contents are in place; they are deleted where it is refused. Raises TOO_LARGE."""
@@ -125,12 +135,14 @@ class FileUpload:
     """A file that arrives in pieces. Used as a context: what is not kept by its end is deleted. Raises UNAVAILABLE
     where the disk takes it no longer."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, contents: StoreUse) -> None:
+        """`contents` notes whether the disk takes files."""
         self.id = path.name
         self.num_bytes = 0
         self._path = path
         self._part = path.with_suffix(_PART)
         self._max_bytes = max_bytes
+        self._contents = contents
         self._pending = bytearray()
         self._file = -1
 
@@ -149,7 +161,8 @@ class FileUpload:
 
     async def _flush(self) -> None:
         pending, self._pending = self._pending, bytearray()
-        await self._run(lambda: self._write(pending))
+        with self._contents.note("write"):
+            await self._run(lambda: self._write(pending))
 
     def _write(self, text: bytearray) -> None:
         if self._file < 0:
@@ -162,7 +175,8 @@ class FileUpload:
     async def keep(self) -> None:
         """Put the whole file in its place, on the disk."""
         await self._flush()
-        await self._run(self._keep)
+        with self._contents.note("write"):
+            await self._run(self._keep)
 
     def _keep(self) -> None:
         os.fsync(self._file)

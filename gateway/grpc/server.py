@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from gateway.calls import ending_with_key
 from gateway.grpc.control import ExtensionCalls, RepositoryCalls
 from gateway.grpc.grpcio_server import GrpcioServer
 from gateway.grpc.health import HEALTH_SERVICE, HealthService
@@ -90,7 +91,8 @@ class GrpcServer:
         try:
             if self._is_stopping:
                 raise _shutting_down()
-            await stream.run()
+            with ending_with_key():
+                await stream.run()
         except Exception as error:
             await abort(context, as_sluice_error(error, "ModelStreamInfer"))
         finally:

@@ -1,6 +1,9 @@
-"""Access over HTTP: who sends a request and what he may, and headers for restricted categories of requests."""
+"""Access over HTTP: who sends a request and what he may, which web pages may, and headers for restricted categories."""
 
-from collections.abc import Callable
+import re
+import socket
+from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,6 +27,7 @@ _TENANT = TENANT_HEADER.encode()
 _MAX_CACHED_PATHS = 4096
 _MAX_CACHED_CHARS = 256
 """Longer paths are looked up anew, so that what strangers send fills no memory."""
+_SHOWN_CHARS = 60
 _OPEN_PATHS = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 """Paths of probes, which need no API key."""
 CONSOLE = "/console"
@@ -191,6 +195,89 @@ class _CountedDirectWriter:
         if call.note_answer is not None:
             call.note_answer(piece)
         self._write(piece)
+
+
+class PageGuard:
+    """Refuses what strangers' web pages ask of a server that asks nobody for a key: its users' browsers reach it.
+
+    A page has its own origin, or comes under a name that DNS led here (rebinding). Names are checked for requests of
+    this machine, and where some are listed for all: other machines know a server by names that it does not know.
+    """
+
+    def __init__(
+        self, calls: CallLog, origins: Collection[str] = (), hosts: Collection[str] = (), host: str = ""
+    ) -> None:
+        """`origins` are those of pages that may, `hosts` globs of this server's names, `host` is where it listens."""
+        self._calls = calls
+        self._takes_all = "*" in origins
+        self._origins = frozenset(each.encode() for each in origins)
+        self._checks_all = bool(hosts)
+        self._hosts = (*(each.lower() for each in hosts), *_KNOWN_HOSTS, socket.gethostname().lower(), host.lower())
+
+    def find_refusal(self, method: str, headers: Mapping[bytes, bytes], peer: str) -> SluiceError | None:
+        """Return why a request is refused; None where it is not."""
+        if self._calls.asks_for_keys:
+            return None
+        host, origin, site = headers.get(b"host", b""), headers.get(b"origin"), headers.get(b"sec-fetch-site", b"none")
+        if (self._checks_all or peer.startswith(_LOOPBACK)) and not self._is_own(host):
+            return _refuse_page(f"Host must be a name of this server, got {_show(host)}", "--allowed-hosts")
+        if self._takes_all:
+            return None
+        if origin is not None:
+            if origin in self._origins or origin.partition(b"://")[2] == host.lower():
+                return None
+            return _refuse_page(f"Origin must be this server's own, got {_show(origin)}", "--cors-allow-origins")
+        if site in (b"none", b"same-origin") or (method in ("GET", "HEAD") and _is_link(headers)):
+            return None
+        return _refuse_page(f"Sec-Fetch-Site must be same-origin or none, got {_show(site)}", "--cors-allow-origins")
+
+    def _is_own(self, host: bytes) -> bool:
+        is_short = len(host) <= _MAX_CACHED_CHARS
+        return (_is_among if is_short else _is_among.__wrapped__)(host, self._hosts)
+
+
+_LOOPBACK = ("127.", "::1", "::ffff:127.")
+_KNOWN_HOSTS = ("localhost", "*.localhost", "*.svc", "*.svc.cluster.local")
+"""Names that no public DNS has: the machine's own, and those of Kubernetes' services."""
+_ADDRESS = re.compile(r"\[.*\]|[0-9.]*")
+
+
+@lru_cache(_MAX_CACHED_PATHS)
+def _is_among(host: bytes, globs: tuple[str, ...]) -> bool:
+    """Whether a Host is an address, a name of this server, or one without a dot, which is of this network alone."""
+    name = re.sub(r":[0-9]*$", "", host.decode("latin-1")).removesuffix(".").lower()
+    return "." not in name or bool(_ADDRESS.fullmatch(name)) or any(fnmatchcase(name, each) for each in globs)
+
+
+def _is_link(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a user followed a link to here: the page that has it does not see the answer."""
+    return headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+
+
+def _show(value: bytes) -> str:
+    return repr(value[:_SHOWN_CHARS].decode("latin-1"))
+
+
+def _refuse_page(problem: str, option: str) -> SluiceError:
+    message = f"this server asks nobody for a key, so it refuses other web pages: {problem}; {option} names more"
+    return SluiceError(ErrorCode.FORBIDDEN, message)
+
+
+class PageMiddleware:
+    """Answers 403, in the protocol's own shape, to what a guard of pages refuses."""
+
+    def __init__(self, app: ASGIApp, pages: PageGuard) -> None:
+        self._app = app
+        self._pages = pages
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        client = scope.get("client")
+        refusal = self._pages.find_refusal(scope["method"], dict(scope["headers"]), client[0] if client else "")
+        app = self._app if refusal is None else error_response(scope["path"], refusal)
+        await app(scope, receive, send)
 
 
 class RestrictedApiMiddleware:

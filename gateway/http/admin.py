@@ -1,5 +1,6 @@
 """`/v1/admin`: API keys and the limits of tenants, as `sluice keys` and `sluice tenants` change them."""
 
+import logging
 from typing import Annotated, Any
 
 import msgspec
@@ -7,7 +8,8 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from gateway.access.control import AccessControl
-from gateway.access.identity import QuotaLimits
+from gateway.access.grants import check_change, check_grant, check_limits
+from gateway.access.identity import ANY_TENANT, Identity, QuotaLimits, RouteGroup
 from gateway.access.keys import (
     StoredKey,
     check_tenant_name,
@@ -21,11 +23,14 @@ from gateway.access.keys import (
     update_key,
 )
 from gateway.access.store import KeyStore
+from gateway.calls import current_identity
 from gateway.http.bodies import json_response, read_body
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import RequestObject
 from gateway.options.http import HttpOptions
 from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
 
 _DAY_S = 86_400.0
 _MAX_GRACE_S = 365 * _DAY_S
@@ -44,7 +49,11 @@ class CreateKeyRequest(RequestObject):
     expires_at: float | None = Field(None, description="When it ends, in seconds since 1970.")
     models: list[str] | None = Field(None, description="Globs of the models that it may use.")
     adapters: list[str] | None = Field(None, description="Globs of the LoRA adapters that it may use.")
-    groups: list[str] | None = Field(None, description="inference, embeddings, rag, repository, admin, metrics.")
+    groups: list[str] | None = Field(
+        None,
+        description="inference, embeddings, rag, repository, admin, metrics. Default: the first three. Only admin "
+        "makes and changes keys.",
+    )
     networks: list[str] | None = Field(None, description="Where its requests may come from.")
     limits: dict[str, int | float] | None = Field(None, description="Limits of use, such as requests_per_minute.")
     subject: str = Field("", description="Common name of client certificates that stand for it.")
@@ -112,7 +121,7 @@ class _StoreRoutes:
         if store is None:
             raise SluiceError(ErrorCode.UNIMPLEMENTED, "this server has no store of keys (--keys-store none)")
         if not self._access.is_enforced:
-            message = "the first key is made on the server's own machine: sluice keys create --name admin"
+            message = "the first key is made on the server's own machine: sluice keys create --name boss --groups admin"
             raise SluiceError(ErrorCode.FORBIDDEN, message)
         return store
 
@@ -131,9 +140,17 @@ class TenantRoutes(_StoreRoutes):
         fields, _ = await read_body(request, TenantRequest, self._options)
         check_tenant_name(name)
         limits = parse_limits(fields.model_dump())
+        _check_own_tenant(name, self._access.ring.tenants.get(name), limits)
         await store.set_tenant(name, limits)
         await self._access.ring.refresh()
         return json_response(_describe(name, limits))
+
+
+def _check_own_tenant(name: str, before: QuotaLimits | None, limits: QuotaLimits) -> None:
+    """Raise FORBIDDEN where a key would loosen the limits of its own tenant, to which its requests are held."""
+    giver = current_identity()
+    if giver is not None and before is not None and giver.tenant != ANY_TENANT and name == (giver.tenant or giver.name):
+        check_limits(giver, before, limits)
 
 
 def _describe(name: str, limits: QuotaLimits) -> dict[str, Any]:
@@ -141,14 +158,16 @@ def _describe(name: str, limits: QuotaLimits) -> dict[str, Any]:
 
 
 class KeyRoutes(_StoreRoutes):
-    """Handlers of the routes of keys. `name` may also be a key's id."""
+    """Handlers of the routes of keys. `name` may also be a key's id. Nobody gives a right that his own key lacks."""
 
     async def create(self, request: Request) -> Response:
         """Make a key. Its text is in this answer alone."""
         store = self._store()
         fields, _ = await read_body(request, CreateKeyRequest, self._options)
         new = make_key(parse_fields(fields.model_dump(exclude_none=True)))
+        check_grant(current_identity(), new.stored.identity)
         await store.add(new.stored)
+        _note_admin(None, new.stored.identity)
         return await self._answer(new.stored, {"key": new.text}, 201)
 
     async def list(self, request: Request, revoked: Annotated[bool, Query()] = False) -> Response:
@@ -167,7 +186,11 @@ class KeyRoutes(_StoreRoutes):
         store = self._store()
         texts: list[str] = []
 
+        giver = current_identity()
+
         def rotate(key: StoredKey) -> StoredKey:
+            if giver is None or giver.key_id != key.id:
+                check_grant(giver, key.identity)  # whoever has the text has the rights
             new = rotate_key(key, grace_s)
             texts.append(new.text)
             return new.stored
@@ -178,8 +201,16 @@ class KeyRoutes(_StoreRoutes):
         """Change a key's rights. Its text and its things stay."""
         store = self._store()
         fields, _ = await read_body(request, UpdateKeyRequest, self._options)
-        changes = fields.model_dump(exclude_unset=True)
-        return await self._answer(await store.change(name, lambda key: update_key(key, changes)), {})
+        changes, giver = fields.model_dump(exclude_unset=True), current_identity()
+        replaced: list[StoredKey] = []
+
+        def change(key: StoredKey) -> StoredKey:
+            replaced.append(key)
+            return check_change(giver, key, update_key(key, changes))
+
+        stored = await store.change(name, change)
+        _note_admin(replaced[-1].identity, stored.identity)
+        return await self._answer(stored, {})
 
     async def revoke(self, request: Request, name: str) -> Response:
         """End a key."""
@@ -188,3 +219,12 @@ class KeyRoutes(_StoreRoutes):
     async def _answer(self, key: StoredKey, more: dict[str, str], status: int = 200) -> Response:
         await self._access.ring.refresh()
         return json_response({**more, **describe_key(key)}, status, {"cache-control": "no-store"})
+
+
+def _note_admin(before: Identity | None, after: Identity) -> None:
+    """Say in the log that a key has become an administrator's."""
+    had = before is not None and RouteGroup.ADMIN in before.groups
+    if RouteGroup.ADMIN in after.groups and not had:
+        giver = current_identity()
+        by = "nobody who was asked for a key" if giver is None else f"key {giver.name!r}"
+        log.warning("key %r has admin rights: it makes and changes keys. They were given by %s", after.name, by)

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.batches.service import BatchService
 from gateway.calls import BATCH, CallLog
 from gateway.http import admin, live, live_requests, logs, profile, root, sleep, timelines, usage
-from gateway.http.access import IN_PROCESS, CallMiddleware, RestrictedApiMiddleware
+from gateway.http.access import IN_PROCESS, CallMiddleware, PageGuard, PageMiddleware, RestrictedApiMiddleware
 from gateway.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
 from gateway.http.anthropic import routes as anthropic_routes
 from gateway.http.console import routes as console_routes
@@ -85,15 +85,21 @@ def create_app(
     install_error_handlers(app)
     serve_docs(app)
     app.add_middleware(StreamMiddleware, streams=streams, options=config.http)
+    pages = make_page_guard(service.calls, config)
     guards: Callable[[ASGIApp], ASGIApp] = partial(
-        _Guards, metrics=service.metrics, calls=service.calls, restrictions=restrictions, tracer=service.tracer
+        _Guards,
+        metrics=service.metrics,
+        calls=service.calls,
+        restrictions=restrictions,
+        tracer=service.tracer,
+        pages=pages,
     )
     app.add_middleware(guards)
     v2 = V2App(service, config)
     count = service.metrics.count_response
     direct = None
     if not service.tracer.is_exporting:  # what is answered directly has no trace
-        direct = GuardedDirect(v2.direct, service.calls, lambda path, status: count("v2", status))
+        direct = GuardedDirect(v2.direct, service.calls, lambda path, status: count("v2", status), pages)
     is_restricted = restrictions.find(ApiCategory.INFERENCE) is not None
     whole: ASGIApp = _Protocols(app, guards(v2), None if is_restricted else direct)
     if service.routes or service.answers is not None:
@@ -104,6 +110,11 @@ def create_app(
     if batches is not None:
         batches.answer = InProcessClient(whole)
     return whole
+
+
+def make_page_guard(calls: CallLog, config: ServeConfig) -> PageGuard:
+    """Build what refuses strangers' web pages while nobody is asked for a key."""
+    return PageGuard(calls, config.access.cors_origins, config.access.allowed_hosts, config.http.host)
 
 
 def open_streams(service: InferenceService, config: ServeConfig) -> StreamService:
@@ -138,7 +149,7 @@ class _Protocols:
 
 
 class _Guards:
-    """Wraps an application in what every request passes: its id, its trace, its call, its count, and keys, if any."""
+    """Wraps an application in what every request passes: its id, its trace, its count, its page, its call, and keys."""
 
     def __init__(
         self,
@@ -147,17 +158,20 @@ class _Guards:
         calls: CallLog,
         restrictions: Restrictions | None = None,
         tracer: Tracer | None = None,
+        pages: PageGuard | None = None,
     ) -> None:
         unguarded = app
         if restrictions:
             app = RestrictedApiMiddleware(app, restrictions)
         self._calls = calls
         self._tracer = tracer
+        self._pages = pages or PageGuard(calls)
         self._guarded = self._with_id(app, unguarded, metrics)
         in_calls = CallMiddleware(app, self._calls, _protocol), CallMiddleware(unguarded, self._calls, _batch)
         self._guarded_calls = self._with_id(*in_calls, metrics)
 
     def _with_id(self, guarded: ASGIApp, unguarded: ASGIApp, metrics: GatewayMetrics) -> tuple[ASGIApp, ASGIApp]:
+        guarded = PageMiddleware(guarded, self._pages)
         if self._tracer is not None and self._tracer.is_active:
             guarded, unguarded = TraceMiddleware(guarded, self._tracer), TraceMiddleware(unguarded, self._tracer)
         return (
@@ -175,6 +189,7 @@ def create_metrics_app(
     calls: CallLog,
     gather: Callable[[], Awaitable[CollectorRegistry]] | None = None,
     aliases: Collection[str] = (),
+    pages: PageGuard | None = None,
 ) -> Starlette:
     """Return the application of GET /metrics, in Prometheus' text format or OpenMetrics, as the scraper asks.
 
@@ -190,7 +205,7 @@ def create_metrics_app(
     app = Starlette(routes=[Route("/metrics", scrape)])
     app.router.redirect_slashes = False
     install_error_handlers(app)
-    app.add_middleware(_Guards, metrics=metrics, calls=calls)
+    app.add_middleware(_Guards, metrics=metrics, calls=calls, pages=pages)
     return app
 
 

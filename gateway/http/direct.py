@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.calls import CallLog
+from gateway.http.access import PageGuard
 from gateway.http.errors import CLIENT_CLOSED_REQUEST
 from gateway.http.request import CountResponse, RequestIdMiddleware, choose_request_id
 from gateway.telemetry.logs import current_request_id
@@ -24,6 +25,7 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 class Connection(Protocol):
     """The connection of a request, as uvicorn's protocol has it."""
 
+    client: Any
     cycle: Any
     flow: Any
     loop: Any
@@ -75,6 +77,12 @@ class DirectExchange:
         self.disconnected = False
         self.response_started = False
         self.response_complete = False
+
+    @property
+    def peer(self) -> str:
+        """The client's address; "" where it has none."""
+        client = self._connection.client
+        return client[0] if client else ""
 
     @property
     def path(self) -> str:
@@ -208,18 +216,21 @@ def find_direct(app: object) -> Direct | None:
 class GuardedDirect:
     """Gives direct requests their id and counts their answers, as the guards of the application do.
 
-    Declines while calls are observed: they have a context and an end of their own.
+    Declines while calls are observed: they have a context and an end of their own; and what pages may not ask.
     """
 
-    def __init__(self, direct: Direct, calls: CallLog, count_response: CountResponse) -> None:
+    def __init__(
+        self, direct: Direct, calls: CallLog, count_response: CountResponse, pages: PageGuard | None = None
+    ) -> None:
         self._calls = calls
+        self._pages = pages or PageGuard(calls)
         self._begin = direct.begin
         self._count_response = count_response
         self.takes = direct.takes
 
     def begin(self, exchange: DirectExchange) -> bool:
         """Answer like `Direct.begin`."""
-        if self._calls.is_active:
+        if self._calls.is_active or self._pages.find_refusal("POST", exchange.headers, exchange.peer) is not None:
             return False
         exchange.request_id = choose_request_id(exchange.raw_headers)
         exchange.count_response = self._count_response

@@ -102,7 +102,7 @@ def router(service: InferenceService, options: HttpOptions, metrics_port: int | 
         """Answer 200 while a new request would be served; else 503 and the reason."""
         readiness = service.readiness()
         if readiness.is_ok:
-            degraded = service.degradations()
+            degraded = list(map(hide_paths, service.degradations()))
             body = orjson.dumps({"status": "ok", "degraded": degraded}) if degraded else b'{"status":"ok"}'
             return Response(body, media_type=_JSON)
         body = orjson.dumps({"status": "unavailable", "reason": hide_paths(readiness.reason)})

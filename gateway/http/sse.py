@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from gateway.calls import ending_with_key
 from gateway.http.errors import as_sluice_error
 from gateway.http.request import DETACHED, Detached, run_while_connected
 from pipelines.llm.waking import held_listener
@@ -56,6 +57,7 @@ class EventStreamResponse(Response):
     The first frame is awaited before the status goes out, so that a failure up to there is raised and becomes an
     ordinary HTTP error; not for as long as an engine may take to start (`EarlyStart`). A later one is written as
     `encode_error(error)`, and nothing after it: whatever the protocol ends a clean stream with is the last of `frames`.
+    So does the end of the sender's key.
     When the client disconnects, also while the first frame is awaited, `frames` is closed at once. Once the status is
     out, `keep_alive_frame` keeps the silence between frames under `keep_alive_s`.
     """
@@ -92,7 +94,8 @@ class EventStreamResponse(Response):
         begin: Message = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         early = EarlyStart(send, begin, self.keep_alive_frame, keep_alive_s)
         try:
-            first = await early.wait(anext(self._frames, b""))
+            with ending_with_key():
+                first = await early.wait(anext(self._frames, b""))
         except Exception as error:
             if not early.has_begun:
                 raise
@@ -103,14 +106,16 @@ class EventStreamResponse(Response):
             await send(begin)
         silence = SilenceBreaker(send, self.keep_alive_frame, keep_alive_s)
         try:
-            await send({"type": "http.response.body", "body": first, "more_body": True})
-            write = find_piece_writer(scope, send)
-            self._relay(scope, silence)
-            async for frame in self._frames:
-                await write(frame)
-                silence.num_sent += 1
+            with ending_with_key():
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+                write = find_piece_writer(scope, send)
+                self._relay(scope, silence)
+                async for frame in self._frames:
+                    await write(frame)
+                    silence.num_sent += 1
             last = b""
         except Exception as error:
+            await self._frames.aclose()  # nothing goes straight to the connection after the last frame
             failure = as_sluice_error(error, scope["state"]["request_id"])
             last = self._encode_error(failure)
             if detached is not None:

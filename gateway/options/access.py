@@ -1,11 +1,12 @@
 """Options of access: who may send requests."""
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.options.option import OptionError, option, printable_text
+from gateway.options.option import OptionError, option, printable_text, truth
 from gateway.options.responses import NONE, parse_store_place
 
 _MOST_KEY_BYTES = 4096
@@ -28,6 +29,13 @@ def origin(text: str) -> str:
         parts.scheme not in ("http", "https") or not parts.netloc or text != f"{parts.scheme}://{parts.netloc}"
     ):
         raise ValueError("an origin such as https://app.example.com, or *")
+    return text
+
+
+def host_name(text: str) -> str:
+    """Parse a name of this server, or a glob of names."""
+    if not re.fullmatch(r"[\w*.-]+", text, re.ASCII):
+        raise ValueError("a name without a port, such as llm.example.com, *.example.com or *")
     return text
 
 
@@ -73,8 +81,17 @@ class AccessOptions:
         parse_store_place,
         "PATH|URL|none",
         "where the keys of `sluice keys` are: a SQLite file, or a Redis that gateways share; none takes none of them. "
-        "Once it holds a key, all requests but health need one. Default: keys.sqlite in --state-path",
+        "Where this names a store, and once the default one has held a key, all requests but health need one. Default: "
+        "keys.sqlite in --state-path",
         secret=True,
+    )
+    requires_keys: bool = option(
+        "--require-keys",
+        False,
+        truth,
+        None,
+        "ask for a key even while there is none, and whatever becomes of the store: nobody gets in before `sluice keys "
+        "create`",
     )
     trusted_proxies: tuple[str, ...] = option(
         "--trusted-proxies",
@@ -118,6 +135,16 @@ class AccessOptions:
         "pages of this origin may call the API from a browser; * for all. May be given several times. Default: none",
         is_many=True,
     )
+    allowed_hosts: tuple[str, ...] = option(
+        "--allowed-hosts",
+        (),
+        host_name,
+        "NAME",
+        "a name of this server in the header Host, such as llm.example.com, *.example.com or *, while nobody is asked "
+        "for a key. May be given several times; then requests from everywhere are held to these, else only those of "
+        "this machine. Addresses, localhost, names without a dot and Kubernetes' *.svc are names of it anyway",
+        is_many=True,
+    )
 
     def __post_init__(self) -> None:
         """Check options against each other. Raises OptionError."""
@@ -127,6 +154,14 @@ class AccessOptions:
             raise OptionError("--jwt-issuer and --jwt-audience belong together; give both")
         if self.jwt_issuer is None and (self.jwt_jwks_url or self.jwt_claims):
             raise OptionError("--jwt-jwks-url and --jwt-claims need --jwt-issuer")
+        has_other = self.api_key is not None or self.api_key_file is not None or self.jwt_issuer is not None
+        if self.requires_keys and self.keys_store == NONE and not has_other:
+            raise OptionError("--require-keys with --keys-store none lets nobody in; give --api-key-file or a store")
+
+    @property
+    def are_keys_required(self) -> bool:
+        """Whether requests need a key even while the store has none: a store that is named is there for them."""
+        return self.requires_keys or self.keys_store not in (None, NONE)
 
     def server_key(self) -> str | None:
         """Return the one key with all rights; None where there is none. Raises OptionError for an unusable file."""

@@ -1,9 +1,10 @@
 """Threads and connections of one file, one that writes and a few that read, and errors of SQLite as UNAVAILABLE."""
 
 import asyncio
+import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ import apsw
 
 from pipelines.sqlite.queries import read_transaction, write_transaction
 from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -33,6 +36,8 @@ _MAX_IDLE_WAL_BYTES = 64 << 20
 _STEPS_PER_CANCEL_CHECK = 20_000
 """Steps of SQLite's virtual machine between checks for cancellation: about a millisecond."""
 _RETRY_S = 0.01
+_RETRIAL_S = 2.0
+"""Least time between trials of a store that could not be used."""
 _LOCKED = (apsw.BusyError, apsw.LockedError)
 _UNUSABLE = (
     *_LOCKED,
@@ -85,6 +90,52 @@ class FileLimits:
     survives_power_cuts: bool = True
 
 
+class StoreUse:
+    """Notes what became of the last uses of a store, for the probes of a server. Event loop only.
+
+    A store that could not be used is tried again when somebody asks for its problem: without requests nobody else would
+    find that it is back.
+    """
+
+    def __init__(self, attempt: Callable[[], Awaitable[object]]) -> None:
+        """`attempt` uses the store in each of the ways that are noted, and changes nothing."""
+        self._attempt = attempt
+        self._problems: dict[str, str] = {}
+        self._trial: asyncio.Task[None] | None = None
+        self._tried_at = 0.0
+
+    @contextmanager
+    def note(self, way: str) -> Iterator[None]:
+        """Note whether the store can be used in a way, such as `write`, by the UNAVAILABLE that the context raises."""
+        try:
+            yield
+        except SluiceError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                if way not in self._problems:
+                    log.warning("%s", error.message)
+                self._problems[way] = error.message
+            raise
+        if self._problems.pop(way, None) is not None:
+            log.info("a store can be used again: it was not, since %s", way)
+
+    def problem(self) -> str:
+        """Return why the store could not be used the last time; "" where it could."""
+        is_due = monotonic() >= self._tried_at + _RETRIAL_S
+        if self._problems and is_due and (self._trial is None or self._trial.done()):
+            self._trial = asyncio.create_task(self._try(), name="store-trial")
+        return next(iter(self._problems.values()), "")
+
+    async def _try(self) -> None:
+        with suppress(SluiceError):
+            await self._attempt()
+        self._tried_at = monotonic()
+
+    def close(self) -> None:
+        """Try no more."""
+        if self._trial is not None:
+            self._trial.cancel()
+
+
 class FileConnections:
     """Runs functions in threads, each with exclusive use of a connection.
 
@@ -99,6 +150,15 @@ class FileConnections:
         self._limits = limits
         self._writer: _ConnectionThreads | None = None
         self._readers: _ConnectionThreads | None = None
+        self._use = StoreUse(self._attempt)
+
+    def problem(self) -> str:
+        """Return why the file could not be used the last time; "" where it could."""
+        return self._use.problem()
+
+    async def _attempt(self) -> None:
+        await self.read(_read_version)
+        await self.write(_rewrite_version)
 
     def start(self) -> None:
         """Start the threads. Opens no connection yet. Idempotent."""
@@ -108,6 +168,7 @@ class FileConnections:
 
     async def close(self) -> None:
         """Wait for running and queued work, then close. Idempotent."""
+        self._use.close()
         started = [threads for threads in (self._writer, self._readers) if threads is not None]
         self._writer = self._readers = None
         for threads in started:
@@ -120,7 +181,8 @@ class FileConnections:
             with write_transaction(connection):
                 return work(connection, *args, **kwargs)
 
-        return await self._run(self._writer, transact)
+        with self._use.note("write"):
+            return await self._run(self._writer, transact)
 
     async def read(self, work: Callable[Concatenate[apsw.Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run `work` on one snapshot. Cancelling the call interrupts its queries."""
@@ -131,7 +193,8 @@ class FileConnections:
                 return work(connection, *args, **kwargs)
 
         try:
-            return await self._run(self._readers, transact)
+            with self._use.note("read"):
+                return await self._run(self._readers, transact)
         except asyncio.CancelledError:
             is_cancelled.set()
             raise
@@ -155,6 +218,15 @@ class FileConnections:
         except BaseException:
             connection.close()
             raise
+
+
+def _read_version(connection: apsw.Connection) -> int:
+    return int(connection.pragma("user_version"))
+
+
+def _rewrite_version(connection: apsw.Connection) -> None:
+    """Write the file's header as it is: that takes a page, which a full disk or a read-only file refuses."""
+    connection.pragma("user_version", _read_version(connection))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.calls import ending_with_key
 from gateway.http.errors import anthropic_error_body, as_sluice_error, is_anthropic, openai_error_body
 from gateway.http.request import run_while_connected
 from gateway.http.sse import EventStreamResponse, SilenceBreaker, find_piece_writer
@@ -61,14 +62,10 @@ class KeptResponse(Response):
     async def _write_pieces(self, start: int, scope: Scope, send: Send, head: Head) -> None:
         keep_alive_s = self._keep_alive_s if head.is_event_stream else 0.0
         silence = SilenceBreaker(send, EventStreamResponse.keep_alive_frame, keep_alive_s)
-        write, last = find_piece_writer(scope, send), b""
+        last = b""
         try:
-            async with aclosing(self._kept.log.follow(start, self._num_takeovers)) as pieces:
-                first = await anext(pieces, b"")  # the server's own writer is for those that follow
-                await send({"type": "http.response.body", "body": first, "more_body": True})
-                async for piece in pieces:
-                    await write(piece)
-                    silence.num_sent += 1
+            with ending_with_key():
+                await self._follow(start, scope, send, silence)
             if self._kept.failure is not None:
                 raise self._kept.failure
         except Exception as error:
@@ -78,6 +75,15 @@ class KeptResponse(Response):
         finally:
             silence.end()
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _follow(self, start: int, scope: Scope, send: Send, silence: SilenceBreaker) -> None:
+        write = find_piece_writer(scope, send)
+        async with aclosing(self._kept.log.follow(start, self._num_takeovers)) as pieces:
+            first = await anext(pieces, b"")  # the server's own writer is for those that follow
+            await send({"type": "http.response.body", "body": first, "more_body": True})
+            async for piece in pieces:
+                await write(piece)
+                silence.num_sent += 1
 
 
 def error_event(path: str, error: SluiceError) -> bytes:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import orjson
 
+from gateway.calls import ending_with_key
 from gateway.http.errors import as_sluice_error
 from gateway.http.request import run_while_connected
 from gateway.http.v2.exchange import EVENTS, Exchange, RequestTarget, error_json
@@ -210,12 +211,13 @@ def _json(writer: _ResponseWriter, response: InferResponse) -> tuple[int, bytes]
 async def _send_stream(exchange: Exchange, model: Model, request: InferRequest, trace: Trace | None) -> None:
     writer = _ResponseWriter(model, request.id)
     try:
-        async with aclosing(_read_responses(model, request, trace)) as batches:
-            async for batch in batches:
-                if not exchange.has_started:
-                    await _start_stream(exchange, model, writer, batch[0])
-                for events in _grouped(batch):
-                    await exchange.write(await _encode(events, partial(_join_events, writer, events)))
+        with ending_with_key():
+            async with aclosing(_read_responses(model, request, trace)) as batches:
+                async for batch in batches:
+                    if not exchange.has_started:
+                        await _start_stream(exchange, model, writer, batch[0])
+                    for events in _grouped(batch):
+                        await exchange.write(await _encode(events, partial(_join_events, writer, events)))
     except Exception as error:
         if not exchange.has_started:
             raise

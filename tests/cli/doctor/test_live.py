@@ -11,7 +11,7 @@ import pytest
 
 from cli.doctor.command import command
 from engine.config import EngineConfig
-from gateway.access.identity import Identity, QuotaLimits
+from gateway.access.identity import Identity, QuotaLimits, RouteGroup
 from gateway.access.keys import make_key
 from gateway.options.config import ServeConfig
 from gateway.options.serving import RepositoryOptions
@@ -158,7 +158,7 @@ def test_a_quota_refuses(doctor: Doctor, tmp_path: Path) -> None:
     with live_gateway(tmp_path, PacedRunner(), config=config) as gateway:
         ring = gateway.service.calls.access.ring
         assert ring.store is not None
-        new = make_key(Identity(name="ci", tenant="research"))
+        new = make_key(Identity(name="ci", tenant="research", groups=frozenset([*RouteGroup])))
         gateway.run(ring.store.add(new.stored))
         gateway.run(ring.refresh())
         key = {"authorization": f"Bearer {new.text}"}

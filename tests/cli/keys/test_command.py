@@ -4,10 +4,12 @@ import asyncio
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cli.keys.command import command
-from gateway.access.keys import PREFIX
+from gateway.access.identity import Identity
+from gateway.access.keys import PREFIX, StoredKey, make_key
 from gateway.access.ring import KeyRing
 from gateway.access.store import SqliteKeys
 
@@ -148,3 +150,42 @@ def test_an_update_refuses_what_no_key_has(shell: Shell) -> None:
     assert "name cannot change" in shell.run("update", "ci", "--unset", "name", code=2)
     assert "'color'" in shell.run("update", "ci", "--unset", "color", code=2)
     assert "no key 'other'" in shell.run("update", "other", "--weight", "2", code=1)
+
+
+def test_a_new_key_has_the_groups_of_clients(shell: Shell) -> None:
+    shell.run("create", "--name", "ci")
+    assert json.loads(shell.run("show", "ci", "--json"))["groups"] == ["embeddings", "inference", "rag"]
+
+
+@pytest.mark.parametrize("form", [[], ["--quiet"]])
+def test_the_command_says_that_a_key_has_admin_rights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: list[str]
+) -> None:
+    for name, groups, is_said in (("boss", "admin,inference", True), ("ci", "inference", False)):
+        command(["create", "--name", name, "--groups", groups, *form, "--state-path", str(tmp_path)])
+        assert (f"the key {name} has admin rights" in capsys.readouterr().err) == is_said
+
+
+def test_groups_are_listed_by_name(shell: Shell) -> None:
+    shell.run("create", "--name", "boss", "--groups", "admin,metrics")
+    assert "admin,metrics" in shell.run("list")
+    assert "groups:                admin, metrics\n" in shell.run("show", "boss")
+
+
+def test_a_key_of_an_older_version_is_shown_as_one_whose_groups_were_never_named(
+    shell: Shell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = msgspec.to_builtins(make_key(Identity(name="old")).stored)
+    del record["identity"]["groups"]
+    asyncio.run(_add(shell.folder, msgspec.convert(record, StoredKey)))
+    assert "admin,embeddings,inference,metrics,rag,repository (never named)" in shell.run("list")
+    assert command(["show", "old", "--state-path", str(shell.folder)]) == 0
+    assert "sluice keys update old --groups" in capsys.readouterr().err
+    shell.run("update", "old", "--groups", "inference")
+    assert "never named" not in shell.run("list")
+
+
+async def _add(folder: Path, key: StoredKey) -> None:
+    store = SqliteKeys(folder / "keys.sqlite")
+    await store.add(key)
+    await store.close()

@@ -38,6 +38,8 @@ from tests.gateway.repositories import empty_repository
 from tests.gateway.v2.small_service import SmallService
 
 KEYS = {group: make_key(Identity(name=group, groups=frozenset({group}))) for group in RouteGroup}
+PLAIN = make_key(Identity(name="plain"))
+"""A key whose groups nobody named."""
 PROBES = {"/health", "/ping", "/v2/health/live", "/v2/health/ready"}
 PAGES = {"/console", "/console/x"}
 """The console's files, which say nothing of the server: what its pages show is asked for with a key."""
@@ -48,6 +50,19 @@ FOR_EVERY_KEY = {
     *("/v1/usage", "/v1/usage/requests", "/api/tags", "/api/show", "/api/ps", "/api/version"),
 }
 """Paths that no group has: what the server is, and which of the key's own models it has."""
+FOR_NEW_KEYS = {
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/api/chat"),
+    *("/api/generate", "/api/embed", "/api/embeddings", "/v1/embeddings", "/pooling", "/classify", "/tokenize"),
+    *("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score", "/detokenize"),
+}
+"""Paths that a key reaches whose groups nobody named, beside those of every key and those under NEW_KEYS_FOLDERS."""
+NEW_KEYS_FOLDERS = (
+    *("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches", "/v1/streams", "/v1/rag"),
+    *("/v2/systemsharedmemory", "/v2/cudasharedmemory"),
+)
+"""Where each key has things of its own, and shared memory, which --allow-client-shm allows."""
+NEW_KEYS_ACTIONS = ("/infer", "/generate", "/generate_stream", "/config")
+"""What such a key does with models of the v2 protocol."""
 OPEN_RPCS = {
     *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
     *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/List"),
@@ -57,7 +72,7 @@ OPEN_RPCS = {
 @pytest.fixture
 def calls() -> CallLog:
     ring = KeyRing(None, "sesame")
-    ring.keep(each.stored for each in KEYS.values())
+    ring.keep([*(each.stored for each in KEYS.values()), PLAIN.stored])
     return CallLog(AccessControl(ring))
 
 
@@ -150,6 +165,23 @@ async def test_a_key_reaches_the_routes_of_its_groups_alone(
             assert await ask(guarded, method, path, key.text) == expected, (method, path, owned)
 
 
+def is_for_new_keys(path: str) -> bool:
+    """Whether a route is known to be one that clients need. A new route is none until it is written down here."""
+    is_of_model = path.startswith("/v2/models/") and path.endswith(NEW_KEYS_ACTIONS)
+    is_own = any(path == each or path.startswith(f"{each}/") for each in NEW_KEYS_FOLDERS)
+    return is_of_model or is_own or path in FOR_NEW_KEYS | FOR_EVERY_KEY | PROBES | PAGES
+
+
+async def test_a_key_without_named_groups_administrates_nothing(
+    applications: tuple[ASGIApp, ASGIApp, list[tuple[str, str]]],
+) -> None:
+    app, metrics_app, routes = applications
+    refused = {path for method, path in routes if await ask(app, method, path, PLAIN.text) == 403}
+    assert refused == {path for _, path in routes if not is_for_new_keys(path)}
+    assert {"/v1/admin/keys", "/v1/admin/profile", "/v2/logging", "/v2/trace/setting", "/sleep"} <= refused
+    assert await ask(metrics_app, "GET", "/metrics", PLAIN.text) == 403
+
+
 @pytest.mark.parametrize(
     ("path", "group"),
     [
@@ -237,6 +269,18 @@ async def test_a_key_reaches_the_rpcs_of_its_groups_alone(channel: Any) -> None:
             status = await call(channel, method, streams, key.text)
             assert status is not grpc.StatusCode.UNAUTHENTICATED, method
             assert (status is grpc.StatusCode.PERMISSION_DENIED) == (group not in (None, owned)), (method, owned)
+
+
+async def test_a_key_without_named_groups_reaches_no_rpc_of_administrators(channel: Any) -> None:
+    refused = {
+        method.rpartition("/")[2]
+        for method, streams in rpcs()
+        if await call(channel, method, streams, PLAIN.text) is grpc.StatusCode.PERMISSION_DENIED
+    }
+    assert refused == {
+        *("ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+        *("TraceSetting", "LogSettings"),
+    }
 
 
 def test_what_strangers_send_fills_no_memory() -> None:

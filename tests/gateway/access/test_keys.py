@@ -26,7 +26,7 @@ from gateway.access.redis_store import RedisKeys
 from gateway.access.ring import SERVER_KEY, KeyRing
 from gateway.access.store import KeyStore, SqliteKeys
 from gateway.accounts import make_access
-from gateway.options.access import AccessOptions
+from gateway.options.batches import BatchOptions
 from gateway.options.config import ServeConfig
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.caching.parts import RedisServer
@@ -216,14 +216,9 @@ def test_what_is_shown_has_no_digest() -> None:
     assert again == new.stored
 
 
-async def test_a_folder_that_is_not_accessible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests may run as root, who may enter every folder."""
-
-    def refuse(path: Path) -> bool:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "exists", refuse)
-    named = make_access(ServeConfig(access=AccessOptions(keys_store=str(tmp_path / "keys.sqlite"))))
-    await named.ring.refresh()
-    assert named.is_enforced, "an operator who names a store wants its keys"
-    assert not make_access(ServeConfig()).is_enforced
+async def test_a_folder_that_cannot_be_entered_opens_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "loop"
+    folder.symlink_to(folder)  # root may enter every folder but this one
+    access = make_access(ServeConfig(batches=BatchOptions(state_path=str(folder))))
+    await access.ring.refresh()
+    assert (access.ring.is_known, access.is_enforced) == (False, True)

@@ -70,6 +70,10 @@ class Archive:
     async def close(self) -> None:
         await self._records.close()
 
+    def problem(self) -> str:
+        """Return why the store could not be used the last time; "" where it could."""
+        return self._records.problem()
+
     # --- responses ---
 
     async def save(self, owner: str, response_id: str, stored: StoredResponse, version: int = ABSENT) -> bool:

@@ -87,6 +87,10 @@ class RecordStore(Protocol):
         """Delete the record. False where there is none."""
         ...
 
+    def problem(self) -> str:
+        """Return why the store could not be used the last time; "" where it could."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -112,6 +116,9 @@ class SqliteRecords:
 
     async def delete(self, key: RecordKey) -> bool:
         return await self._connections.write(_delete, key)
+
+    def problem(self) -> str:
+        return self._connections.problem()
 
     async def close(self) -> None:
         await self._connections.close()

@@ -48,6 +48,7 @@ def router(service: InferenceService, config: ServeConfig) -> APIRouter:
     routes = ResponseRoutes(service, config, archive)
     if archive is not None:
         service.close_last(archive.close)
+        service.notices.append(archive.problem)
     api = APIRouter(prefix="/v1/responses", tags=["OpenAI"], default_response_class=Response)
     api.post("", openapi_extra=describe_body(CreateResponseRequest))(routes.create)
     api.post("/input_tokens", openapi_extra=describe_body(CountInputRequest, (TENANT_HEADER,)))(routes.count_input)

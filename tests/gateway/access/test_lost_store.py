@@ -1,0 +1,190 @@
+"""A server whose key store is lost lets nobody in, and says so at its start."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import apsw
+import pytest
+
+from gateway.access.control import AccessControl, Credentials
+from gateway.access.identity import Identity
+from gateway.access.keys import StoredKey, make_key, revoke_key
+from gateway.access.redis_store import RedisKeys
+from gateway.access.store import SqliteKeys
+from gateway.accounts import make_access, report_access
+from gateway.options.access import AccessOptions
+from gateway.options.batches import BatchOptions
+from gateway.options.config import ServeConfig, read_config
+from gateway.options.option import OptionError
+from sluice.errors import ErrorCode, SluiceError
+from tests.gateway.access.test_grants import stored_before_groups_were_written
+from tests.serving.caching.parts import RedisServer
+
+
+@asynccontextmanager
+async def started(folder: Path, access: AccessOptions | None = None) -> AsyncIterator[AccessControl]:
+    """What decides of the requests of a server that has just started, with its state in a folder."""
+    config = ServeConfig(access=access or AccessOptions(), batches=BatchOptions(state_path=str(folder)))
+    control = make_access(config)
+    await control.ring.start()
+    try:
+        yield control
+    finally:
+        await control.close()
+
+
+async def make_keys(folder: Path, *keys: StoredKey) -> Path:
+    """Write keys as `sluice keys create` does. Returns the file."""
+    path = folder / "keys.sqlite"
+    store = SqliteKeys(path)
+    for each in keys or (make_key(Identity(name="ci")).stored,):
+        await store.add(each)
+    await store.close()
+    return path
+
+
+async def lets_strangers_in(access: AccessControl) -> bool:
+    try:
+        await access.identify(Credentials(None, "127.0.0.1"), None)
+    except SluiceError as refusal:
+        assert refusal.code is ErrorCode.UNAUTHENTICATED
+        return False
+    return True
+
+
+def delete(path: Path) -> None:
+    for each in path.parent.glob("keys.sqlite*"):
+        if not each.name.endswith(".required"):
+            each.unlink()
+
+
+def truncate(path: Path) -> None:
+    delete(path)
+    path.touch()
+
+
+def delete_rows(path: Path) -> None:
+    with apsw.Connection(str(path)) as connection:
+        connection.execute("DELETE FROM keys")
+    connection.close()
+
+
+async def test_a_server_that_never_had_keys_is_open(tmp_path: Path) -> None:
+    async with started(tmp_path / "new") as access:
+        assert await lets_strangers_in(access)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("lose", [delete, truncate, delete_rows])
+async def test_a_store_that_lost_its_keys_before_the_start_lets_nobody_in(tmp_path: Path, lose: object) -> None:
+    path = await make_keys(tmp_path)
+    lose(path)  # type: ignore[operator]
+    async with started(tmp_path) as access:
+        assert not await lets_strangers_in(access)
+
+
+async def test_a_store_of_an_older_version_is_remembered_from_its_first_start(tmp_path: Path) -> None:
+    path = await make_keys(tmp_path)
+    path.with_name("keys.sqlite.required").unlink()
+    async with started(tmp_path):
+        delete(path)
+    async with started(tmp_path) as access:
+        assert not await lets_strangers_in(access)
+
+
+async def test_a_store_without_its_marker_is_open_again(tmp_path: Path) -> None:
+    path = await make_keys(tmp_path)
+    delete(path)
+    path.with_name("keys.sqlite.required").unlink()
+    async with started(tmp_path) as access:
+        assert await lets_strangers_in(access)
+
+
+@pytest.mark.parametrize("option", ["keys_store", "requires_keys"])
+async def test_a_folder_that_is_not_mounted_lets_nobody_in(tmp_path: Path, option: str) -> None:
+    value = str(tmp_path / "unmounted" / "keys.sqlite") if option == "keys_store" else True
+    async with started(tmp_path / "state", AccessOptions(**{option: value})) as access:  # type: ignore[arg-type]
+        assert not await lets_strangers_in(access)
+
+
+async def test_a_key_opens_a_required_store_that_is_empty(tmp_path: Path) -> None:
+    new = make_key(Identity(name="ci"))
+    async with started(tmp_path, AccessOptions(requires_keys=True)) as access:
+        await make_keys(tmp_path, new.stored)
+        await access.ring.refresh()
+        sent = Credentials(f"Bearer {new.text}".encode(), "127.0.0.1")
+        assert (await access.identify(sent, None)).identity == new.stored.identity
+
+
+async def test_keys_that_are_all_revoked_let_nobody_in(tmp_path: Path) -> None:
+    await make_keys(tmp_path, revoke_key(make_key(Identity(name="ci")).stored))
+    async with started(tmp_path) as access:
+        assert not await lets_strangers_in(access)
+
+
+async def test_a_redis_that_lost_its_keys_lets_nobody_in(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path)
+    await server.start()
+    try:
+        url = f"redis://127.0.0.1:{server.port}/0"
+        async with started(tmp_path, AccessOptions(keys_store=url)) as access:
+            assert not await lets_strangers_in(access)
+    finally:
+        server.kill()
+
+
+async def test_a_redis_is_named_without_its_password() -> None:
+    store = RedisKeys("redis://:secret@cache.test:6380/1")
+    assert store.place == "redis://cache.test:6380/1"
+    await store.close()
+
+
+async def report(folder: Path, caplog: pytest.LogCaptureFixture, access: AccessOptions | None = None) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        async with started(folder, access) as control:
+            report_access(control)
+    return [each.getMessage() for each in caplog.records]
+
+
+async def test_the_start_says_that_keys_are_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    [line] = await report(tmp_path, caplog)
+    assert line.startswith("keys are off: nobody is asked for one;") and f"({tmp_path}/keys.sqlite)" in line
+
+
+async def test_the_start_says_where_the_keys_are_and_how_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    await make_keys(tmp_path, *(make_key(Identity(name=each)).stored for each in "ab"))
+    assert await report(tmp_path, caplog) == [f"keys are on: 2 of 2 keys in {tmp_path}/keys.sqlite are active"]
+
+
+async def test_the_start_says_how_a_server_without_a_key_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    delete(await make_keys(tmp_path))
+    [line] = await report(tmp_path, caplog)
+    assert line.startswith(
+        f"keys are on: 0 of 0 keys in {tmp_path}/keys.sqlite are active, so every request is refused"
+    )
+    assert "delete the store and the file *.required" in line
+
+
+async def test_the_start_warns_of_administrators_that_nobody_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    named = make_key(Identity(name="boss", groups=frozenset({"admin"}))).stored  # type: ignore[arg-type]
+    await make_keys(tmp_path, stored_before_groups_were_written("old"), named)
+    line = (await report(tmp_path, caplog))[1]
+    assert "admin rights without being told, as older versions made them: 1 (old)." in line
+
+
+async def test_keys_that_cannot_be_read_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = AccessOptions(keys_store="redis://127.0.0.1:1/0")
+    lines = await report(tmp_path, caplog, place)
+    assert lines[-1].startswith("keys are on, and those of redis://127.0.0.1:1/0 cannot be read")
+
+
+def test_a_server_that_could_let_nobody_in_does_not_start() -> None:
+    with pytest.raises(OptionError, match="--require-keys with --keys-store none lets nobody in"):
+        read_config({"--require-keys": True, "--keys-store": "none"}, {})
