@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway.http import protocol
+from tests.gateway.http.live import LiveServer
 from tests.gateway.http.plain_server import PATIENCE_S, serving
 
 WISHES = {
@@ -264,3 +265,19 @@ def test_an_answer_does_not_depend_on_where_its_request_is_cut(url: str, wish: b
 def test_clients_find_the_server_as_before(url: str) -> None:
     assert httpx.post(f"{url}/a", content=iter([b"x", b"y"])).json() == ["POST", "/a", "", "xy"]
     assert httpx.head(f"{url}/a").headers["content-type"] == "application/json"
+
+
+def test_every_get_route_answers_head(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    document = live.get("/openapi.json").json()
+    paths = [path for path, methods in document["paths"].items() if "get" in methods]
+    assert len(paths) > 30
+    for path in paths:
+        with live.client.stream("GET", path) as whole:  # some have no end
+            head = live.request("HEAD", path)
+            assert (head.status_code, head.content) == (whole.status_code, b""), path
+            assert head.headers.get("content-type") == whole.headers.get("content-type"), path
+    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+
+
+def test_head_of_a_route_that_only_takes_posts_is_refused(live: LiveServer) -> None:
+    assert live.request("HEAD", "/v1/chat/completions").status_code == 405
