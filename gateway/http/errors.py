@@ -95,8 +95,22 @@ _HEADERS_OF_PARAMS = {"timeout_s": TIMEOUT_HEADER, "queue_timeout_s": QUEUE_TIME
 """The engine's names for deadlines, which clients set by headers."""
 COHERE_RERANK = "/v2/rerank"
 """The one path under /v2 that is not Triton's."""
+_ENCODINGS = "gzip, deflate"
+"""Content-Encodings of requests that are read."""
 CLIENT_CLOSED_REQUEST = 499
 """nginx's number for a client that disconnected. Only our own log and metrics ever see it."""
+
+
+class UnknownEncodingError(SluiceError):
+    """The request's Content-Encoding is unknown. The answer says which are known."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.UNIMPLEMENTED, message, param="content-encoding")
+
+
+def body_too_large(what: str, limit_bytes: int, reason: str = " (--http-max-input-size)") -> SluiceError:
+    text = f"request body {what}; at most {limit_bytes} bytes are allowed{reason}"
+    return SluiceError(ErrorCode.TOO_LARGE, text)
 
 
 @contextmanager
@@ -161,7 +175,8 @@ def error_response(path: str, error: SluiceError) -> Response:
         body = v2_error_body(error)
     else:
         body = anthropic_error_body(error) if is_anthropic(path) else openai_error_body(error)
-    return Response(body, HTTP_STATUS[error.code], _error_headers(error), "application/json")
+    status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE if isinstance(error, UnknownEncodingError) else HTTP_STATUS[error.code]
+    return Response(body, status, error_headers(error), "application/json")
 
 
 def broken_request_body(target: str, status: HTTPStatus, message: str) -> bytes:
@@ -172,7 +187,8 @@ def broken_request_body(target: str, status: HTTPStatus, message: str) -> bytes:
     return openai_error_body(error) if target.startswith("/v1/") else v2_error_body(error)
 
 
-def _error_headers(error: SluiceError) -> dict[str, str]:
+def error_headers(error: SluiceError) -> dict[str, str]:
+    """Return the headers of the answer to `error`, besides those of its body."""
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -180,6 +196,8 @@ def _error_headers(error: SluiceError) -> dict[str, str]:
         headers["www-authenticate"] = 'Bearer realm="sluice"'
     if error.code is ErrorCode.TOO_LARGE:
         headers["connection"] = "close"  # the rest of the body will not be read
+    if isinstance(error, UnknownEncodingError):
+        headers["accept-encoding"] = _ENCODINGS
     return headers
 
 

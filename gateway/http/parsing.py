@@ -5,6 +5,7 @@ would silently give another answer than the client asked for. A value that chang
 """
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -97,9 +98,11 @@ def parse_body(
 ) -> tuple[RequestT, list[str]]:
     """Return the request in `body`, and the paths of its unknown fields. Call it on a thread where the body is long.
 
+    A byte order mark is skipped, as many editors and Windows' tools write one.
     Raises INVALID for the first thing that is wrong: bad JSON, a wrong type, a field that is not supported or, when
     `is_strict`, an unknown field; in a long body also for more values than `limits` allow, or too many fields.
     """
+    body = body.removeprefix(BOM_UTF8)
     if len(body) <= INLINE_BYTES:
         return _check_request(lambda: schema.model_validate_json(body), is_strict)
     return _finish(Document(limits), body, schema, is_strict)
@@ -113,12 +116,19 @@ async def parse_pieces_of_body(
     async for piece in pieces:
         arrived += piece
         if len(arrived) > _BATCH_BYTES:
-            document = document or Document(REQUEST_LIMITS)
+            document = document or _begin_document(arrived)
             batch, arrived = arrived, bytearray()
             await run_aside(partial(_feed, document, batch))
     if document is None and len(arrived) <= INLINE_BYTES:
         return parse_body(schema, bytes(arrived), is_strict)
-    return await run_aside(partial(_finish, document or Document(REQUEST_LIMITS), arrived, schema, is_strict))
+    return await run_aside(partial(_finish, document or _begin_document(arrived), arrived, schema, is_strict))
+
+
+def _begin_document(arrived: bytearray) -> Document:
+    """Return the document of a body that has begun to arrive, without its byte order mark."""
+    if arrived.startswith(BOM_UTF8):
+        del arrived[: len(BOM_UTF8)]
+    return Document(REQUEST_LIMITS)
 
 
 def _feed(document: Document, body: bytes | bytearray) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -11,10 +12,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway.http.direct import Direct, DirectExchange
-from gateway.http.errors import broken_request_body
+from gateway.http.framing import HTTP2_PREFACE, FaultError, check_odd_head, framed, refusal, shown
 from gateway.http.request import choose_request_id
 from gateway.http.sse import DIRECT_WRITER, PIECE_WRITER
-from gateway.http.writing import CorkedTransport, PieceWriter
+from gateway.http.writing import CorkedTransport, PieceWriter, is_plain
 from gateway.standstill import UNREAD_LOOK_S, has_unread
 
 log = logging.getLogger(__name__)
@@ -34,10 +35,11 @@ MAX_CHUNKS = 1 << 16
 """Most pieces of a body in chunks. Each costs more than its bytes."""
 LINGER_S = 2.0
 """Longest time that a refused client may go on to send. Closing at once would discard the answer it has not read."""
-_REFUSAL = (
-    "HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n"
-    "connection: close\r\nx-request-id: {request_id}\r\n\r\n"
-)
+_MAX_WAITING = 256
+"""Most requests of a connection that wait for the answer to one before them."""
+_FRAMING_HEADERS = frozenset((b"expect", b"host", b"transfer-encoding"))
+_HOST = re.compile(rb"[\w.~!$&'()*+,;=:%\[\]-]*", re.ASCII)
+"""The characters of a host and port. Others would change what is taken for the request's path."""
 
 
 class ConnectionState(ServerState):
@@ -52,9 +54,10 @@ class ConnectionState(ServerState):
 class BoundedHttpProtocol(HttpToolsProtocol):
     """uvicorn's HTTP protocol with bounds on the size of a request's head and on the time it takes to arrive.
 
-    What is no HTTP is refused in JSON, with a request id. The protocol also keeps the headers' names as they were sent:
-    uvicorn passes them on in lower case, and Triton's clients find forwarded headers among the request's parameters as
-    they wrote them.
+    What is no HTTP is refused in JSON, with a request id, after the answers to the requests before it. A wish to change
+    the protocol (Upgrade) is declined: its request is answered as if it had none. The protocol also keeps the headers'
+    names as they were sent: uvicorn passes them on in lower case, and Triton's clients find forwarded headers among the
+    request's parameters as they wrote them.
     """
 
     server_state: ConnectionState
@@ -67,6 +70,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     _is_in_head = True
     _is_piece_shared = False
     _is_refused = False
+    _last_words = b""
+    """The refusal of a request, which waits for the answers to those before it."""
+    _hosts: tuple[bytes, ...] = ()
+    _coding = b""
+    """A Transfer-Encoding that is not read."""
     _held_body: bytes | None = None
     """The body, as far as it has come, of a request that may be answered directly; None: the application has it."""
     _hold_timer: asyncio.TimerHandle | None = None
@@ -87,25 +95,37 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.expect_100_continue = False
         self._is_piece_shared = self._has_ended_in_piece
         self._names: list[bytes] = []
+        self._hosts, self._coding = (), b""
         self._begin_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        """Note a header. The fields behind a body in chunks are none: they may say nothing about it."""
+        if not self._is_in_head:
+            return
         self._names.append(name)
-        super().on_header(name, value)
+        name = name.lower()
+        if name in _FRAMING_HEADERS:
+            self._note_framing(name, value)
+        self.headers.append((name, value))
+
+    def _note_framing(self, name: bytes, value: bytes) -> None:
+        if name == b"host":
+            self._hosts = (*self._hosts, value.strip())
+        elif name == b"expect":
+            self.expect_100_continue |= value.strip().lower() == b"100-continue"
+        elif value.strip().lower() != b"chunked":
+            self._coding = value
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came. A request to change the protocol is answered as if it did not ask for that."""
+        """Parse what came."""
         if self._is_refused:
             return
         self._idle_since = 0.0
         self._has_ended_in_piece = self._is_piece_shared = False
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass
+            self._parse(data)
         except httptools.HttpParserError as error:
-            self._hand_over()
-            self._refuse(HTTPStatus.BAD_REQUEST, f"the request is not valid HTTP: {error}")
+            self._refuse_unread(error)
             return
         if self._held_body is not None:
             self._hold_on(self._held_body)
@@ -116,6 +136,40 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             text = f"the request's line, headers and trailers exceed {MAX_HEAD_BYTES} bytes"
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
 
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser, which stops behind a head that asks for another protocol: a new one begins with the same
+        head without that, and goes on with the body."""
+        rest: bytes | memoryview = data
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as declined:
+                rest = memoryview(rest)[declined.args[0] :]
+            framing_bytes, head = self._framing_bytes, self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(head)
+            self._framing_bytes = framing_bytes
+
+    def _head_without_upgrade(self) -> bytes:
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        pairs = zip(self._names, self.headers, strict=True)
+        lines = [b"%b: %b\r\n" % (sent, value) for sent, (name, value) in pairs if name != b"upgrade"]
+        return b"".join((line, *lines, b"\r\n"))
+
+    def _refuse_unread(self, error: httptools.HttpParserError) -> None:
+        """Refuse what the parser could not read, or did not go on with."""
+        fault = error.__context__
+        if isinstance(fault, FaultError):
+            self._refuse(fault.status, fault.message)
+        elif fault is not None:
+            log.error("reading a request met an unexpected %s", type(fault).__name__, exc_info=fault)
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, "internal server error; the server's log has the details")
+        else:
+            what = HTTP2_PREFACE if self.url == b"*" and not self.headers else error
+            self._refuse(HTTPStatus.BAD_REQUEST, f"the request is not valid HTTP: {what}")
+
     def on_body(self, body: bytes) -> None:
         self._framing_bytes -= len(body) * _BYTES_PER_BODY_BYTE
         if self._held_body is None:
@@ -124,23 +178,37 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._held_body += body
 
     def on_headers_complete(self) -> None:
+        parser = self.parser
+        if parser.should_upgrade() and parser.get_method() != b"CONNECT":
+            return  # the head will be parsed again, without that
+        version = parser.get_http_version()
+        self._check_head(version)
         self._is_in_head = False
         self._num_chunks = 0
-        if self._may_be_direct():
+        if self._may_be_direct(version):
             self._held_body = b""
         else:
             self._begin_cycle()
 
-    def _may_be_direct(self) -> bool:
+    def _check_head(self, version: str) -> None:
+        """Raise FaultError for a head that must not be answered as it asks (RFC 9112)."""
+        is_usual = version == "1.1" and len(self._hosts) == 1 and not self._coding and self.url.startswith(b"/")
+        if not is_usual:
+            self.url = check_odd_head(self.parser.get_method(), self.url, version, self._hosts, self._coding)
+        if self._hosts and _HOST.fullmatch(self._hosts[0]) is None:
+            raise FaultError(f"host must be a host and port, got {shown(self._hosts[0])}")
+        if len(self.pipeline) >= _MAX_WAITING:
+            raise FaultError(f"more than {_MAX_WAITING} requests of the connection wait for the answer to another")
+
+    def _may_be_direct(self, version: str) -> bool:
         """Whether the request may be answered without the application: its head asks for nothing else."""
         direct, parser = self._direct, self.parser
         return (
             direct is not None
             and direct.takes(self.url)
             and parser.get_method() == b"POST"
-            and parser.get_http_version() == "1.1"
+            and version == "1.1"
             and parser.should_keep_alive()
-            and not parser.should_upgrade()
             and not self.expect_100_continue
             and not self.flow.write_paused
             and not self.server_state.is_draining
@@ -158,10 +226,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.server_state.is_draining:
             self.cycle.keep_alive = False
-        writer = PieceWriter(self.cycle)
-        extensions |= {PIECE_WRITER: writer.write, DIRECT_WRITER: writer}
+        if is_plain(self.cycle):
+            writer = PieceWriter(self.cycle)
+            extensions |= {PIECE_WRITER: writer.write, DIRECT_WRITER: writer}
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not is_plain(cycle):
+            app = framed(app, cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._has_ended_in_piece = True
         if self._held_body is None or not self._answer_directly(self._held_body):
             self._hand_over()
@@ -204,13 +280,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._num_chunks > MAX_CHUNKS + 1:
             limit = f"maximum of {MAX_CHUNKS} non-empty chunks"
             text = f"Chunked request body exceeds {limit}. Send fewer or larger HTTP chunks."
-            self._refuse(HTTPStatus.BAD_REQUEST, text)
+            raise FaultError(text)
 
     def on_response_complete(self) -> None:
         """Begin the next request of the connection, where it has come, else note since when there is none."""
         if self.pipeline or self.transport.is_closing():
             super().on_response_complete()
             return
+        if self._last_words:
+            self._write_last_words()
         self.server_state.total_requests += 1
         self.flow.resume_reading()
         self._idle_since = self.loop.time()
@@ -271,23 +349,37 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, text)
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Answer a request that cannot be read, and close. An earlier one that is not answered yet has the line."""
+        """Answer a request that cannot be read, after those before it, and close."""
+        if self._is_refused or self.transport.is_closing():
+            return
         self._is_refused = True
-        if self.transport.is_closing():
-            return
-        is_line_taken = self.cycle is not None and not self.cycle.response_complete
-        if is_line_taken and (self._is_in_head or self.cycle.response_started):
-            self.transport.close()
-            return
         request_id = choose_request_id(self.headers or ())
         log.info("request %s refused: %s", request_id, message)
-        body = broken_request_body(self.url.decode("latin-1"), status, message)
-        head = _REFUSAL.format(status=status, length=len(body), request_id=request_id)
-        self.transport.write(head.encode() + body)
+        self._last_words = refusal(self.url, status, message, request_id)
+        self._give_up_body()
+        if self.cycle is None or self.cycle.response_complete or self.cycle.disconnected:
+            self._write_last_words()
+
+    def _give_up_body(self) -> None:
+        """Let go of the request whose body cannot be read, if there is one: nobody reads the rest of it."""
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+        is_held, self._hold_timer, self._held_body = self._held_body is not None, None, None
+        if self._is_in_head or is_held:
+            return
+        cycle = self.cycle
+        if cycle.response_started:  # nothing that follows may look like an answer
+            self._last_words = b""
+        if self.pipeline and self.pipeline[0][0] is cycle:
+            self.pipeline.popleft()
+        elif not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
+    def _write_last_words(self) -> None:
+        if self._last_words:
+            self.transport.write(self._last_words)
         self.transport.close()
-        if is_line_taken:  # nobody reads the rest of its body
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
 
     def _linger(self, close: Callable[[], None]) -> None:
         """Close. Where the client is still sending, end the answer first and read on, so that it can be read."""

@@ -19,6 +19,8 @@ from gateway.access.control import TENANT_HEADER, check_tenant
 from gateway.access.ring import SERVER_KEY
 from gateway.calls import allowed_priority, current_call
 from gateway.http.errors import QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER, as_sluice_error, error_response
+from gateway.http.content_coding import ENCODING, is_packed, unpack_pieces
+from gateway.http.errors import as_sluice_error, body_too_large, error_response
 from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
 from gateway.sessions import STICKY_HEADER, find_session
@@ -139,12 +141,20 @@ async def read_body(request: Request, limit_bytes: int) -> bytes:
     return bytes(body)
 
 
-async def read_pieces(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the pieces of the body as they arrive.
+def read_pieces(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Return the pieces of the body as they arrive, without its Content-Encoding.
 
-    Raises TOO_LARGE as soon as it is known to exceed `limit_bytes` (from its Content-Length, or while pieces arrive),
-    DEADLINE where the client stops sending, and ClientDisconnect where it disconnects.
+    Raises UnknownEncodingError; INVALID for a body that is not encoded as it says; TOO_LARGE as soon as it is known to
+    exceed `limit_bytes` (from its Content-Length, or while pieces arrive); DEADLINE where the client stops sending; and
+    ClientDisconnect where it disconnects.
     """
+    pieces, headers = _arriving_pieces(request, limit_bytes), request.scope["headers"]
+    if any(name == ENCODING for name, _ in headers) and is_packed(headers):
+        return unpack_pieces(pieces, limit_bytes)
+    return pieces
+
+
+async def _arriving_pieces(request: Request, limit_bytes: int) -> AsyncGenerator[bytes, None]:
     declared = int(request.headers.get("content-length", 0))
     if declared > limit_bytes:
         raise body_too_large(f"is {declared} bytes", limit_bytes)
@@ -173,11 +183,6 @@ async def next_piece(receive: Receive) -> tuple[bytes, bool]:
 
 def body_timeout() -> SluiceError:
     return SluiceError(ErrorCode.DEADLINE, f"the request's body stopped arriving for {BODY_TIMEOUT_S:.0f} s")
-
-
-def body_too_large(what: str, limit_bytes: int, reason: str = " (--http-max-input-size)") -> SluiceError:
-    text = f"request body {what}; at most {limit_bytes} bytes are allowed{reason}"
-    return SluiceError(ErrorCode.TOO_LARGE, text)
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[None, None, T]) -> T:

@@ -78,7 +78,6 @@ def router(service: InferenceService, options: HttpOptions, metrics_port: int | 
     if not options.serves_console:
         del links[f"{CONSOLE}/"]
 
-    @routes.head("/", include_in_schema=False)
     @routes.get("/", response_class=Response)
     async def overview(request: Request) -> Response:
         """Describe the server: HTML for a browser, JSON for others."""

@@ -127,7 +127,7 @@ class EventStreamResponse(Response):
     def _relay(self, scope: Scope, silence: "SilenceBreaker") -> None:
         """Let frames that can go straight to the connection do so; the others come as before."""
         writer: DirectWriter | None = scope.get("extensions", {}).get(DIRECT_WRITER)
-        if writer is None or scope["method"] == "HEAD" or not isinstance(self._frames, RelayedEvents):
+        if writer is None or not isinstance(self._frames, RelayedEvents):
             return
         write_now = writer.write_now
 
@@ -145,7 +145,7 @@ def find_piece_writer(scope: Scope, send: Send) -> WritePiece:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     direct: WritePiece | None = scope.get("extensions", {}).get(PIECE_WRITER)
-    return write if direct is None or scope["method"] == "HEAD" else direct
+    return write if direct is None else direct
 
 
 class SilenceBreaker:

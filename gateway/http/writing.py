@@ -9,6 +9,12 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 _RESPONSE_START = b"HTTP/1.1 "
 
 
+def is_plain(cycle: RequestResponseCycle) -> bool:
+    """Whether uvicorn frames the answer to a request as HTTP asks for: it is HTTP/1.1, no HEAD and has no `Expect`."""
+    scope = cycle.scope
+    return scope["http_version"] == "1.1" and scope["method"] != "HEAD" and not cycle.waiting_for_100_continue
+
+
 class PieceWriter:
     """Writes pieces of a response of unknown length that has begun, as `RequestResponseCycle.send` does."""
 

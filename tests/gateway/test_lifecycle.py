@@ -185,6 +185,19 @@ def test_metrics_show_the_work(server: ServerProcess) -> None:
     assert metric(server, "sluice_http_responses_total") > 0
 
 
+def test_the_metrics_port_takes_no_body_for_a_request(server: ServerProcess) -> None:
+    url = httpx.URL(server.metrics_url)
+    inner = b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    wish = b"connection: upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n" % len(inner)
+    with socket.create_connection((url.host, url.port), 30.0) as client:
+        client.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\n" + wish + b"\r\n")
+        answer = client.recv(65536)
+        client.sendall(inner)
+        client.sendall(b"GET /no HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer += b"".join(iter(lambda: client.recv(65536), b""))
+    assert answer.count(b"HTTP/1.1 404 ") == answer.count(b"HTTP/1.1 ") == 2
+
+
 def test_the_metrics_port_serves_nothing_else(server: ServerProcess) -> None:
     assert httpx.post(server.metrics_url).status_code == 405
     assert httpx.get(server.metrics_url.replace("/metrics", "/v1/models")).status_code == 404

@@ -7,6 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.http.content_coding import without_encoding
 from gateway.http.errors import CLIENT_CLOSED_REQUEST, error_response
 from gateway.http.request import owner_of, read_body
 from gateway.http.streams.response import REPLAYED_HEADER, KeptResponse
@@ -56,5 +57,5 @@ class StreamMiddleware:
             kept = await self._streams.find(owner_of(Headers(scope=scope)), last.stream_id, scope)
             return KeptResponse(kept, last.number, keep_alive_s, num_takeovers=last.num_takeovers)
         body = await read_body(Request(scope, receive), self._options.max_input_bytes)
-        kept, is_replayed = await self._streams.open(wish, scope, body)
+        kept, is_replayed = await self._streams.open(wish, without_encoding(scope), body)
         return KeptResponse(kept, 0, keep_alive_s, [(REPLAYED_HEADER, b"true")] if is_replayed else [])

@@ -12,7 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http.direct import DirectExchange
 from gateway.http.errors import as_sluice_error
-from gateway.http.v2.exchange import JSON, V2_STATUS, Exchange, RequestTarget, error_headers, error_json, reply_error
+from gateway.http.v2.exchange import (
+    JSON,
+    V2_STATUS,
+    Exchange,
+    RequestTarget,
+    error_json,
+    raw_error_headers,
+    reply_error,
+)
 from gateway.http.v2.infer import body_headers, send_answer
 from gateway.http.v2.infer_request import HttpInferRequest, parse_at_once, parse_header_length
 from gateway.http.v2.infer_response import (
@@ -165,7 +173,7 @@ class _Answer:
         exchange = self._exchange
         refusal = as_sluice_error(error, exchange.request_id or "-")
         error.__traceback__ = None  # its frames hold the job, which would hold the error
-        headers = error_headers(exchange.path, refusal)
+        headers = raw_error_headers(refusal)
         exchange.reply(V2_STATUS[refusal.code], error_json(refusal), JSON, headers)
 
 

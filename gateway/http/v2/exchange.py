@@ -6,7 +6,7 @@ from typing import NamedTuple
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway.http.errors import HTTP_STATUS, error_response
+from gateway.http.errors import HTTP_STATUS, error_headers
 from gateway.path_masking import client_message
 from gateway.v2.server import parse_version
 from serving.tensors.tensor import Buffer
@@ -23,7 +23,6 @@ _TRITON_STATUS = dict.fromkeys(
 V2_STATUS: dict[ErrorCode, int] = {**HTTP_STATUS, **_TRITON_STATUS}
 _PIECE_BYTES = 1 << 20
 """Bytes of a body that are written at once."""
-_OWN_HEADERS = (b"content-type", b"content-length")
 _MAX_VERSION_DIGITS = 4000
 """Digits of a version that are read and repeated in an error: Python refuses to read more than 4300."""
 
@@ -98,26 +97,14 @@ class Exchange:
         await self.end()
 
 
-class UnknownEncodingError(SluiceError):
-    """The request's Content-Encoding is unknown. The answer says which are known."""
-
-    def __init__(self) -> None:
-        super().__init__(ErrorCode.UNIMPLEMENTED, "Unsupported compression type", param="content-encoding")
-
-
 async def reply_error(exchange: Exchange, error: SluiceError) -> None:
     """Answer with `error`, in Triton's status."""
-    more = error_headers(exchange.path, error)
-    await exchange.reply(V2_STATUS[error.code], error_json(error), JSON, more)
+    await exchange.reply(V2_STATUS[error.code], error_json(error), JSON, raw_error_headers(error))
 
 
-def error_headers(path: str, error: SluiceError) -> list[tuple[bytes, bytes]]:
+def raw_error_headers(error: SluiceError) -> list[tuple[bytes, bytes]]:
     """Return the headers of the answer to `error`, besides those of its body."""
-    response = error_response(path, SluiceError(error.code, "", retry_after_s=error.retry_after_s))
-    more = [header for header in response.raw_headers if header[0] not in _OWN_HEADERS]
-    if isinstance(error, UnknownEncodingError):
-        more.append((b"accept-encoding", b"gzip, deflate"))
-    return more
+    return [(name.encode(), value.encode()) for name, value in error_headers(error).items()]
 
 
 def error_json(error: SluiceError) -> bytes:

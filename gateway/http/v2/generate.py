@@ -13,7 +13,7 @@ from gateway.http.request import run_while_connected
 from gateway.http.v2.exchange import EVENTS, Exchange, RequestTarget, error_json
 from gateway.http.v2.generate_request import parse_generate_request
 from gateway.http.v2.long_document import INLINE_BYTES
-from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader
+from gateway.http.v2.request import STICKY_HEADER, BodyReader, HeaderReader, refuse_encoding
 from gateway.http.v2.tensor_json import encode_value
 from gateway.long_work import LONG_ELEMENTS, prepare_inputs, run_aside
 from gateway.v2.server import V2Service
@@ -109,8 +109,7 @@ class GenerateRoute:
         await run_while_connected(exchange.receive, _send_stream(exchange, model, request, trace))
 
     async def _read(self, exchange: Exchange, model: Model, is_streaming: bool) -> InferRequest:
-        if exchange.header(b"content-encoding") not in ("", "identity"):
-            raise invalid("content-encoding", "Unsupported content-encoding, only 'identity' is supported.")
+        refuse_encoding(exchange)
         body = await self._body.read(exchange)
         if len(body) > INLINE_BYTES:
             request = await run_aside(lambda: parse_generate_request(body, model, is_streaming))

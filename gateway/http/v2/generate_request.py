@@ -1,6 +1,7 @@
 """From the JSON of a generate request to an InferRequest: keys that are inputs become tensors, others parameters."""
 
 import json
+from codecs import BOM_UTF8
 from contextlib import suppress
 from math import prod
 
@@ -84,7 +85,7 @@ def _find_in_objects(body: bytes | bytearray) -> list[str]:
         return dict(pairs)
 
     with suppress(ValueError, RecursionError):  # what only Triton's tolerant reader takes
-        json.loads(body.decode("utf-8", "surrogateescape"), object_pairs_hook=note)
+        json.loads(body.removeprefix(BOM_UTF8).decode("utf-8", "surrogateescape"), object_pairs_hook=note)
     return repeated
 
 

@@ -6,6 +6,7 @@ document's size. What is left of the document is short, and bounded.
 
 import re
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -80,6 +81,8 @@ def parse_document(body: bytes | bytearray | memoryview, string_chars: int | Non
     if len(body) <= INLINE_BYTES:
         return parse(body)
     view = memoryview(body)
+    if bytes(view[: len(BOM_UTF8)]) == BOM_UTF8:
+        view = view[len(BOM_UTF8) :]
     with _as_parse_errors():
         arrays = _find_arrays(view, string_chars)
     document = _parse_pieces(_without(view, arrays) if arrays else view, string_chars)

@@ -10,7 +10,7 @@ from gateway.calls import is_visible, note_model
 from gateway.http.v2.exchange import Exchange, RequestTarget
 from gateway.http.v2.json_document import boolean, find, has, member_of_request, members, string
 from gateway.http.v2.long_document import parse_document
-from gateway.http.v2.request import BodyReader
+from gateway.http.v2.request import BodyReader, refuse_encoding
 from gateway.long_work import run_aside
 from gateway.v2.repository import (
     ADAPTER_PARAMETERS,
@@ -101,6 +101,7 @@ class RepositoryRoutes:
 
     async def load(self, exchange: Exchange, target: RequestTarget) -> None:
         """Load or reload a model, with the configuration and files that the request brings; or an adapter."""
+        refuse_encoding(exchange)
         body = await self._body.read(exchange)
         load = await run_aside(lambda: _parse_load(self._service, parse_document(body))) if body else LoadRequest()
         await load_model(self._service, target.name, load)

@@ -1,16 +1,17 @@
 """Reads a request: its body, bounded in size and time and decompressed, and the headers that add to it."""
 
 import asyncio
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
 from gateway.calls import allowed_priority, current_call
+from gateway.http.content_coding import ENCODING, PackedBody
+from gateway.http.errors import UnknownEncodingError, body_too_large
 from gateway.http.protocol import NAMES_AS_SENT
-from gateway.http.request import BODY_TIMEOUT_S, body_timeout, body_too_large, next_piece, parse_scheduling
-from gateway.http.v2.exchange import Exchange, UnknownEncodingError
+from gateway.http.request import BODY_TIMEOUT_S, body_timeout, next_piece, parse_scheduling
+from gateway.http.v2.exchange import Exchange
 from gateway.http.v2.json_document import parse
-from gateway.long_work import LONG_BYTES, run_aside, trim_later
+from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
 from gateway.sessions import STICKY_HEADER as STICKY_TEXT
 from gateway.v2.forwarded_headers import ForwardedHeaders
@@ -21,12 +22,9 @@ JSON_LENGTH_HEADER = b"inference-header-content-length"
 STICKY_HEADER = STICKY_TEXT.encode()
 """Name of the header whose equal values get the same version of a model."""
 _OWN_PREFIX = b"x-sluice-"
-_ANY_FORMAT = 15 | 32
-"""zlib's window bits for a full window, gzip or zlib as the data says. Triton takes either under either name."""
+_NOT_ENCODED = ("", "identity")
 _MAX_SETTINGS_BYTES = 64 << 10
 """Longest body of settings: it is parsed on the event loop."""
-_INLINE_BYTES = 64 << 10
-"""Length below which input is decompressed on the event loop; longer input goes to a thread."""
 
 
 class BodyReader:
@@ -42,6 +40,7 @@ class BodyReader:
 
         Raises like `read` and `parse`.
         """
+        refuse_encoding(exchange)
         body = await self.read(exchange)
         if len(body) > _MAX_SETTINGS_BYTES:
             raise body_too_large(f"is {len(body)} bytes", _MAX_SETTINGS_BYTES, " for settings")
@@ -93,31 +92,35 @@ class BodyReader:
 
     async def read_decoded(self, exchange: Exchange) -> bytes | bytearray:
         """Return the body without its Content-Encoding. Raises UnknownEncodingError, and INVALID for broken data."""
-        if b"content-encoding" not in exchange.headers:
+        if ENCODING not in exchange.headers:
             return await self.read(exchange)
-        encoding = exchange.header(b"content-encoding")
-        if encoding in ("", "identity"):
+        encoding = exchange.header(ENCODING)
+        if encoding in _NOT_ENCODED:
             return await self.read(exchange)
         if encoding not in ("gzip", "deflate"):
-            raise UnknownEncodingError
+            raise UnknownEncodingError("Unsupported compression type")
         body = await self.read(exchange)
         if not body:
             raise invalid("content-encoding", "nothing to be decompressed")
-        if len(body) < _INLINE_BYTES:
-            return self._decompressed(exchange, body)
-        return await run_aside(lambda: self._decompressed(exchange, body))
+        return await self._decompressed(body)
 
-    def _decompressed(self, exchange: Exchange, body: bytes | bytearray) -> bytes:
+    async def _decompressed(self, body: bytes | bytearray) -> bytearray:
         """Decompress as far as possible: like Triton, do not look for a missing end or for bytes that follow."""
-        stream = zlib.decompressobj(_ANY_FORMAT)
-        try:
-            decoded = stream.decompress(body, self._limit_bytes + 1)
-        except zlib.error as error:
-            raise invalid("content-encoding", f"the request's body cannot be decompressed: {error}") from None
-        if len(decoded) > self._limit_bytes:
-            text = f"Decompressed data size exceeds the maximum allowed value of {self._advice}"
-            raise SluiceError(ErrorCode.TOO_LARGE, text)
+        packed, decoded = PackedBody(), bytearray()
+        async for piece in packed.unpack(body):
+            decoded += piece
+            if len(decoded) > self._limit_bytes:
+                text = f"Decompressed data size exceeds the maximum allowed value of {self._advice}"
+                raise SluiceError(ErrorCode.TOO_LARGE, text)
+            if packed.has_ended:
+                break
         return decoded
+
+
+def refuse_encoding(exchange: Exchange) -> None:
+    """Raise INVALID for a body with a Content-Encoding, where Triton reads none."""
+    if exchange.header(ENCODING) not in _NOT_ENCODED:
+        raise invalid("content-encoding", "Unsupported content-encoding, only 'identity' is supported.")
 
 
 class _ReadTimeouts:

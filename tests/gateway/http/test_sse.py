@@ -173,7 +173,7 @@ class Ended:
 
 def test_only_the_head_of_a_stream_is_sent_where_no_more_was_asked_for() -> None:
     with serving(app(two_frames)) as url, connect(url, b"HEAD") as client:
-        client.sendall(b"GET /nothing HTTP/1.1\r\nconnection: close\r\n\r\n")
+        client.sendall(b"GET /nothing HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
         answer = b"".join(iter(lambda: client.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 200 OK")
     assert b"data:" not in answer

@@ -1,6 +1,7 @@
 """Documents read from request bodies: forms, JSON lines, and many at once."""
 
 import asyncio
+import gzip
 import json
 import tempfile
 from pathlib import Path
@@ -46,6 +47,32 @@ async def test_many_documents_do_not_hold_the_event_loop() -> None:
     others.cancel()
     assert len(list(uploads)) == NUM_DOCUMENTS
     assert num_turns > 3
+
+
+# --- encodings
+
+
+DOCUMENT = b'{"id": "a", "text": "one"}'
+UPLOADS = {
+    "json": ("POST", "/docs/documents", "application/json", DOCUMENT),
+    "lines": ("POST", "/docs/documents", "application/x-ndjson", DOCUMENT + b"\n"),
+    "one": ("PUT", "/docs/documents/a", "text/plain", b"one"),
+}
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"], ids=["plain", "byte order mark"])
+@pytest.mark.parametrize(("method", "path", "kind", "body"), UPLOADS.values(), ids=UPLOADS)
+def test_documents_may_come_compressed(
+    rag: RagServer, method: str, path: str, kind: str, body: bytes, mark: bytes
+) -> None:
+    headers = {"content-type": kind, "content-encoding": "gzip"}
+    answer = rag.ask(method, path, content=gzip.compress(mark + body), headers=headers)
+    assert answer.status_code in (200, 201) and rag.ask("GET", "/docs/documents/a").json()["num_chars"] == 3
+
+
+def test_a_document_in_another_encoding_is_refused(rag: RagServer) -> None:
+    answer = rag.ask("PUT", "/docs/documents/a", content=b"x", headers={"content-encoding": "br"})
+    assert answer.status_code == 415 and answer.headers["accept-encoding"] == "gzip, deflate"
 
 
 # --- JSON lines
