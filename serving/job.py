@@ -19,6 +19,9 @@ _PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
 class JobOwner(Protocol):
     """The model that a job belongs to. It keeps the statistics and counts what is in flight."""
 
+    calls_models: bool
+    """Whether it has asked other models by itself: only the code of a Python model knows which."""
+
     def responded(self, job: "InferJob", response: InferResponse) -> None:
         """Note a response that the job passes on."""
 
@@ -108,6 +111,10 @@ class InferJob:
 
     def fail(self, error: SluiceError) -> None:
         self.respond(InferResponse(error=error))
+
+    def calls_model(self) -> None:
+        """Note that its model asks another one for it."""
+        self._model.calls_models = True
 
     def cancel(self) -> None:
         """Cancel the job for its client; the holder frees its resources. Idempotent, legal in every state."""

@@ -33,6 +33,8 @@ class Model(ABC):
         self.statistics = ModelStatistics()
         self.created = int(time.time())
         """Time of the load, in seconds since 1970."""
+        self.calls_models = False
+        """Whether it has asked other models by itself: only the code of a Python model knows which."""
         self._num_in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -59,6 +61,11 @@ class Model(ABC):
     def is_decoupled_for(self, request: InferRequest) -> bool:
         """Whether `request` may get other than one response. An LLM gives one unless the request asks for a stream."""
         return self.spec.is_decoupled
+
+    @property
+    def step_models(self) -> "Sequence[Model]":
+        """The models of its steps, for an ensemble, as far as they are loaded."""
+        return ()
 
     @property
     def streams_unasked(self) -> bool:

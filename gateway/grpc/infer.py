@@ -20,6 +20,7 @@ from gateway.grpc.messages import (
 )
 from gateway.grpc.methods import DirectCall
 from gateway.grpc.requests import GrpcInferRequest, parse_infer_request
+from gateway.grpc.tracing import open_root
 from gateway.long_work import LONG_BYTES, LONG_ELEMENTS, has_short_inputs, prepare_inputs, run_aside, trim_later
 from gateway.path_masking import client_message
 from gateway.sessions import STICKY_HEADER, find_session
@@ -56,8 +57,11 @@ class InferReader:
         self._service = service
         self._forwarded = ForwardedHeaders(header_forward_pattern)
 
-    async def read(self, infer: InferMessage, context: Any, *, is_unary: bool = False) -> GrpcInferRequest:
-        """Parse `infer`. Raises SluiceError for an unknown model, for one that takes no unary calls, and INVALID."""
+    async def read(
+        self, infer: InferMessage, context: Any, received_ns: int, *, is_unary: bool = False
+    ) -> GrpcInferRequest:
+        """Parse `infer`, which came at `received_ns` (perf_counter_ns), and begin its recording where it may have a
+        timeline. Raises SluiceError for an unknown model, for one that takes no unary calls, and INVALID."""
         message = infer.header
         if infer.size_bytes >= LONG_BYTES:
             trim_later()
@@ -68,6 +72,9 @@ class InferReader:
         # Requests to an LLM and its pipelines say themselves whether they stream; other decoupled models always do.
         if is_unary and model.spec.is_decoupled and model.streams_unasked:
             raise _only_for_streams()
+        if not self.tracer.is_exporting and self.tracer.records(model):
+            method, request_id = ("ModelInfer", "") if is_unary else ("ModelStreamInfer", message.id)
+            open_root(self.tracer, method, request_id, received_ns)
         call = current_call.get()
         if call is None and not self._forwarded and text_model_of(model) is None:
             return await self._parse(infer, model, is_unary=is_unary)
@@ -128,7 +135,7 @@ class ModelInfer:
     async def __call__(self, raw: bytes | memoryview, context: Any) -> WireMessage:
         """Answer one request. Raises SluiceError. Cancelling the call cancels the request."""
         received_ns = perf_counter_ns()
-        parsed = await self._reader.read(split_message(raw), context, is_unary=True)
+        parsed = await self._reader.read(split_message(raw), context, received_ns, is_unary=True)
         if parsed.is_decoupled:
             raise _only_for_streams()
         trace = self._reader.begin_trace(parsed, received_ns)

@@ -21,13 +21,12 @@ from gateway.grpc.requests import GrpcInferRequest
 from gateway.grpc.tracing import finish, open_root
 from gateway.grpc.unary import GRPC_CODE, as_sluice_error
 from gateway.long_work import run_aside
-from gateway.tracing.tracer import remote_parent
 from gateway.v2.trace import Trace, following
 from serving.job import InferJob
 from serving.model import MAX_UNREAD
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
-from sluice.spans import Span
+from sluice.spans import Span, current_span
 
 MAX_IN_FLIGHT = 1024
 """Most requests of one stream that are read and not answered; the client's next ones wait in the connection."""
@@ -121,19 +120,17 @@ class InferStream:
             call = call.sibling(message.header.id or token_hex(12))
             call.source, call.bytes_in = parse_peer(self._context.peer()), num_bytes
             current_call.set(call)
-        root: Span | None = None
-        if self._reader.tracer.is_active:
-            request_id = message.header.id or (token_hex(12) if call is None else call.request_id)
-            root = open_root(self._reader.tracer, _METHOD, request_id, remote_parent.get())
+        if self._reader.tracer.is_exporting:
+            open_root(self._reader.tracer, _METHOD, message.header.id, received_ns)
         try:
             if call is not None:
                 call.identity = self._reader.access.resume(call.identity, None)
                 await call.begin()
-            parsed = await self._reader.read(message, self._context)
+            parsed = await self._reader.read(message, self._context, received_ns)
         except Exception as error:
             failure = error
         slot = _Slot()
-        slot.call, slot.root = call, root
+        slot.call, slot.root = call, current_span.get()
         self._slots.add(slot)
         try:
             if failure is not None:
@@ -151,6 +148,8 @@ class InferStream:
                 job.cancel()  # it answered too much within `submit`
         except Exception as error:
             self._refuse(slot, message.header.id, as_sluice_error(error, _METHOD))
+        if slot.root is not None:
+            current_span.set(None)  # the next request of this task may have no recording
 
     def _refuse(self, slot: _Slot, request_id: str, error: SluiceError) -> None:
         """Answer a request that has not begun with `error`, in its turn."""

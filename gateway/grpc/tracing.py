@@ -28,15 +28,16 @@ def trace_call(tracer: Tracer, details: Any, handler: Any) -> Any:
     serve: RawCall = handler.unary_unary
 
     async def serve_traced(raw: bytes | memoryview, context: Any) -> WireMessage:
-        call = current_call.get()
-        request_id = token_hex(_ID_BYTES) if call is None else call.request_id
-        root = open_root(tracer, "ModelInfer", request_id, _read_parent(details))
+        remote_parent.set(_read_parent(details))
+        if tracer.is_exporting:
+            open_root(tracer, "ModelInfer")
         status: int | None = None
         try:
             answer = await serve(raw, context)
             status = 0
             return answer
         finally:
+            root = current_span.get()
             if root is not None:
                 code = context.code()
                 finish(root, status if code is None else getattr(code, "value", (code,))[0])
@@ -44,13 +45,14 @@ def trace_call(tracer: Tracer, details: Any, handler: Any) -> Any:
     return grpc.unary_unary_rpc_method_handler(serve_traced, handler.request_deserializer, handler.response_serializer)
 
 
-def open_root(tracer: Tracer, method: str, request_id: str, parent: RemoteParent | None) -> Span | None:
-    """Begin the recording of a request whose messages have come."""
+def open_root(tracer: Tracer, method: str, request_id: str = "", received_ns: int = 0) -> None:
+    """Begin the recording of a request whose message has come at `received_ns` (perf_counter_ns), by default now."""
+    call = current_call.get()
+    request_id = request_id or (token_hex(_ID_BYTES) if call is None else call.request_id)
     attributes = {"rpc.system": "grpc", "rpc.service": _SERVICE, "rpc.method": method}
-    root = tracer.open(f"{_SERVICE}/{method}", request_id, {**attributes}, parent)
+    root = tracer.open(f"{_SERVICE}/{method}", request_id, {**attributes}, remote_parent.get(), received_ns)
     if root is not None:
-        root.note(RECEIVED)
-    return root
+        root.note(RECEIVED, at_ns=root.started_ns)
 
 
 def finish(root: Span, status: int | None) -> None:

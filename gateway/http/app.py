@@ -44,7 +44,6 @@ from gateway.streams.metrics import StreamCollector
 from gateway.telemetry.aliases import AliasedRegistry
 from gateway.telemetry.exposition import choose_writer
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.tracing.tracer import Tracer
 from sluice import __version__
 
 
@@ -91,7 +90,9 @@ def create_app(
         metrics=service.metrics,
         calls=service.calls,
         restrictions=restrictions,
-        tracer=service.tracer,
+        traced=partial(TraceMiddleware, tracer=service.tracer, find_versions=service.repository.versions)
+        if service.tracer.is_active
+        else None,
         pages=pages,
     )
     app.add_middleware(guards)
@@ -157,14 +158,15 @@ class _Guards:
         metrics: GatewayMetrics,
         calls: CallLog,
         restrictions: Restrictions | None = None,
-        tracer: Tracer | None = None,
+        traced: Callable[[ASGIApp], ASGIApp] | None = None,
         pages: PageGuard | None = None,
     ) -> None:
+        """`traced` wraps an application in what records requests; None: nobody records."""
         unguarded = app
         if restrictions:
             app = RestrictedApiMiddleware(app, restrictions)
         self._calls = calls
-        self._tracer = tracer
+        self._traced = traced
         self._pages = pages or PageGuard(calls)
         self._guarded = self._with_id(app, unguarded, metrics)
         in_calls = CallMiddleware(app, self._calls, _protocol), CallMiddleware(unguarded, self._calls, _batch)
@@ -172,8 +174,8 @@ class _Guards:
 
     def _with_id(self, guarded: ASGIApp, unguarded: ASGIApp, metrics: GatewayMetrics) -> tuple[ASGIApp, ASGIApp]:
         guarded = PageMiddleware(guarded, self._pages)
-        if self._tracer is not None and self._tracer.is_active:
-            guarded, unguarded = TraceMiddleware(guarded, self._tracer), TraceMiddleware(unguarded, self._tracer)
+        if self._traced is not None:
+            guarded, unguarded = self._traced(guarded), self._traced(unguarded)
         return (
             RequestIdMiddleware(guarded, lambda path, status: metrics.count_response(_protocol(path), status)),
             RequestIdMiddleware(unguarded, lambda path, status: None),

@@ -8,6 +8,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gateway.tracing.timelines import TimelineRing
+from pipelines.text.model import may_generate
+from serving.model import Model
 from sluice.spans import Attributes, Recording, RemoteParent, Span, current_span, parse_traceparent
 
 _NS_PER_S = 1_000_000_000
@@ -56,6 +58,10 @@ class Tracer(Collector):
     def is_exporting(self) -> bool:
         """Whether requests are recorded that have no timeline: those that make no language model generate."""
         return self.sink is not None
+
+    def records(self, model: Model) -> bool:
+        """Whether requests to `model` are recorded: where no trace is sent, those alone that may have a timeline."""
+        return self.sink is not None or (self.timelines is not None and may_generate(model))
 
     def open(
         self, name: str, request_id: str, attributes: Attributes, parent: RemoteParent | None, started_ns: int = 0

@@ -118,6 +118,12 @@ def refuse_images(conversation: Conversation, where: str) -> None:
         raise invalid(images[0].path, f"{images[0].path} is not supported{where}")
 
 
+def may_generate(model: Model) -> bool:
+    """Whether a request to `model` may make a language model generate, as far as is known: what a Python model asks is
+    known once it has asked."""
+    return text_model_of(model) is not None or model.calls_models or any(map(may_generate, model.step_models))
+
+
 @singledispatch
 def text_model_of(model: Model) -> TextModel | None:
     """Return the text model behind a served model, None where it does not generate text. Each kind of model registers

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from time import perf_counter_ns
 from typing import ClassVar
@@ -85,6 +86,15 @@ class EnsembleModel(Model):
             return self._plan.models.find(step.model_name, step.version).is_ready
         except SluiceError:
             return False
+
+    @property
+    def step_models(self) -> list[Model]:
+        """The models of its steps, as far as they are loaded."""
+        found = []
+        for step in self._plan.graph.steps:
+            with suppress(SluiceError):
+                found.append(self._plan.models.find(step.model_name, step.version))
+        return found
 
     def is_decoupled_for(self, request: InferRequest) -> bool:
         """Return whether a step that `request` needs streams."""

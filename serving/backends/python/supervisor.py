@@ -172,9 +172,13 @@ class SupervisedWorker:
         return request
 
     def _find_span(self, number: int) -> Span | None:
-        """Return where the time of the request `number` is noted, of the only one where 0 names none."""
+        """Return where the time of the request `number` is noted, of the only one where 0 names none: it asks another
+        model."""
         jobs = self._jobs
-        job = next(iter(jobs.values())) if not number and len(jobs) == 1 else jobs.get(number)
+        first = next(iter(jobs.values()), None)
+        if first is not None:
+            first.calls_model()
+        job = first if not number and len(jobs) == 1 else jobs.get(number)
         return None if job is None else job.span
 
     def _cancel(self, number: int) -> None:
