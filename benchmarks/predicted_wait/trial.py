@@ -14,6 +14,7 @@ from engine.frames import Cancel, Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
 from engine.loop.intake import Intake
 from engine.runners.base import Runner
+from engine.scheduling.admission import Backlog
 from engine.sequence import Sequence as EngineSequence
 from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
@@ -129,17 +130,18 @@ class _RecordingIntake(Intake):
         free_blocks: int,
         now: float,
         *,
+        backlog: Backlog[EngineSequence],
         was_accepted: bool,
         most_wait_s: float | None = None,
     ) -> None:
         outcome = self._trial.begin(sequence.stream_id)
         try:
-            super().admit_to_queue(sequence, running, free_blocks, now, was_accepted=was_accepted)
+            super().admit_to_queue(sequence, running, free_blocks, now, backlog=backlog, was_accepted=was_accepted)
         except SluiceError:
             outcome.is_refused = True
             if not outcome.arrival.is_exempt:
                 raise
-            super().admit_to_queue(sequence, running, free_blocks, now, was_accepted=True)
+            super().admit_to_queue(sequence, running, free_blocks, now, backlog=backlog, was_accepted=True)
         outcome.predicted_s = sequence.predicted_wait_s
 
 

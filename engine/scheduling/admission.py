@@ -17,6 +17,16 @@ MAX_RETRY_AFTER_S = 60.0
 """Bounds of `Retry-After`: no client hammers a full queue, and none stays away for long on a mere forecast."""
 
 
+class Backlog(NamedTuple, Generic[Q]):
+    """The requests that wait in an executor, in its queue and elsewhere, and what it has room for."""
+
+    num_waiting: int
+    num_places: int
+    """Sequences that may start before `max_num_seqs` run."""
+    count_started: Callable[[Iterable[Q]], int]
+    """Returns how many of all that wait the next step takes, if these are the queue, in order."""
+
+
 class AdmissionController(Generic[Q]):
     """The waiting queue and the wait forecast of one engine. Used by one thread."""
 
@@ -34,6 +44,7 @@ class AdmissionController(Generic[Q]):
         free_blocks: int,
         now: float,
         *,
+        backlog: Backlog[Q],
         was_accepted: bool,
         most_wait_s: float | None = None,
     ) -> None:
@@ -42,14 +53,25 @@ class AdmissionController(Generic[Q]):
         DEADLINE if the wait would be too long; never for a request that a lost engine had accepted (`was_accepted`)."""
         prediction = self.forecast.predict(sequence, EngineState(running, self.queue, free_blocks, now))
         if not was_accepted:
-            free = FreeCapacity(self._info.max_num_seqs - len(running), free_blocks)
-            check_queue_limits(
-                sequence.request, sequence.worst_case_blocks, self.queue.work, free, self._config, prediction
+            waiting = WaitingLoad(
+                backlog.num_waiting,
+                self.queue.num_tokens,
+                backlog.num_places,
+                lambda: backlog.num_waiting + 1 - self._count_started(sequence, backlog),
             )
+            check_queue_limits(sequence.request, waiting, self._config, prediction)
             if most_wait_s is not None and prediction.wait_s > most_wait_s:
                 raise _wait_too_long(most_wait_s, prediction)
         self.queue.arrivals.observe(sequence.priority, sequence.tenant, now)
         sequence.predicted_wait_s, sequence.predicted_deviation_s = prediction.wait_s, prediction.deviation_s
+
+    def _count_started(self, sequence: Q, backlog: Backlog[Q]) -> int:
+        """Return how many sequences the next step would take, with the new one in its place in the order."""
+        self.queue.add(sequence)
+        try:
+            return backlog.count_started(self.queue)
+        finally:
+            self.queue.remove(sequence.stream_id)
 
     def note_admitted(self, admitted: Iterable[Q]) -> None:
         """Note which sequences a step takes out of the queue, before it does."""
@@ -72,30 +94,29 @@ class AdmissionController(Generic[Q]):
         return self.forecast.predict_wait(0, "", 1, EngineState(running, self.queue, free_blocks, now)).wait_s
 
 
-class FreeCapacity(NamedTuple):
-    """The capacity that is not reserved: sequences up to `max_num_seqs`, and KV blocks."""
+class WaitingLoad(NamedTuple):
+    """The requests that wait as a new one comes."""
 
-    sequences: int
-    blocks: int
+    num_requests: int
+    num_tokens: float
+    """Tokens to compute before each has its first new one."""
+    num_places: int
+    """Sequences that may start before `max_num_seqs` run."""
+    count_held_back: Callable[[], int]
+    """Returns how many requests, with the new one, the next step would not take. To be called only where the other
+    counts do not decide, because it looks for blocks and prefixes."""
 
 
 def check_queue_limits(
-    request: GenerateRequest,
-    worst_case_blocks: int,
-    waiting: QueuedWork,
-    free: FreeCapacity,
-    config: EngineConfig,
-    prediction: WaitPrediction,
+    request: GenerateRequest, waiting: WaitingLoad, config: EngineConfig, prediction: WaitPrediction
 ) -> None:
     """Raise OVERLOADED if the queue is full, with the predicted wait, and DEADLINE if the request would wait too long.
 
-    The limits count only the sequences that the next step cannot take. `max_queued_requests`: as many more may wait
-    as there are free places in `max_num_seqs`. `max_queued_tokens`: it does not apply while all waiting sequences and
-    this request fit.
+    `max_queued_requests` counts only the requests that the next step cannot take, for want of places or of blocks.
+    `max_queued_tokens` counts those of all that wait, and does not apply while the next step takes all of them and this
+    request.
     """
-    excess = _excess_requests(waiting.num_requests, free.sequences, config)
-    if excess is None and not _fits(worst_case_blocks, waiting, free):
-        excess = _excess_tokens(request, waiting, config)
+    excess = _excess_requests(waiting, config) or _excess_tokens(request, waiting, config)
     if excess is not None:
         raise _queue_full(excess, prediction)
     if prediction.is_warm:
@@ -105,9 +126,9 @@ def check_queue_limits(
 
 def check_reported_queue(stats: EngineStats, max_num_seqs: int, config: EngineConfig) -> None:
     """Raise OVERLOADED if, by an engine's last report, any request that comes now finds a full queue."""
-    excess = _excess_requests(stats.num_waiting, max_num_seqs - stats.num_running, config)
-    if excess is not None:
-        raise _queue_full(excess, WaitPrediction(stats.predicted_wait_s))
+    num_blocked = stats.num_waiting - (max_num_seqs - stats.num_running)
+    if num_blocked >= config.max_queued_requests:
+        raise _queue_full(_too_many(num_blocked, config), WaitPrediction(stats.predicted_wait_s))
 
 
 def check_waiting(num_waiting: int, info: EngineInfo, config: EngineConfig) -> None:
@@ -115,7 +136,10 @@ def check_waiting(num_waiting: int, info: EngineInfo, config: EngineConfig) -> N
     limit = info.max_num_seqs + config.max_queued_requests
     if num_waiting < limit:
         return
-    message = f"the engine is restarting and {num_waiting} requests wait for it; the limit is {limit}"
+    message = (
+        f"the engine is restarting and {num_waiting} requests wait for it; the limit is {limit} (--max-num-seqs plus "
+        "--max-queue-size)"
+    )
     raise SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=max(1.0, info.load_seconds))
 
 
@@ -136,27 +160,30 @@ def deadline_error(sequence: HasDeadlines, now: float) -> SluiceError:
     return SluiceError(ErrorCode.DEADLINE, f"{message}; the server is busy")
 
 
-def _excess_requests(num_waiting: float, num_free: int, config: EngineConfig) -> str | None:
-    limit, num_blocked = config.max_queued_requests, num_waiting - num_free
-    if num_blocked < limit:
+def _excess_requests(waiting: WaitingLoad, config: EngineConfig) -> str | None:
+    limit, num_blocked = config.max_queued_requests, waiting.num_requests + 1 - waiting.num_places
+    if waiting.num_requests < limit:
         return None
-    return f"{num_blocked:.0f} requests wait and the limit is {limit} (max_queued_requests)"
+    if num_blocked <= limit:
+        num_blocked = waiting.count_held_back()
+    return _too_many(num_blocked - 1, config) if num_blocked > limit else None
 
 
-def _excess_tokens(request: GenerateRequest, waiting: QueuedWork, config: EngineConfig) -> str | None:
+def _too_many(num_blocked: int, config: EngineConfig) -> str:
+    return f"{num_blocked} requests wait and the limit is {config.max_queued_requests} (--max-queue-size)"
+
+
+def _excess_tokens(request: GenerateRequest, waiting: WaitingLoad, config: EngineConfig) -> str | None:
     limit = config.max_queued_tokens
     num_tokens = len(request.prompt_token_ids) + len(request.resume_token_ids)
     if limit is None or waiting.num_tokens + num_tokens <= limit:
         return None
+    if waiting.num_requests < waiting.num_places and not waiting.count_held_back():
+        return None
     return (
         f"{waiting.num_tokens:.0f} prompt tokens wait, this request has {num_tokens} and the limit is {limit} "
-        "(max_queued_tokens)"
+        "(--max-queue-tokens)"
     )
-
-
-def _fits(worst_case_blocks: int, waiting: QueuedWork, free: FreeCapacity) -> bool:
-    """Return whether the next step takes all waiting sequences and this one."""
-    return waiting.num_requests < free.sequences and waiting.num_blocks + worst_case_blocks <= free.blocks
 
 
 def _queue_full(excess: str, prediction: WaitPrediction) -> SluiceError:
