@@ -4,7 +4,8 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import chain
 from time import perf_counter
 
 import msgspec
@@ -33,7 +34,7 @@ from engine.frames import (
     WakeUp,
     request_failed,
 )
-from engine.scheduling.admission import AdmissionController, deadline_error
+from engine.scheduling.admission import AdmissionController, Backlog, deadline_error
 from engine.scheduling.policies import find_policy
 from engine.scheduling.queue import DeadlineHeap
 from engine.statistics import EngineStats, IterationStats
@@ -232,10 +233,25 @@ class DelegatedExecutor:
             self._in_flight.sequences,
             self._free_blocks,
             self._clock(),
+            backlog=self._backlog(),
             was_accepted=command.was_accepted,
             most_wait_s=command.most_wait_s,
         )
         self._admission.queue.add(sequence)
+
+    def _backlog(self) -> Backlog[DelegatedSequence]:
+        """Return what waits, in the runtime and before it. Requests whose images are prepared take free places."""
+        in_flight, num_rendering = self._in_flight.sequences, len(self._renderings.tasks)
+        started = num_started(in_flight, self._capacity)
+        num_places = self._capacity.max_num_seqs - started
+
+        def count_started(queue: Iterable[DelegatedSequence]) -> int:
+            is_open = self._capacity.policy.is_in_flight or not in_flight
+            starting = num_started(chain(in_flight, queue), self._capacity) - started if is_open else 0
+            return starting + (min(num_rendering, num_places - starting) if is_open else 0)
+
+        num_waiting = num_rendering + len(self._admission.queue) + len(in_flight) - started
+        return Backlog(num_waiting, num_places, count_started)
 
     @property
     def _free_blocks(self) -> int:

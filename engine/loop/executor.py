@@ -3,7 +3,8 @@ block tables and the free list. Other threads send commands."""
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from time import perf_counter
 from typing import Protocol
 
@@ -226,7 +227,8 @@ class InflightExecutor:
         name = command.request.adapter
         adapter = self._adapters.number_and_digest(name) if name else (0, "")
         try:
-            self._intake.submit(command, self._running.values(), free_blocks, self._clock(), adapter)
+            running = self._running.values()
+            self._intake.submit(command, running, free_blocks, self._clock(), self._count_started, adapter)
         except SluiceError as error:
             self._sequences.failures.append(request_failed(command.stream_id, error))
             return
@@ -261,6 +263,14 @@ class InflightExecutor:
         limits = StepLimits(max_seqs, max_tokens, num_free, beside, alone, may_have_drafts)
         waiting = self.kv.candidates(self._intake.queue, running)
         return plan_step(running, waiting, limits, self._policy, self.kv.num_private_blocks)
+
+    def _count_started(self, waiting: Iterable[Sequence]) -> int:
+        """Return how many of `waiting` the next step would take. One that waits a few steps to share a prefix counts,
+        with all its blocks."""
+        running = list(self._running.values())
+        limits = StepLimits(self._config.max_num_seqs, self._config.max_num_batched_tokens, self.kv.pool.num_free)
+        candidates = (replace(each, is_delayed=False) for each in self.kv.candidates(waiting, running))
+        return len(self._policy.decide(running, candidates, limits, self.kv.num_private_blocks).admitted)
 
     def _draft(self, running: list[Sequence]) -> None:
         """Propose drafts for decoding sequences, unless the blocks for them could force a preemption."""

@@ -1,14 +1,15 @@
 """Takes requests in: checks them, compiles their grammars, and queues their sequences until they run."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.frames import Submit
 from engine.sampling.state import Constraint
-from engine.scheduling.admission import AdmissionController
+from engine.scheduling.admission import AdmissionController, Backlog
 from engine.sequence import Sequence
 from engine.types import EngineInfo, Grammar
 from engine.validation import check_request
@@ -55,10 +56,12 @@ class Intake(AdmissionController[Sequence]):
         running: Collection[Sequence],
         free_blocks: int,
         now: float,
+        count_started: Callable[[Iterable[Sequence]], int],
         adapter: tuple[int, str] = (0, ""),
     ) -> None:
-        """Queue a request; `free_blocks` is how many blocks no running sequence reserves, `adapter` the runner's number
-        of the request's adapter and its digest. Raises INVALID for a request that can never be served, OVERLOADED if
+        """Queue a request; `free_blocks` is how many blocks no running sequence reserves, `count_started` returns how
+        many of the given sequences, in order, the next step would take, and `adapter` is the runner's number of the
+        request's adapter and its digest. Raises INVALID for a request that can never be served, OVERLOADED if
         the queue is full, DEADLINE if the wait would be too long. A request that a lost engine had accepted is not
         rejected for the queue."""
         request = command.request
@@ -70,6 +73,11 @@ class Intake(AdmissionController[Sequence]):
             running,
             free_blocks,
             now,
+            backlog=Backlog(
+                len(self),
+                self._info.max_num_seqs - len(running),
+                lambda queued: count_started(chain(queued, self._grammars)),
+            ),
             was_accepted=command.was_accepted,
             most_wait_s=command.most_wait_s,
         )

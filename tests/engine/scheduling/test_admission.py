@@ -8,19 +8,16 @@ from engine.frames import request_failed
 from engine.scheduling.admission import (
     MAX_RETRY_AFTER_S,
     AdmissionController,
-    FreeCapacity,
+    Backlog,
+    WaitingLoad,
     check_queue_limits,
     check_reported_queue,
 )
-from engine.scheduling.fair_share import QueuedWork
 from engine.sequence import Sequence
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.test_validation import INFO
 from tests.errors import error_of
-
-FULL_HOUSE = FreeCapacity(sequences=0, blocks=0)
-
 
 def request(
     num_tokens: int = 10, *, timeout_s: float | None = None, queue_timeout_s: float | None = None, num_resumed: int = 0
@@ -39,16 +36,17 @@ def config(requests: int = 512, tokens: int | None = None) -> EngineConfig:
     return EngineConfig(model_path="", max_queued_requests=requests, max_queued_tokens=tokens)
 
 
-def waiting(requests: int, tokens: int = 0, blocks: int = 0) -> QueuedWork:
-    return QueuedWork(requests, tokens, blocks)
+def waiting(requests: int, tokens: int = 0, places: int = 0, *, num_started: int = 0) -> WaitingLoad:
+    """`num_started`: how many of them, and of the new one, the next step takes."""
+    return WaitingLoad(requests, tokens, places, lambda: requests + 1 - num_started)
 
 
 def check(
-    backlog: QueuedWork, limits: EngineConfig, asked: GenerateRequest | None = None, room: FreeCapacity = FULL_HOUSE,
-    wait_s: float = 0.0, *, earliest_s: float = 0.0, service_s: float = 0.0, is_warm: bool = True,
+    backlog: WaitingLoad, limits: EngineConfig, asked: GenerateRequest | None = None, wait_s: float = 0.0,
+    *, earliest_s: float = 0.0, service_s: float = 0.0, is_warm: bool = True,
 ) -> None:  # fmt: skip
     prediction = WaitPrediction(wait_s, 0.1, earliest_s, service_s, is_warm)
-    check_queue_limits(asked or request(), 1, backlog, room, limits, prediction)
+    check_queue_limits(asked or request(), backlog, limits, prediction)
 
 
 def refusal(*arguments: object, **named: object) -> SluiceError:
@@ -60,32 +58,36 @@ def test_as_many_may_wait_as_the_limit_says_and_no_more() -> None:
     error = refusal(waiting(4), config(requests=4), wait_s=12.3)
     assert (error.code, error.retry_after_s) == (ErrorCode.OVERLOADED, 12.3)
     assert error.message == (
-        "the queue is full: 4 requests wait and the limit is 4 (max_queued_requests); "
+        "the queue is full: 4 requests wait and the limit is 4 (--max-queue-size); "
         "the wait would be about 12 s, try again in 13 s"
     )
 
 
-def test_free_places_count_besides() -> None:
-    check(waiting(5), config(requests=4), room=FreeCapacity(2, 0))
-    assert (
-        "4 requests wait and the limit is 4" in refusal(waiting(6), config(requests=4), room=FreeCapacity(2, 0)).message
-    )
-    check(waiting(1), config(requests=0), room=FreeCapacity(2, 0))
+def test_those_that_the_next_step_takes_count_besides() -> None:
+    check(waiting(5, places=2, num_started=2), config(requests=4))
+    error = refusal(waiting(6, places=2, num_started=2), config(requests=4))
+    assert "4 requests wait and the limit is 4" in error.message
+    check(waiting(1, places=2, num_started=2), config(requests=0))
+
+
+def test_places_without_blocks_for_them_are_no_room() -> None:
+    check(waiting(4, places=9, num_started=1), config(requests=4))
+    error = refusal(waiting(4, places=9), config(requests=4))
+    assert "4 requests wait and the limit is 4" in error.message
 
 
 def test_prompt_tokens_are_bounded_with_the_newcomers_own() -> None:
     check(waiting(3, tokens=90), config(tokens=100))
     error = refusal(waiting(3, tokens=91), config(tokens=100), wait_s=2.0)
     assert error.code == ErrorCode.OVERLOADED
-    assert "91 prompt tokens wait, this request has 10 and the limit is 100 (max_queued_tokens)" in error.message
+    assert "91 prompt tokens wait, this request has 10 and the limit is 100 (--max-queue-tokens)" in error.message
     assert refusal(waiting(0), config(tokens=15), request(10, num_resumed=6)).code == ErrorCode.OVERLOADED
 
 
 def test_tokens_are_not_bounded_where_all_start_at_once() -> None:
-    busy = waiting(3, tokens=1000, blocks=9)
-    check(busy, config(tokens=100), room=FreeCapacity(4, 10))
-    assert refusal(busy, config(tokens=100), room=FreeCapacity(3, 10)).code == ErrorCode.OVERLOADED
-    assert refusal(busy, config(tokens=100), room=FreeCapacity(4, 9)).code == ErrorCode.OVERLOADED
+    check(waiting(3, 1000, places=4, num_started=4), config(tokens=100))
+    assert refusal(waiting(3, 1000, places=3, num_started=3), config(tokens=100)).code == ErrorCode.OVERLOADED
+    assert refusal(waiting(3, 1000, places=4, num_started=3), config(tokens=100)).code == ErrorCode.OVERLOADED
 
 
 @pytest.mark.parametrize(("wait_s", "retry_after_s"), [(0.0, 1.0), (0.2, 1.0), (7.5, 7.5), (1e6, MAX_RETRY_AFTER_S)])
@@ -139,9 +141,12 @@ def test_a_wait_over_what_the_client_takes_is_refused_with_the_prediction(monkey
     controller = AdmissionController[Sequence](INFO, config(), lambda: 0.0)
     monkeypatch.setattr(controller.forecast, "predict", lambda *_: WaitPrediction(2.5))
     sequence = Sequence(1, request(), INFO, 0.0, 0)
+    backlog: Backlog[Sequence] = Backlog(0, 1, lambda queue: len(list(queue)))
 
     def admit(most_wait_s: float | None, *, was_accepted: bool = False) -> None:
-        controller.admit_to_queue(sequence, (), 10, 0.0, was_accepted=was_accepted, most_wait_s=most_wait_s)
+        controller.admit_to_queue(
+            sequence, (), 10, 0.0, backlog=backlog, was_accepted=was_accepted, most_wait_s=most_wait_s
+        )
 
     with pytest.raises(SluiceError, match=r"the wait would be about 2\.5 s, and the client takes 2\.4 s") as refused:
         admit(2.4)
