@@ -23,7 +23,8 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from engine.guidance.schema import parse_schema, relaxations
+from engine.guidance.closing import relaxations
+from engine.guidance.schema import parse_schema
 from engine.guidance.translate import MAX_BYTES
 from engine.types import Grammar, GrammarKind
 from gateway.http.json_pieces import INLINE_BYTES, Document, DocumentError, DocumentLimits

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from engine.guidance.schema import close_objects
+from engine.guidance.closing import rewrite
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.schema_types import alone, number_regex
 from pipelines.chat.source import PartReader, Steps, UnexpectedText
@@ -45,7 +45,7 @@ def _parse_tool(function: dict[str, Any]) -> Tool:
         raise invalid("tools", message)
     parameters = {**parameters, "type": "object"}
     is_strict = function.get("strict") is not False
-    return Tool(function["name"], close_objects(parameters) if is_strict else parameters)
+    return Tool(function["name"], rewrite(parameters, is_closed=is_strict).schema)
 
 
 class ChatFormat(ABC):

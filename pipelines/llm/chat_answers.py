@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.guidance.schema import parse_schema, relaxations
+from engine.guidance.closing import relaxations
+from engine.guidance.schema import parse_schema
 from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
 from pipelines.chat.formats import ReasoningFormat, ToolFormat, parse_tools
 from pipelines.chat.lark import LarkWriter

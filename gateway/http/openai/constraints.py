@@ -8,7 +8,8 @@ from typing import Any, NewType
 
 import msgspec
 
-from engine.guidance.schema import close_objects, parse_schema
+from engine.guidance.closing import rewrite
+from engine.guidance.schema import parse_schema
 from engine.types import Grammar, GrammarKind
 from gateway.http.errors import client_names
 from gateway.http.openai.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
@@ -101,7 +102,7 @@ def _read_structured_outputs(sent: StructuredOutputs) -> Iterator[Constraint]:
     schema = sent.json_
     if schema is not None and sent.disable_additional_properties:
         with client_names({"grammar": "structured_outputs.json"}):
-            schema = close_objects(parse_schema(_json_text(schema)))
+            schema = rewrite(parse_schema(_json_text(schema)), is_closed=True).schema
     yield from _read_guided("structured_outputs.", schema, sent.regex, sent.choice, sent.grammar)
     if sent.structural_tag is not None:
         yield "structured_outputs.structural_tag", StructuralTag(_json_text(sent.structural_tag))
