@@ -1,14 +1,15 @@
 """Closes the objects of a schema: they have no members that it does not name.
 
 A member is named by `properties`, `patternProperties` or `required`, of the schema or of a part of it: what it refers to,
-allOf, a condition, and the option of anyOf or oneOf that the object takes. Where one object may take two options, it may
-have the members of both. A schema that names no member stays open, and so does one that says itself what other members
-are (`additionalProperties`).
+allOf, a condition, and the option of anyOf or oneOf that the object takes. The parts hold together, so the whole is
+closed, not each part. Where one object may take two options, it may have the members of both. A schema that names no
+member stays open, and so does one that says itself what other members are (`additionalProperties`).
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from engine.guidance.nodes import escape, find, have_exclusive_members, may_be_object, names_in
@@ -62,8 +63,8 @@ class Members:
 class Others(NamedTuple):
     """Members of an object that schemas beside its own name: with their schemas, and by patterns."""
 
-    names: dict[str, Any] = {}
-    patterns: dict[str, Literal[True]] = {}
+    names: Mapping[str, Any] = MappingProxyType({})
+    patterns: Mapping[str, Literal[True]] = MappingProxyType({})
 
     def __bool__(self) -> bool:
         return bool(self.names or self.patterns)

@@ -16,8 +16,8 @@ BOUNDS = {
     "hostname": r"^.{1,253}$",
     "uri": r"^[^:]{1,32}:(?://[^/?#]{0,255})?[^?#]{0,1024}(?:\?[^#]{0,1024})?(?:#.{0,255})?$",
 }
-"""Patterns that a string of the format matches besides: nanoseconds; numbers of 9 digits; the lengths of RFC 5321 and RFC
-1035; and for a URI, which has no limit, what browsers and servers take."""
+"""Patterns that a string of the format matches besides: nanoseconds, numbers of 9 digits, the lengths of RFC 5321 and RFC
+1035, and for a URI, which has no limit, what browsers and servers take."""
 _SAID = ("maxLength", "const", "enum")
 """Keywords of a schema that has bounds of its own."""
 _SHORTEST = 32
@@ -27,7 +27,7 @@ _SHORTEST = 32
 def bound_formats(schema: dict[str, Any]) -> bool:
     """Give formats an end, and take those that do not constrain out of a schema; return whether it has changed."""
     nodes = [node for _, node in walk(schema) if "format" in node]
-    return any([_bound(node) for node in nodes])
+    return sum(map(_bound, nodes)) > 0
 
 
 def _bound(node: dict[str, Any]) -> bool:
@@ -42,7 +42,7 @@ def _bound(node: dict[str, Any]) -> bool:
         node["pattern"] = bound
         return True
     part = {"type": "string", "pattern": bound}
-    own = {key: node[key] for key in ("format", "pattern", "minLength") if key in node}
+    own: dict[str, Any] = {key: node[key] for key in ("format", "pattern", "minLength") if key in node}
     if not isinstance(parts := node.get("allOf", []), list) or _is_too_complex({**own, "allOf": [part]}):
         return False  # the client's own pattern decides
     kind = {"type": node["type"]} if "type" in node else {}

@@ -1,7 +1,7 @@
-"""Rewrites a schema's regular expressions, which are JavaScript's, in the syntax of the compiler, which has no look-around.
+"""Rewrites a schema's regular expressions, which are JavaScript's, in the syntax of the compiler.
 
-An assertion that the compiler does not have is left out: the pattern then matches more, never less. JavaScript's escapes,
-and characters that have a meaning in the compiler's syntax alone, are spelled anew.
+The compiler has no look-around. Such an assertion is left out: the pattern then matches more, never less. JavaScript's
+escapes, and characters that have a meaning in the compiler's syntax alone, are spelled anew.
 """
 
 import re
@@ -271,4 +271,4 @@ def _hyphen(part: str) -> str:
 
 
 def _is_several(part: str) -> bool:
-    return len(part) > 1 and part[1] in _CLASSES or part == _NOTHING
+    return (len(part) > 1 and part[1] in _CLASSES) or part == _NOTHING

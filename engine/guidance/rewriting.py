@@ -1,8 +1,6 @@
 """Rewrites a client's schema as one that its grammar keeps to.
 
-What no grammar can express is left out and noted: the new schema matches more values, never fewer. A closed schema has no
-members that it does not name. The parts of an object's schema (allOf, anyOf, $ref and the like) hold together, so members
-that one part names are members for all, and the whole is closed, not its parts.
+What no grammar can express is left out and noted: the new schema matches more values, never fewer.
 """
 
 from collections.abc import Callable
@@ -18,7 +16,6 @@ from engine.guidance.nodes import (
     find,
     has_unknown_format,
     listed_types,
-    may_be_object,
     names_in,
     types_of,
     unescape,
@@ -82,7 +79,7 @@ class Rewriter:
             container, name, pointer, node, is_whole = self._pending.pop()
             container[name] = self.whole(node, pointer, 0) if is_whole else self.part(node, pointer, 0)
         if whole is False:
-            whole = {"not": {}}  # which the compiler refuses
+            whole = {"enum": []}  # which the compiler refuses
         return {**whole, **self._definitions}
 
     def whole(self, node: Any, pointer: str, depth: int) -> Any:
@@ -362,7 +359,7 @@ def _settle_counts(rewriter: Rewriter, out: dict[str, Any], pointer: str) -> Non
     required = set(names_in(out.get("required")))
     properties = out.get("properties")
     optional = [name for name in properties if name not in required] if isinstance(properties, dict) else []
-    sent = {key: out.pop(key) for key in ("minProperties", "maxProperties") if key in out}
+    sent: dict[str, Any] = {key: out.pop(key) for key in ("minProperties", "maxProperties") if key in out}
     for dropped in ((), ("maxProperties",), ("minProperties",), tuple(sent)):
         kept = {key: value for key, value in sent.items() if key not in dropped}
         if _can_count(out, kept.get("minProperties"), kept.get("maxProperties"), len(required), len(optional)):
@@ -382,6 +379,8 @@ def _can_count(out: dict[str, Any], least: Any, most: Any, num_required: int, nu
     """Whether the compiler keeps to bounds of the number of members. Where some may be left out, it knows one."""
     if not all(each is None or isinstance(each, int) for each in (least, most)):
         return True  # the compiler says what is wrong
+    if any(key in out for key in _APPLICATORS):
+        return least is None and most is None
     left = max((least or 0) - num_required, 0)
     if not num_optional or (not left and most is None):
         return True

@@ -134,4 +134,3 @@ def _required_items(pointer: str, node: dict[str, Any]) -> Iterator[str]:
         yield from (f"{pointer}/prefixItems/{index}" for index in range(min(num_items, len(first))))
         if num_items > len(first) and isinstance(node.get("items"), dict):
             yield f"{pointer}/items"
-
