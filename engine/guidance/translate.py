@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from engine.guidance.closing import rewrite
+from engine.guidance.formats import bound_formats
 from engine.guidance.gbnf import LarkGrammar, is_gbnf, lark_string, to_lark
-from engine.guidance.schema import Probe, check_schema, drop_unknown_formats, locate_error, parse_schema
+from engine.guidance.schema import Probe, check_schema, locate_error, parse_schema
 from engine.types import Grammar, GrammarKind
 from sluice.errors import SluiceError, invalid
 
@@ -124,11 +126,11 @@ def _json_style(whitespace: str | None) -> "JsonCompileOptions":
 
 
 def _json_schema(text: str, whitespace: str | None) -> Translation:
-    schema = parse_schema(text)
-    if drop_unknown_formats(schema):
-        text = msgspec.json.encode(schema).decode()
-    compiled = _schema_grammar(text, _json_style(whitespace))
-    check_schema(schema)
+    sent = parse_schema(text)
+    check_schema(sent)
+    schema = rewrite(sent).schema
+    bound_formats(schema)
+    compiled = _schema_grammar(msgspec.json.encode(schema).decode(), _json_style(whitespace))
 
     def explain(raw: str, probe: Probe) -> SluiceError:
         return _schema_error(schema, raw, probe)
@@ -224,8 +226,8 @@ def _tool_calls(text: str) -> Translation:
     def rewrite(match: re.Match[str]) -> str:
         with _blamed_on(match["owner"]):
             schema = parse_schema(match["schema"])
-            drop_unknown_formats(schema)
             check_schema(schema)
+            bound_formats(schema)
         schemas.append((match["owner"], schema))
         return match["head"] + json.dumps({**schema, "x-guidance": _JSON_STYLE})
 

@@ -6,10 +6,10 @@ would silently give another answer than the client asked for. A value that chang
 
 import json
 from codecs import BOM_UTF8
+import re
 from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import islice
+from functools import lru_cache, partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
@@ -24,7 +24,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from engine.guidance.schema import parse_schema, relaxations
+from engine.guidance.closing import rewrite
+from engine.guidance.rewriting import Note
+from engine.guidance.schema import parse_schema
 from engine.guidance.translate import MAX_BYTES
 from engine.types import Grammar, GrammarKind
 from gateway.http.errors import requirement
@@ -46,6 +48,11 @@ MAX_LIST = 4096
 _SHOWN_CHARS = 60
 _NAMED_RELAXATIONS = 10
 _WARNED_FIELDS = 10
+_TELLING = re.compile(
+    r'"(?:contains|dependen|format|if|m(?:ax|in)Properties|not|oneOf|pattern|propertyNames|required"\s*:\s*[tf]'
+    r"|unevaluated|uniqueItems|\$dynamicRef|\$recursiveRef)"
+)
+"""Matches the beginnings of keywords in a schema to which answers are perhaps not held."""
 _MEDIA_ERROR = "media"
 _MEDIA_PARTS = {
     *("image_url", "input_image", "image", "video_url", "video"),
@@ -171,14 +178,23 @@ def _check_request(validate: Callable[[], RequestT], is_strict: bool) -> tuple[R
 
 
 def relaxed_parts(grammar: Grammar) -> list[str]:
-    """Return the first of what a JSON schema says and answers are not held to. The engine refuses what is no schema."""
-    text = grammar.text
-    is_long = len(text) > MAX_BYTES[GrammarKind.JSON_SCHEMA]
-    if grammar.kind is not GrammarKind.JSON_SCHEMA or is_long or not ('"format"' in text or '"oneOf"' in text):
-        return []
+    """Return the first of what a JSON schema says and answers are not held to."""
+    return [str(note) for note in schema_notes(grammar)[:_NAMED_RELAXATIONS]]
+
+
+def schema_notes(grammar: Grammar) -> Sequence[Note]:
+    """Return all that a JSON schema says and answers are not held to. The engine refuses what is no schema."""
+    is_long = len(grammar.text) > MAX_BYTES[GrammarKind.JSON_SCHEMA]
+    if grammar.kind is not GrammarKind.JSON_SCHEMA or is_long or not _TELLING.search(grammar.text):
+        return ()
+    return _notes_of(grammar.text)
+
+
+@lru_cache(16)
+def _notes_of(schema: str) -> Sequence[Note]:
     with suppress(SluiceError):
-        return list(islice(relaxations(parse_schema(text)), _NAMED_RELAXATIONS))
-    return []
+        return rewrite(parse_schema(schema)).notes
+    return ()
 
 
 def warning_header(

@@ -3,12 +3,15 @@
 import json
 import re
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from threading import Lock
 from typing import Any, ClassVar
 
 import msgspec
 
-from engine.guidance.schema import close_objects
+from engine.guidance.closing import Rewritten, rewrite
+from engine.guidance.rewriting import is_reference
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.schema_types import alone, number_regex
 from pipelines.chat.source import PartReader, Steps, UnexpectedText
@@ -20,6 +23,8 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_BYTES = 12
 NAME_CHARS = re.compile(r"[\w.:/-]*")
 """Characters of which the names of functions consist, more than OpenAI allows."""
+_MAX_KEPT_BYTES = 2 << 20
+"""Most bytes of JSON of the schemas that are kept. As values they take some ten times as much."""
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -28,24 +33,56 @@ class Tool(msgspec.Struct, frozen=True):
 
     name: str
     parameters: dict[str, Any]
+    relaxed: tuple[str, ...] = ()
+    """What the client's schema says and calls are not held to."""
 
 
 def parse_tools(tools: Sequence[dict[str, Any]]) -> list[Tool]:
     """Return tools in OpenAI's form as values. One without parameters has no arguments. Unless a tool's `strict` is
     false, its arguments have no members that their schema does not name. Raises INVALID for arguments that would be no
-    object."""
+    object, and for a strict tool whose calls cannot be held to all of its schema."""
     return [_parse_tool(tool["function"]) for tool in tools]
 
 
 def _parse_tool(function: dict[str, Any]) -> Tool:
-    parameters = function.get("parameters") or _NO_PARAMETERS
+    name, parameters, strict = function["name"], function.get("parameters") or _NO_PARAMETERS, function.get("strict")
     kind = parameters.get("type", "object")
     if kind != "object":
-        message = f"the parameters of the tool {function['name']} must have the type 'object', got {str(kind)[:40]!r}"
+        message = f"the parameters of the tool {name} must have the type 'object', got {str(kind)[:40]!r}"
         raise invalid("tools", message)
-    parameters = {**parameters, "type": "object"}
-    is_strict = function.get("strict") is not False
-    return Tool(function["name"], close_objects(parameters) if is_strict else parameters)
+    schema, notes = _parsed.rewrite(parameters, is_closed=strict is not False)
+    if strict is True and (broken := next((note for note in notes if note.is_broken), None)) is not None:
+        reason = f"at {broken.pointer}: {broken.what}, as strict asks; leave it out, or send strict: false"
+        raise invalid("tools", f"the JSON schema of the tool {name} cannot be used: {reason}")
+    return Tool(name, schema, tuple(map(str, notes)))
+
+
+class _ParsedSchemas:
+    """The schemas of tools that came last: agents send the same ones with each turn. Used from any thread."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[bytes, bool], Rewritten] = OrderedDict()
+        self._num_bytes = 0
+        self._lock = Lock()
+
+    def rewrite(self, parameters: dict[str, Any], *, is_closed: bool) -> Rewritten:
+        """Return an object's schema as its grammar keeps to it. It is shared: nobody may change it."""
+        key = (msgspec.json.encode(parameters), is_closed)
+        with self._lock:
+            if (known := self._known.get(key)) is not None:
+                self._known.move_to_end(key)
+                return known
+        typed = parameters if is_reference(parameters) else {**parameters, "type": "object"}
+        made = rewrite(typed, is_closed=is_closed)
+        with self._lock:
+            self._num_bytes += 0 if key in self._known else len(key[0])
+            self._known[key] = made
+            while self._num_bytes > _MAX_KEPT_BYTES:
+                self._num_bytes -= len(self._known.popitem(last=False)[0][0])
+        return made
+
+
+_parsed = _ParsedSchemas()
 
 
 class ChatFormat(ABC):

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from engine.guidance.closing import rewrite
 from engine.guidance.gbnf import is_gbnf, to_lark
 from engine.types import Grammar, GrammarKind
 from pipelines.chat.formats import Tool
@@ -136,7 +137,7 @@ class _Writer:
             case _Const():
                 return lark.text(format.value)
             case _Json():
-                return lark.json(format.json_schema)
+                return lark.json(rewrite(format.json_schema).schema)
             case _QwenParameters():
                 return self._parameters(format.json_schema)
             case _Gbnf():
@@ -160,7 +161,7 @@ class _Writer:
         if schema.get("type", "object") != "object":
             kind = str(schema["type"])[:40]
             raise invalid("grammar", f"qwen_xml_parameter needs a schema of the type 'object', got {kind!r}")
-        tool = Tool("", {**schema, "type": "object"})
+        tool = Tool("", rewrite({**schema, "type": "object"}).schema)
         return " ".join([r'"\n"?', *Qwen3CoderFormat().arguments(tool, self._lark)])
 
     def _grammar(self, text: str) -> str:

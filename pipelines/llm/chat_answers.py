@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from engine.guidance.schema import parse_schema, relaxations
+from engine.guidance.closing import rewrite
+from engine.guidance.schema import parse_schema
 from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
 from pipelines.chat.formats import ReasoningFormat, ToolFormat, parse_tools
 from pipelines.chat.lark import LarkWriter
@@ -39,8 +40,7 @@ def relaxed_tools(tools: Sequence[dict[str, Any]], info: EngineInfo) -> list[str
     """Return the first of what the schemas of tools say and calls are not held to."""
     if tools and not _is_able(info):
         return [f"{info.runtime} does not hold calls to the schemas of tools"]
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    found = (f"{what} in {name}" for name, schema in schemas.items() for what in relaxations(schema))
+    found = (f"{what} in {tool.name}" for tool in parse_tools(tools) for what in tool.relaxed)
     return list(islice(found, _NAMED_RELAXATIONS))
 
 
@@ -147,7 +147,7 @@ def _answer(
         kinds = " or ".join(_JSON_SCHEMAS)
         message = f"with tools the answer's text can be made to match {kinds}, got {sent.kind.value}"
         raise invalid("grammar", message)
-    schema = parse_schema(sent.text or _JSON_SCHEMAS[sent.kind])
+    schema = rewrite(parse_schema(sent.text or _JSON_SCHEMAS[sent.kind])).schema
     text = lark.json(schema)
     return f"({text} | {format.required_calls(parsed, lark, is_parallel=choice.is_parallel)})"
 

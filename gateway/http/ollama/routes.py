@@ -99,7 +99,8 @@ class OllamaRoutes:
         reader = model.chat_reader(text_request)
         reply.pieces = None if reader is None else PieceReader(reader, shows_thinking=fields.think is not False)
         grammar = text_request.sampling.get("grammar")
-        headers = warning_header(ignored, () if grammar is None else relaxed_parts(grammar))
+        relaxed = [] if grammar is None else relaxed_parts(grammar)
+        headers = warning_header(ignored, [*relaxed, *(reader.relaxed if reader is not None else ())])
         events = self._service.generate(model, text_request)
         if fields.stream is not False:
             return LineStreamResponse(_stream_lines(events, reply, memory), error_line, headers)

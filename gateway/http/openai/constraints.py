@@ -8,11 +8,12 @@ from typing import Any, NewType
 
 import msgspec
 
-from engine.guidance.schema import close_objects, parse_schema
+from engine.guidance.closing import rewrite
+from engine.guidance.schema import parse_schema
 from engine.types import Grammar, GrammarKind
 from gateway.http.errors import client_names
 from gateway.http.openai.schemas import GenerationRequest, ResponseFormat, StructuredOutputs
-from gateway.http.parsing import quote_value
+from gateway.http.parsing import quote_value, schema_notes
 from sluice.errors import invalid
 
 CONSTRAINT_FIELDS = frozenset(
@@ -90,18 +91,29 @@ def _read_response_format(sent: ResponseFormat) -> Iterator[Constraint]:
             raise invalid(path, f"{path} is required where response_format.type is json_schema")
         if sent.json_schema.schema_ is None:
             raise invalid(f"{path}.schema", f"{path}.schema is required")
-        yield f"{path}.schema", Grammar(GrammarKind.JSON_SCHEMA, _json_text(sent.json_schema.schema_))
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, _json_text(sent.json_schema.schema_))
+        if sent.json_schema.strict:
+            _check_strict(f"{path}.schema", grammar)
+        yield f"{path}.schema", grammar
     if sent.type == "structural_tag":
         parts = {"structures": sent.structures, "triggers": sent.triggers, "format": sent.format}
         given = {name: value for name, value in parts.items() if value is not None}
         yield "response_format", StructuralTag(_json_text(given))
 
 
+def _check_strict(path: str, grammar: Grammar) -> None:
+    """Raise INVALID for a schema of which the answer cannot keep to all."""
+    note = next((note for note in schema_notes(grammar) if note.is_broken), None)
+    if note is not None:
+        reason = f"at {note.pointer}: {note.what}, as strict asks; leave it out, or send strict: false"
+        raise invalid(path, f"the JSON schema cannot be used: {reason}")
+
+
 def _read_structured_outputs(sent: StructuredOutputs) -> Iterator[Constraint]:
     schema = sent.json_
     if schema is not None and sent.disable_additional_properties:
         with client_names({"grammar": "structured_outputs.json"}):
-            schema = close_objects(parse_schema(_json_text(schema)))
+            schema = rewrite(parse_schema(_json_text(schema)), is_closed=True).schema
     yield from _read_guided("structured_outputs.", schema, sent.regex, sent.choice, sent.grammar)
     if sent.structural_tag is not None:
         yield "structured_outputs.structural_tag", StructuralTag(_json_text(sent.structural_tag))

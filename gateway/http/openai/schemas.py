@@ -94,7 +94,7 @@ class JsonSchema(RequestObject):
 
     name: str = Field(description=UNUSED)
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = Field(None, description="Accepted and not used: the answer always matches.")
+    strict: bool | None = Field(None, description="Refuses a schema that no grammar keeps to in full.")
 
 
 class ResponseFormat(RequestObject):

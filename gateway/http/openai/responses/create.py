@@ -242,7 +242,7 @@ def _response_format(sent: TextFormat) -> ResponseFormat:
     if sent.schema_ is None:
         path = "text.format.schema"
         raise invalid(path, f"{path} is required where text.format.type is json_schema")
-    return ResponseFormat(type=sent.type, json_schema=JsonSchema(name="", schema=sent.schema_, strict=None))
+    return ResponseFormat(type=sent.type, json_schema=JsonSchema(name="", schema=sent.schema_, strict=sent.strict))
 
 
 def response_object(

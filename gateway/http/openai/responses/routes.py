@@ -115,18 +115,20 @@ class ResponseRoutes:
         key = request.headers.get(owner_keys.HEADER)
         if key and model.takes_parameters:
             text_request = with_owner_key(text_request, key)
+        reader = model.chat_reader(text_request)
+        relaxed = [*options.relaxed, *(reader.relaxed if reader is not None else ())]
         response = response_object(f"resp_{mark}", fields, model.name, options.service_tier, get_begin_time(request))
         response["store"] = response["store"] and self._archive is not None
         turn = ResponseTurn(
             owner,
             request_id,
-            ResponseReply(response, ids, options.top_logprobs, model.chat_reader(text_request)),
+            ResponseReply(response, ids, options.top_logprobs, reader),
             self._service.generate(model, text_request),
             items,
             options.param_names,
             outlives_failures=bool(fields.stream or fields.background),
         )
-        return turn, warning_header(ignored, options.relaxed, without_effect)
+        return turn, warning_header(ignored, relaxed, without_effect)
 
     async def count_input(self, request: Request) -> Response:
         """Count the tokens of a prompt."""

@@ -192,7 +192,7 @@ class TextFormat(RequestObject):
     name: str | None = Field(None, description=UNUSED)
     description: str | None = Field(None, description=UNUSED)
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = Field(None, description="Accepted and not used: the text always matches.")
+    strict: bool | None = Field(None, description="Refuses a schema that no grammar keeps to in full.")
 
 
 class TextConfig(RequestObject):
