@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest
-from gateway.http.parsing import RequestObject, text_or_list, text_or_object, union_error
+from gateway.http.openai.tool_schemas import RefusalPart
+from gateway.http.parsing import RequestObject, WholeNumber, text_or_list, text_or_object, union_error
 from gateway.http.tools import MAX_TOOLS
 
 MAX_ITEMS = 1 << 14
@@ -26,17 +27,6 @@ class TextItemPart(RequestObject):
     text: str
     annotations: list[Any] | None = Field(None, description=UNUSED)
     logprobs: list[Any] | None = Field(None, description=UNUSED)
-
-
-class RefusalPart(RequestObject):
-    """The model's refusal in an earlier answer, which is read as text."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
 
 
 class InputImagePart(RequestObject):
@@ -248,11 +238,11 @@ class CreateResponseRequest(PromptFields, GenerationRequest):
 
     example = '{"model": "rill", "input": "Hello!", "max_output_tokens": 50}'
 
-    max_output_tokens: int | None = Field(None, ge=1)
-    max_tool_calls: int | None = Field(
+    max_output_tokens: WholeNumber | None = Field(None, ge=1)
+    max_tool_calls: WholeNumber | None = Field(
         None, ge=1, lt=2**31, description="Accepted and not used: this server runs no tools."
     )
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: WholeNumber | None = Field(None, ge=0, le=20)
     include: list[str] | None = Field(
         None,
         max_length=32,
