@@ -53,10 +53,11 @@ def arguments_text(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def check_tool_names(names: Sequence[str], path: str) -> None:
-    """Raise INVALID for the name of a tool that is none, or another tool's. `path` has {} for its index."""
+def check_tool_names(names: Sequence[str], path: str | Sequence[str]) -> None:
+    """Raise INVALID for the name of a tool that is none, or another tool's. `path` has {} for its index, or is the path
+    of each."""
     for index, name in enumerate(names):
-        place = path.format(index)
+        place = path.format(index) if isinstance(path, str) else path[index]
         if not _NAME.fullmatch(name):
             size = f"1 to {MAX_TOOL_NAME_CHARS}"
             raise invalid(place, f"{place} must have {size} letters, digits, _, - and ., got {quote_value(name)}")
