@@ -323,6 +323,14 @@ def text_or_list(value: Any) -> str | None:
     return "<list>" if isinstance(value, list) else None
 
 
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
+"""An integer, which JSON may write as 1.0: so do clients whose language has one type of numbers."""
+
+
 def union_error(what: str) -> dict[str, str]:
     """Return a union's settings for the error about a value that is none of its members."""
     return {"custom_error_type": "expected", "custom_error_message": f"Input should be {what}"}

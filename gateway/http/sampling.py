@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag, create_model
 
 from engine.sampling_fields import FieldKind, FieldOrigin, SamplingField
-from gateway.http.parsing import RequestObject, union_error
+from gateway.http.parsing import RequestObject, WholeNumber, union_error
 
 
 def _switch_kind(value: Any) -> str | None:
@@ -21,7 +21,7 @@ _Switch = Annotated[
 ]
 _TYPES: dict[FieldKind, Any] = {
     FieldKind.FLOAT: float,
-    FieldKind.INTEGER: int,
+    FieldKind.INTEGER: WholeNumber,
     FieldKind.BOOLEAN: bool,
     FieldKind.SWITCH: _Switch,
     FieldKind.TOKEN_IDS: list[int],

@@ -169,6 +169,11 @@ class CallReader(PartReader):
         """Calls that have begun."""
         self._ids: set[str] = set()
 
+    @property
+    def opening(self) -> str:
+        """The text in front of the first call."""
+        return self._format.opening
+
     def attempt(self, opening: str, call: Steps[None]) -> Steps[None]:
         """Read a call after its `opening`. Where the text turns out to be none, yield it as the answer's. A call that
         has begun stays one."""

@@ -19,15 +19,18 @@ class FormatReader:
         *,
         choice: ToolChoice,
         relaxed: Callable[[], list[str]],
+        shows_calls: bool = True,
     ) -> None:
         """`open_reasoning` takes the end of the prompt, which comes with the first event. Unless the `choice` allows
         it, calls after the first are left out: not every runtime keeps the model from making them. Where a call is
         required, all other text is a call that was cut off, and left out. `relaxed` says what calls are not held to.
+        Unless `shows_calls`, all calls are left out: the client offers no tool that they could be for.
         """
         self._find_relaxed = relaxed
         self._open_reasoning = open_reasoning
         self._reasoning: PartReader | None = None
         self._calls = calls
+        self._shows_calls = shows_calls
         self._is_parallel, self._has_text = choice.is_parallel, not choice.is_required
         self._token_starts: Sequence[int] = ()
         self._space: list[str] = []
@@ -69,7 +72,10 @@ class FormatReader:
         self._open("")
         parts = self._find_calls([] if self._reasoning is None else self._reasoning.finish())
         if self._calls is not None:
-            parts += self._hold_space(self._calls.finish())
+            rest = self._calls.finish()
+            if not self._shows_calls and any(self._is_call_cut_off(part) for part in rest):
+                rest, self._space = [], []
+            parts += self._hold_space(rest)
             if self._space:
                 parts.append(AnswerText("".join(self._space)))
         return parts
@@ -87,11 +93,18 @@ class FormatReader:
             found += self._hold_space(self._calls.feed(part.text)) if isinstance(part, AnswerText) else [part]
         return found
 
+    def _is_call_cut_off(self, part: Part) -> bool:
+        """Whether the last text is a call that ends before the name of its function."""
+        return self._calls is not None and isinstance(part, AnswerText) and part.text.startswith(self._calls.opening)
+
     def _hold_space(self, parts: list[Part]) -> list[Part]:
         """Return the parts that the choice allows, without the white space in front of calls."""
         found: list[Part] = []
         for part in parts:
             if isinstance(part, CallStart | CallArguments) and part.index > 0 and not self._is_parallel:
+                continue
+            if isinstance(part, CallStart | CallArguments) and not self._shows_calls:
+                self._space = []
                 continue
             if isinstance(part, CallStart):
                 self._space = []

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, TypeVar
 
-from pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, ToolFormat, parse_tools
+from pipelines.chat.formats import CallReader, ChatFormat, ReasoningFormat, Tool, ToolFormat, parse_tools
 from pipelines.chat.harmony import HarmonyCallFormat, HarmonyReasoningFormat
 from pipelines.chat.json_lists import FunctoolsFormat, GraniteFormat, HermesFormat, LlamaJsonFormat, PhiFormat
 from pipelines.chat.mistral import MistralFormat, MistralNamesFormat
@@ -74,19 +74,26 @@ class ChatFormats:
         *,
         choice: ToolChoice = _ANY_CALLS,
         relaxed: Callable[[], list[str]] = list,
+        called: Sequence[str] = (),
     ) -> ChatReader:
         """Return a reader of one answer to a conversation with `tools`, as in `TemplateOptions`. It leaves out what
-        the `choice` does not allow, and says what is `relaxed` in the tools' schemas. Raises INVALID for tools where
-        the model has no format of calls."""
-        calls = self._calls(tools) if tools else None
+        the `choice` does not allow, and says what is `relaxed` in the tools' schemas. Without tools it leaves out calls
+        of the functions that were `called` in the conversation. Raises INVALID for tools where the model has no format
+        of calls."""
+        calls = self._calls(tools) if tools else self._past_calls(called)
         open_reasoning = self.reasoning.reader if self.reasoning is not None else None
-        return FormatReader(open_reasoning, calls, choice=choice, relaxed=relaxed)
+        return FormatReader(open_reasoning, calls, choice=choice, relaxed=relaxed, shows_calls=bool(tools))
 
     def _calls(self, tools: Sequence[dict[str, Any]]) -> CallReader:
         if self.tools is None:
             message = "this model's chat template has no tool calls in a known format; leave out the tools"
             raise invalid("tools", message)
         return self.tools.reader(parse_tools(tools))
+
+    def _past_calls(self, called: Sequence[str]) -> CallReader | None:
+        if self.tools is None or not called:
+            return None
+        return self.tools.reader([Tool(name, {"type": "object"}) for name in dict.fromkeys(called)])
 
 
 NO_FORMATS = ChatFormats()

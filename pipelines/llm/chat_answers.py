@@ -36,6 +36,11 @@ def allowed_tools(conversation: Conversation, choice: ToolChoice) -> list[dict[s
     return [tool for tool in tools if not choice.names or tool["function"]["name"] in choice.names]
 
 
+def called_functions(conversation: Conversation) -> list[str]:
+    """Return the names of the functions that were called earlier in a conversation."""
+    return [call.name for message in conversation.messages for call in message.tool_calls]
+
+
 def relaxed_tools(tools: Sequence[dict[str, Any]], info: EngineInfo) -> list[str]:
     """Return the first of what the schemas of tools say and calls are not held to."""
     if tools and not _is_able(info):
@@ -74,10 +79,21 @@ def answer_settings(
         grammar = _with_calls(sampling.grammar, request.tool_choice, tools, prompt_end, formats, lark, info)
     else:
         grammar = _after_reasoning(sampling.grammar, prompt_end, formats.reasoning, lark, info)
+        if not conversation.options.tools and called_functions(conversation):
+            sampling = _without_calls(sampling, formats.tools, tokenizer)
     form = request.form
     if not tokenizer.special_tokens.isdisjoint(formats.markers):
         form = msgspec.structs.replace(form, skip_special_tokens=False, spaces_between_special_tokens=False)
     return AnswerSettings(msgspec.structs.replace(sampling, grammar=grammar), form, prompt_end)
+
+
+def _without_calls(sampling: SamplingParams, format: ToolFormat | None, tokenizer: Tokenizer) -> SamplingParams:
+    """Return `sampling` without the token that begins a call, which nobody could take. A format whose calls begin with
+    ordinary text keeps that: the reader leaves the calls out."""
+    token_id = None if format is None else tokenizer.added_token_ids.get(format.opening)
+    if token_id is None:
+        return sampling
+    return msgspec.structs.replace(sampling, bad_words=(*sampling.bad_words, (token_id,)))
 
 
 def with_structural_tag(

@@ -16,7 +16,7 @@ from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParam
 from engine.validation import num_tokens_after
 from pipelines.chat.registry import NO_FORMATS, ChatFormats
 from pipelines.llm.activity import TextActivity
-from pipelines.llm.chat_answers import answer_settings, relaxed_tools, with_structural_tag
+from pipelines.llm.chat_answers import answer_settings, called_functions, relaxed_tools, with_structural_tag
 from pipelines.llm.pooling import (
     EmbeddingSettings,
     build_embedding_request,
@@ -184,7 +184,9 @@ class LlmText:
         if not isinstance(prompt, Conversation) or not self._is_read(request):
             return None
         tools = prompt.options.tools
-        return self.formats.reader(tools, choice=request.tool_choice, relaxed=partial(relaxed_tools, tools, self.info))
+        called = () if tools else called_functions(prompt)
+        relaxed = partial(relaxed_tools, tools, self.info)
+        return self.formats.reader(tools, choice=request.tool_choice, relaxed=relaxed, called=called)
 
     async def warm_up(self) -> None:
         """Generate one token as for a client, but outside the metrics. Raises the error that a client would get. The
@@ -381,4 +383,7 @@ class LlmText:
     def _is_read(self, request: TextRequest) -> bool:
         """Whether answers to the request have a `ChatReader`."""
         prompt = sent_prompt(request.prompt)
-        return isinstance(prompt, Conversation) and bool(prompt.options.tools or self.formats.reasoning)
+        if not isinstance(prompt, Conversation):
+            return False
+        is_offered = bool(prompt.options.tools or self.formats.reasoning)
+        return is_offered or (self.formats.tools is not None and any(each.tool_calls for each in prompt.messages))

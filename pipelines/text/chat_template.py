@@ -3,30 +3,31 @@
 import inspect
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jinja2
 
+from pipelines.text.template_forms import SystemPlace, TemplateForms, Turn, in_parts, shape_turns
+from pipelines.text.template_probe import probe_forms
 from pipelines.text.template_sandbox import TemplateSandbox
 from pipelines.text.template_worker import TemplateJob
-from pipelines.text.turns import Turn, with_whole_texts
+from pipelines.text.turns import with_whole_texts
 from pipelines.text.types import TemplateOptions
 from sluice.errors import SluiceError, invalid
 
 _MAX_ERROR_CHARS = 300
 _DOCUMENTS = "documents"
-_OF_PARTS = re.compile(r"['\"]image['\"]")
-"""Is in a template that takes contents in parts, of which some are images."""
-_OF_TEXT = re.compile(r"\bis\s+string\b")
-"""Is in a template of parts that takes a text as well."""
 
 
 class ChatTemplate:
     """The chat template of a tokenizer of transformers."""
 
     def __init__(self, tokenizer: Any) -> None:
+        """Take a tokenizer, and find the forms of turns that its template takes."""
         self._tokenizer = tokenizer
+        render = partial(self._render_own, add_generation_prompt=True)
+        self.forms = probe_forms(render) if self.text else TemplateForms()
 
     @property
     def text(self) -> str:
@@ -60,29 +61,46 @@ class ChatTemplate:
             name = f"chat_template_kwargs.{taken[0]}"
             raise invalid(name, f"{name} is not allowed: the server sets that variable itself")
 
-    def render(self, turns: list[Turn], options: TemplateOptions) -> str:
+    def render(self, turns: list[Turn], options: TemplateOptions, forms: TemplateForms) -> str:
         """Return the text of a conversation. Raises INVALID where the template refuses it."""
         tools, documents = list(options.tools) or None, list(options.documents) or None
         adds, continues = options.adds_generation_prompt, options.continues_final_message
-        turns = _in_form(turns, options.image_placeholders, options.template or self.text)
+        turns = _in_form(turns, options.image_placeholders, forms)
         if options.template is not None:
             arguments = {**self._tokenizer.special_tokens_map, **options.arguments}
             return self.sandbox.render(
                 TemplateJob(options.template, turns, tools, documents, adds, continues, arguments)
             )
         try:
-            text: str = self._tokenizer.apply_chat_template(
+            return self._render_own(
                 turns,
-                tools=tools,
+                tools,
                 documents=documents,
-                tokenize=False,
                 add_generation_prompt=adds,
                 continue_final_message=continues,
                 **options.arguments,
             )
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             raise _refused(error) from error
-        return text
+
+    def _render_own(self, turns: list[Turn], tools: list[dict[str, Any]] | None, **options: Any) -> str:
+        """Return the text that `apply_chat_template` makes, which takes no content of null."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        [text], _ = render_jinja_template(
+            conversations=[turns],
+            tools=tools,
+            chat_template=self._tokenizer.get_chat_template(tools=tools),
+            **self._tokenizer.special_tokens_map,
+            **options,
+        )
+        rendered: str = text
+        return rendered
+
+    def forms_of_client(self, options: TemplateOptions) -> TemplateForms:
+        """Return the forms of turns that a client's template takes. Call it where the sandbox runs work."""
+        assert options.template is not None
+        return self.sandbox.probe(options.template, {**self._tokenizer.special_tokens_map, **options.arguments})
 
     @cached_property
     def _reserved_names(self) -> frozenset[str]:
@@ -94,16 +112,14 @@ class ChatTemplate:
         return frozenset({"messages", *parameters, *self._tokenizer.special_tokens_map})
 
 
-def _in_form(turns: list[Turn], placeholders: Sequence[str], template: str) -> list[Turn]:
-    """Return turns whose contents have the form that `template` takes: text, parts or either."""
-    if _OF_PARTS.search(template) is None:
-        return with_whole_texts(turns, placeholders) if placeholders else turns
-    if _OF_TEXT.search(template) is not None:
-        return turns
-    return [
-        {**turn, "content": [{"type": "text", "text": turn["content"]}]} if isinstance(turn["content"], str) else turn
-        for turn in turns
-    ]
+def _in_form(turns: list[Turn], placeholders: Sequence[str], forms: TemplateForms) -> list[Turn]:
+    """Return the turns as a template with these forms takes them."""
+    is_free = forms.system is SystemPlace.ANYWHERE and not forms.merges_turns
+    if not is_free or any("tool_calls" in turn or "reasoning_content" in turn for turn in turns):
+        turns = shape_turns(turns, forms)
+    if placeholders and not forms.takes_images:
+        turns = with_whole_texts(turns, placeholders)
+    return in_parts(turns) if forms.has_parts else turns
 
 
 def names_in_template(template: str) -> frozenset[str]:

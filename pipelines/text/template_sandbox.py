@@ -8,10 +8,11 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from pipelines.text.template_forms import TemplateForms
 from pipelines.text.template_worker import CPU_S, MEMORY_BYTES, TemplateJob, TemplateResult
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -21,6 +22,8 @@ _NUM_THREADS = 8
 _WALL_S = 30.0
 """Longest time for an answer, the start of the process included; `CPU_S` ends a template much earlier."""
 _MAX_ERROR_CHARS = 300
+_NUM_PROBED = 64
+"""Templates whose forms are kept."""
 _ENV = {"PYTHONDONTWRITEBYTECODE": "1"}
 """The worker's environment: it has none of the server's secrets."""
 
@@ -34,6 +37,7 @@ class TemplateSandbox:
         self._lock = Lock()
         self._worker: _Worker | None = None
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="template")
+        self._probed: dict[str, TemplateForms] = {}
 
     async def run(self, work: Callable[[], T]) -> T:
         """Return the result of `work`, which renders templates, on a thread that others do not wait for."""
@@ -42,18 +46,35 @@ class TemplateSandbox:
     def render(self, job: TemplateJob) -> str:
         """Return the text of a template. Raises INVALID (param "chat_template") for one that fails or takes too much,
         and UNAVAILABLE where no process can be started."""
+        result = self._run_job(job)
+        if result is None:
+            size = f"{CPU_S} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
+            raise invalid("chat_template", f"chat_template takes more than {size}")
+        if result.error:
+            raise invalid("chat_template", f"chat_template cannot be rendered: {result.error[:_MAX_ERROR_CHARS]}")
+        return result.text
+
+    def probe(self, template: str, arguments: dict[str, Any]) -> TemplateForms:
+        """Return the forms of turns that a template takes, the usual ones for one that takes too much. Raises
+        UNAVAILABLE as `render`."""
+        forms = self._probed.get(template)
+        if forms is None:
+            result = self._run_job(TemplateJob(template, [], None, None, True, False, arguments))
+            forms = TemplateForms() if result is None else result.forms
+            with self._lock:
+                while len(self._probed) >= _NUM_PROBED:
+                    del self._probed[next(iter(self._probed))]
+                self._probed[template] = forms
+        return forms
+
+    def _run_job(self, job: TemplateJob) -> TemplateResult | None:
+        """Return the result of a job, None for one that takes too much."""
         try:
             reply = self._exchange(msgspec.msgpack.encode(job))
         except OSError as error:
             message = f"the server cannot render chat templates of requests now: {error}"
             raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
-        if not reply:
-            size = f"{CPU_S} s of processor time or {MEMORY_BYTES >> 20} MiB of memory"
-            raise invalid("chat_template", f"chat_template takes more than {size}")
-        result = msgspec.msgpack.decode(reply, type=TemplateResult)
-        if result.error:
-            raise invalid("chat_template", f"chat_template cannot be rendered: {result.error[:_MAX_ERROR_CHARS]}")
-        return result.text
+        return msgspec.msgpack.decode(reply, type=TemplateResult) if reply else None
 
     def _exchange(self, job: bytes) -> bytes:
         """Return the reply to a job; an empty one where its process was ended."""

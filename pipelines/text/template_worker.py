@@ -14,6 +14,9 @@ from typing import Any
 
 import msgspec
 
+from pipelines.text.template_forms import TemplateForms
+from pipelines.text.template_probe import probe_forms
+
 CPU_S = 1
 """Processor time that a template may take."""
 MEMORY_BYTES = 256 << 20
@@ -24,7 +27,8 @@ _NICENESS = 5
 
 
 class TemplateJob(msgspec.Struct, frozen=True):
-    """A template, and what it is rendered with. `arguments` are its further variables."""
+    """A template, and what it is rendered with. `arguments` are its further variables. A job without turns asks for the
+    forms of turns that the template takes."""
 
     template: str
     turns: list[dict[str, Any]]
@@ -36,10 +40,11 @@ class TemplateJob(msgspec.Struct, frozen=True):
 
 
 class TemplateResult(msgspec.Struct, frozen=True):
-    """The text that a template wrote, or the reason why it wrote none."""
+    """The text that a template wrote, or the reason why it wrote none; or the forms of turns that it takes."""
 
     text: str = ""
     error: str = ""
+    forms: TemplateForms = TemplateForms()
 
 
 _TOO_LARGE = TemplateResult(error=f"it takes more than {MEMORY_BYTES >> 20} MiB of memory")
@@ -77,25 +82,39 @@ def _serve(connection: socket.socket) -> None:
     try:
         with connection.makefile("rb") as file:
             job = msgspec.msgpack.decode(file.read(), type=TemplateJob)
-        reply = msgspec.msgpack.encode(_render(job))
+        reply = msgspec.msgpack.encode(_render(job) if job.turns else _probe(job))
     except MemoryError:
         reply = msgspec.msgpack.encode(_TOO_LARGE)
     connection.sendall(reply)
 
 
-def _render(job: TemplateJob) -> TemplateResult:
+def _probe(job: TemplateJob) -> TemplateResult:
+    def render(turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+        text = _text(msgspec.structs.replace(job, turns=turns, tools=tools))
+        return text if len(text) <= MAX_CHARS else ""
+
+    return TemplateResult(forms=probe_forms(render))
+
+
+def _text(job: TemplateJob) -> str:
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    [text], _ = render_jinja_template(
+        conversations=[job.turns],
+        tools=job.tools,
+        documents=job.documents,
+        chat_template=job.template,
+        add_generation_prompt=job.add_generation_prompt,
+        continue_final_message=job.continue_final_message,
+        **job.arguments,
+    )
+    rendered: str = text
+    return rendered
+
+
+def _render(job: TemplateJob) -> TemplateResult:
     try:
-        [text], _ = render_jinja_template(
-            conversations=[job.turns],
-            tools=job.tools,
-            documents=job.documents,
-            chat_template=job.template,
-            add_generation_prompt=job.add_generation_prompt,
-            continue_final_message=job.continue_final_message,
-            **job.arguments,
-        )
+        text = _text(job)
     except MemoryError:
         return _TOO_LARGE
     except Exception as error:  # a template can raise anything

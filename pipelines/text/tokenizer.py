@@ -19,8 +19,9 @@ from pipelines.text.detokenizer import (
     detokenizer_factory,
 )
 from pipelines.text.fill_in_middle import fill_in_prompt
+from pipelines.text.template_forms import TemplateForms, Turn
 from pipelines.text.transformers_tokenizer import SlowBackend, load_tokenizer
-from pipelines.text.turns import Turn, strings_in, tool_turns, with_strings
+from pipelines.text.turns import strings_in, tool_turns, with_strings
 from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, PromptForm, TemplateOptions, TextForm
 from sluice.errors import ErrorCode, SluiceError, invalid, too_long
 from sluice.heap import trim_heap
@@ -254,27 +255,32 @@ class Tokenizer:
         begins. Raises as `encode_text`, and INVALID for no messages, a role not in `ROLES`, messages that the model's
         template refuses, and a model without a template."""
         self._template.check(options)
-        turns, strings = _turns(messages, options)
+        forms = self._template.forms
+        if options.template is not None:
+            forms = await self._template.sandbox.run(partial(self._template.forms_of_client, options))
+        turns, strings = _turns(messages, options, forms)
         num_chars = sum(map(len, strings)) + TURN_CHARS * len(messages)
         if max_tokens is not None and num_chars > self._max_chars(max_tokens):
             raise _too_long("messages", f"{num_chars} characters", max_tokens)
 
         def work() -> list[int]:
-            text = self._template.render(turns, options)
+            text = self._template.render(turns, options, forms)
             self._check_length(text, "messages", max_tokens, is_cut)
-            return self._encode_turns(text, turns, strings, options)
+            return self._encode_turns(text, turns, strings, options, forms)
 
         if options.template is not None:
             return await self._template.sandbox.run(work)
         return await self.run(num_chars, work)
 
-    def _encode_turns(self, text: str, turns: list[Turn], strings: list[str], options: TemplateOptions) -> list[int]:
+    def _encode_turns(
+        self, text: str, turns: list[Turn], strings: list[str], options: TemplateOptions, forms: TemplateForms
+    ) -> list[int]:
         # The template writes the special tokens itself.
         guard, render = self._guard, self._template.render
         if guard is not None and _have_any(strings, guard.first_chars):
             with _refused_surrogates("messages"):
                 if guard.is_needed(strings):
-                    return guard.encode(strings, lambda shielded: render(*_shielded(turns, options, shielded)))
+                    return guard.encode(strings, lambda shielded: render(*_shielded(turns, options, shielded), forms))
         return self.encode_words(text, "messages")
 
     async def run(self, num_chars: int, work: Callable[[], T]) -> T:
@@ -341,7 +347,9 @@ def _keep_last(ids: list[int], num_kept: int, frame: tuple[list[int], list[int]]
     return [*before, *ids[end - room : end], *behind]
 
 
-def _turns(messages: Sequence[ChatMessage], options: TemplateOptions) -> tuple[list[Turn], list[str]]:
+def _turns(
+    messages: Sequence[ChatMessage], options: TemplateOptions, forms: TemplateForms
+) -> tuple[list[Turn], list[str]]:
     """Return messages in the form that chat templates read, and all strings in them and in `options` that the client
     wrote. Raises INVALID for no messages and for a role not in `ROLES`."""
     if not messages:
@@ -354,7 +362,7 @@ def _turns(messages: Sequence[ChatMessage], options: TemplateOptions) -> tuple[l
     if not (options.tools or options.documents or options.arguments) and not any(map(_has_more, messages)):
         contents = [message.content for message in messages]
         return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)], contents
-    turns = tool_turns(messages, roles)
+    turns = tool_turns(messages, roles, forms)
     return turns, strings_in(turns, options)
 
 

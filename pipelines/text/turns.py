@@ -2,27 +2,27 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
+from pydantic_core import from_json
 
+from pipelines.text.template_forms import TemplateForms, Turn
 from pipelines.text.types import ChatMessage, ImagePart, TemplateOptions
-from sluice.errors import invalid
 
-Turn = dict[str, Any]
-"""A message as a chat template reads it."""
 _APART = "\n"
 """Stands between strings that a template does not write side by side, when they are searched for control tokens."""
 
 
-def tool_turns(messages: Sequence[ChatMessage], roles: Sequence[str]) -> list[Turn]:
-    """Return messages of these roles with their reasoning, calls and results. A result gets the name of the function
-    that was called. Raises INVALID for arguments that are not a JSON object."""
+def tool_turns(messages: Sequence[ChatMessage], roles: Sequence[str], forms: TemplateForms) -> list[Turn]:
+    """Return messages of these roles with their reasoning, calls and results, with the arguments of calls as a template
+    with these `forms` takes them. A result gets the name of the function that was called."""
     names = {call.id: call.name for message in messages for call in message.tool_calls}
-    return [_turn(*each, names) for each in zip(messages, roles, range(len(messages)), strict=True)]
+    return [_turn(*each, forms, names) for each in zip(messages, roles, strict=True)]
 
 
-def _turn(message: ChatMessage, role: str, index: int, names: dict[str, str]) -> Turn:
+def _turn(message: ChatMessage, role: str, forms: TemplateForms, names: dict[str, str]) -> Turn:
     turn: Turn = {"role": role, "content": _parts(message) if message.parts else message.content}
     if message.reasoning:
         turn["reasoning_content"] = message.reasoning
@@ -31,12 +31,9 @@ def _turn(message: ChatMessage, role: str, index: int, names: dict[str, str]) ->
             {
                 "id": call.id,
                 "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": _arguments(call.arguments, f"messages[{index}].tool_calls[{number}]"),
-                },
+                "function": {"name": call.name, "arguments": _arguments(call.arguments, forms)},
             }
-            for number, call in enumerate(message.tool_calls)
+            for call in message.tool_calls
         ]
     if message.tool_call_id:
         turn["tool_call_id"] = message.tool_call_id
@@ -66,15 +63,28 @@ def with_whole_texts(turns: list[Turn], placeholders: Sequence[str]) -> list[Tur
     return [{**turn, "content": whole(turn["content"])} for turn in turns]
 
 
-def _arguments(text: str, path: str) -> dict[str, Any]:
-    """Return a call's arguments as templates take them: as an object."""
-    try:
-        arguments = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise invalid("messages", f"{path}.function.arguments must be the text of a JSON object: {error}") from None
-    if not isinstance(arguments, dict):
-        raise invalid("messages", f"{path}.function.arguments must be the text of a JSON object, got {text[:40]!r}")
-    return arguments
+def _arguments(text: str, forms: TemplateForms) -> dict[str, Any] | str:
+    """Return a call's arguments as a template takes them. Those of a call that was cut off, or that a model got wrong,
+    are no JSON object: they are their text where the template takes one, else what the text has of an object."""
+    parsed: Any = ...
+    with suppress(ValueError, RecursionError):
+        parsed = json.loads(text or "null", strict=False)
+    if parsed is None:
+        parsed, text = {}, "{}"
+    if forms.has_text_arguments:
+        return text
+    if isinstance(parsed, dict):
+        return parsed
+    return text if forms.takes_any_arguments else _begun_object(text)
+
+
+def _begun_object(text: str) -> dict[str, Any]:
+    """Return what there is of a JSON object that was cut off."""
+    with suppress(ValueError):
+        begun = from_json(text, allow_partial="trailing-strings")
+        if isinstance(begun, dict):
+            return begun
+    return {}
 
 
 def strings_in(turns: list[Turn], options: TemplateOptions) -> list[str]:

@@ -24,7 +24,7 @@ from gateway.http.anthropic.schemas import (
 )
 from gateway.http.errors import anthropic_error_body
 from gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
-from gateway.http.tools import THINKING_SWITCHES, check_tool_names
+from gateway.http.tools import THINKING_SWITCHES, arguments_text, check_tool_names
 from pipelines.text.types import (
     ChatMessage,
     Conversation,
@@ -51,7 +51,10 @@ def parse_conversation(fields: CountTokensRequest) -> tuple[Conversation, ToolCh
     messages = [ChatMessage("system", system)] if system else []
     for role, group in groupby(enumerate(fields.messages), key=lambda each: each[1].role):
         turns = list(group)
-        messages += [_assistant_message(turns)] if role == "assistant" else _user_messages(turns)
+        if role == "system":
+            messages.append(_system_message(turns))
+        else:
+            messages += [_assistant_message(turns)] if role == "assistant" else _user_messages(turns)
     tools, choice = parse_tools(fields)
     thinking = fields.thinking
     arguments = {} if thinking is None else dict.fromkeys(THINKING_SWITCHES, thinking.type != "disabled")
@@ -102,6 +105,19 @@ def _function(tool: CustomTool) -> dict[str, Any]:
     return {name: value for name, value in (function | {"strict": tool.strict}).items() if value is not None}
 
 
+def _system_message(turns: Iterable[tuple[int, Turn]]) -> ChatMessage:
+    """Return the turns that the system has in a row among those of the others. The model's chat template decides where
+    they stand in the prompt."""
+    texts = []
+    for index, turn in turns:
+        wrong = next((each for each in enumerate(_blocks(turn)) if not isinstance(each[1], TextBlock)), None)
+        if wrong is not None:
+            role = "assistant" if isinstance(wrong[1], ToolUseBlock | ThinkingBlock | RedactedThinkingBlock) else "user"
+            raise _misplaced(index, wrong[0], wrong[1].type, role)
+        texts.append(turn.content if isinstance(turn.content, str) else _join_blocks(turn.content))
+    return ChatMessage("system", _BETWEEN_TURNS.join(texts))
+
+
 def _assistant_message(turns: Iterable[tuple[int, Turn]]) -> ChatMessage:
     """Return the turns that the assistant has in a row as one."""
     texts, thoughts, calls = [], [], list[ToolCall]()
@@ -111,7 +127,7 @@ def _assistant_message(turns: Iterable[tuple[int, Turn]]) -> ChatMessage:
             if isinstance(block, ThinkingBlock):
                 thoughts.append(block.thinking)
             elif isinstance(block, ToolUseBlock):
-                calls.append(ToolCall(block.id, block.name, json.dumps(block.input, ensure_ascii=False)))
+                calls.append(ToolCall(block.id, block.name, arguments_text(block.input)))
             elif isinstance(block, ToolResultBlock):
                 raise _misplaced(index, number, "tool_result", "user")
             elif isinstance(block, ImageBlock):

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
-from gateway.http.parsing import MAX_LIST, RequestObject, refuse_media_part, text_or_list, union_error
-from gateway.http.tools import MAX_TOOLS
+from gateway.http.parsing import MAX_LIST, RequestObject, WholeNumber, refuse_media_part, text_or_list, union_error
+from gateway.http.tools import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema
 
 MAX_MODEL_CHARS = 1024
 _ACCEPTED = "Accepted and not used."
@@ -66,7 +66,7 @@ class ToolUseBlock(RequestObject):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: SentArguments | None = None
     cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
 
 
@@ -111,7 +111,7 @@ System = Annotated[
 class Turn(RequestObject):
     """One turn of a conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Content
 
 
@@ -119,16 +119,16 @@ class Thinking(RequestObject):
     """Whether the model thinks before it answers."""
 
     type: Literal["disabled", "adaptive", "enabled"]
-    budget_tokens: int | None = Field(None, ge=1, description=_ACCEPTED)
+    budget_tokens: WholeNumber | None = Field(None, ge=1, description=_ACCEPTED)
 
 
 class CustomTool(RequestObject):
     """A function that the model may call. Anthropic's own tools, which have another type, are refused."""
 
     type: Literal["custom"] = "custom"
-    name: str = Field(description="Of letters, digits, _, - and ., at most 64.")
+    name: str = Field(description=TOOL_NAME_HELP)
     description: str | None = None
-    input_schema: dict[str, Any] = Field(description="The JSON schema of its input, which every call matches.")
+    input_schema: ToolSchema = Field(description="The JSON schema of its input, which every call matches.")
     strict: bool | None = Field(None, description="Unless false, inputs have no members that the schema does not name.")
     cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
 
@@ -179,7 +179,7 @@ class MessagesRequest(CountTokensRequest):
     """`POST /v1/messages`."""
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}'
-    max_tokens: int = Field(ge=1)
+    max_tokens: WholeNumber = Field(ge=1)
     stream: bool | None = None
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=MAX_LIST, fail_fast=True)
     temperature: float | None = None

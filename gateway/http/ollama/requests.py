@@ -14,7 +14,7 @@ from gateway.http.ollama.schemas import (
     OllamaMessage,
     Options,
 )
-from gateway.http.tools import THINKING_SWITCHES, check_tool_names
+from gateway.http.tools import THINKING_SWITCHES, arguments_text, check_tool_names
 from pipelines.text.model import TextModel
 from pipelines.text.sampling import drop_random_seed
 from pipelines.text.types import (
@@ -116,7 +116,7 @@ def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:
         if message.content is None and not message.tool_calls:
             raise invalid(f"{path}.content", f"{path}.content is required")
         calls = tuple(
-            ToolCall(call.id or f"call_{index}_{number}", call.function.name, json.dumps(call.function.arguments))
+            ToolCall(call.id or f"call_{index}_{number}", call.function.name, arguments_text(call.function.arguments))
             for number, call in enumerate(message.tool_calls or ())
         )
         unanswered = list(calls)

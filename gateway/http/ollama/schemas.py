@@ -9,7 +9,7 @@ from gateway.http.openai.embeddings import Texts
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds
 from gateway.http.openai.tool_schemas import FunctionTool
 from gateway.http.parsing import MAX_LIST, RequestObject, StopStrings, text_or_list, text_or_object, union_error
-from gateway.http.tools import MAX_TOOLS
+from gateway.http.tools import MAX_TOOLS, SentArguments
 
 _ACCEPTED = "Accepted and not used."
 _ALWAYS_LOADED = "Accepted and not used: models stay loaded."
@@ -80,7 +80,7 @@ class OllamaFunction(RequestObject):
     """The function that a model called, and its arguments."""
 
     name: str
-    arguments: dict[str, Any]
+    arguments: SentArguments | None = None
     index: int | None = Field(None, description=_ACCEPTED)
 
 

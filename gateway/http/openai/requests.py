@@ -260,6 +260,7 @@ def _logit_bias(sent: dict[str, float]) -> dict[int, float]:
 
 
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "seed": lambda value: value & MAX_SEED if value < 0 else value,
     "top_k": lambda value: 0 if value == -1 else value,
     "early_stopping": int,
     "stop_token_ids": tuple,

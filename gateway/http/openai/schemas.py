@@ -18,7 +18,7 @@ from gateway.http.openai.tool_schemas import (
     FunctionTool,
     ToolChoiceField,
 )
-from gateway.http.parsing import MAX_LIST, Content, RequestObject, StopStrings, text_or_object, union_error
+from gateway.http.parsing import MAX_LIST, Content, RequestObject, StopStrings, WholeNumber, text_or_object, union_error
 from gateway.http.sampling import build_sampling_schema
 from gateway.http.tools import MAX_TOOLS
 
@@ -131,7 +131,7 @@ class RetrievalFields(RequestObject):
     """Where and how a pipeline retrieves documents. Null and absent fields: as the pipeline is configured."""
 
     collection: str | None = None
-    top_k: int | None = Field(None, ge=1, description="How many chunks to find.")
+    top_k: WholeNumber | None = Field(None, ge=1, description="How many chunks to find.")
     filter: dict[str, Any] | None = Field(None, description="Conditions on the documents' metadata.")
     mode: Literal["vector", "bm25", "hybrid"] | None = None
 
@@ -153,8 +153,10 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     model: str = Field(max_length=MAX_MODEL_CHARS, description="The model; base:adapter for one of its LoRA adapters.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Answers to each prompt. Answer i has seed + i.")
-    max_tokens: int | None = Field(None, ge=1)
+    n: WholeNumber | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Answers to each prompt. Answer i has seed + i."
+    )
+    max_tokens: WholeNumber | None = Field(None, ge=1)
     stop: StopStrings | None = None
     response_format: ResponseFormat | None = None
     user: str | None = Field(None, description=UNUSED)
@@ -179,10 +181,12 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
         description="vLLM's; whether the prompt gets the tokenizer's special tokens: by default a text does, and a "
         "conversation does not, since its template writes them.",
     )
-    truncate_prompt_tokens: int | None = Field(
+    truncate_prompt_tokens: WholeNumber | None = Field(
         None, ge=-1, description="vLLM's; keep the last so many tokens of the prompt; -1: as many as fit."
     )
-    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="vLLM's; of the prompt's tokens.")
+    prompt_logprobs: WholeNumber | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="vLLM's; of the prompt's tokens."
+    )
     return_token_ids: bool | None = Field(None, description="vLLM's; the ids of prompt and answer.")
     return_tokens_as_token_ids: bool | None = Field(
         None, description="vLLM's; log probabilities name tokens token_id:N, which tells all apart."
@@ -206,7 +210,7 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
     use_beam_search: bool | None = Field(
         None, description="vLLM's; the best beam is the answer. With TensorRT-LLM alone."
     )
-    best_of: int | None = Field(
+    best_of: WholeNumber | None = Field(
         None,
         ge=1,
         le=MAX_CHOICES,
@@ -214,7 +218,7 @@ class GenerationRequest(_SamplingFields):  # type: ignore[misc]  # its fields ar
         "With use_beam_search the beams.",
     )
     lora_request: LoraRequest | None = Field(None, description="A LoRA adapter of the model, by its name.")
-    priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="vLLM's; lower runs earlier.")
+    priority: WholeNumber | None = Field(None, ge=-(2**31), lt=2**31, description="vLLM's; lower runs earlier.")
     cache_salt: str | None = Field(
         None, max_length=256, description="vLLM's; prompts are reused only between requests of one salt."
     )
@@ -266,9 +270,9 @@ class ChatCompletionRequest(GenerationRequest, TemplateFields):
         None, description="An argument of the chat template. none switches the reasoning off, all others on."
     )
     include_reasoning: bool | None = Field(None, description="vLLM's; false: the answer has no reasoning.")
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: WholeNumber | None = Field(None, ge=1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
+    top_logprobs: WholeNumber | None = Field(None, ge=0, le=MAX_LOGPROBS, description="Needs logprobs.")
     verbosity: Literal["low", "medium", "high"] | None = Field(
         None, description="An argument of the chat template. A template that does not use it: a warning."
     )
@@ -294,10 +298,10 @@ class CompletionRequest(GenerationRequest):
 
     example = '{"model": "rill", "prompt": "A block table is", "max_tokens": 20}'
     prompt: Prompt
-    logprobs: int | None = Field(
+    logprobs: WholeNumber | None = Field(
         None, ge=0, le=MAX_LOGPROBS, description="Of each token and this many of the likeliest."
     )
-    max_tokens: int | None = Field(None, ge=0, description="0 with echo alone: the text is the prompt.")
+    max_tokens: WholeNumber | None = Field(None, ge=0, description="0 with echo alone: the text is the prompt.")
     echo: bool | None = Field(None, description="Whether the text begins with the prompt.")
     suffix: str | None = Field(
         None, description="What the text shall lead to, for models that can fill in a middle. Not with echo."

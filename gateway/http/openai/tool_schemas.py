@@ -12,7 +12,7 @@ from gateway.http.parsing import (
     text_or_object,
     union_error,
 )
-from gateway.http.tools import MAX_TOOLS
+from gateway.http.tools import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema, arguments_text
 
 
 class ImageUrl(RequestObject):
@@ -29,14 +29,31 @@ class ImageUrlPart(RequestObject):
     image_url: ImageUrl
 
 
-def _is_image(value: Any) -> bool:
-    return isinstance(value, dict) and value.get("type") == "image_url"
+class RefusalPart(RequestObject):
+    """The model's refusal in an earlier answer, which is read as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
+
+
+_PART_TAGS = {"image_url": "<image part>", "refusal": "<refusal part>"}
+
+
+def _part_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else None
+    return _PART_TAGS.get(kind, "<text part>") if isinstance(kind, str) else "<text part>"
 
 
 _TurnPart = Annotated[
-    Annotated[TextPart, Tag("<text part>")] | Annotated[ImageUrlPart, Tag("<image part>")],
-    Discriminator(lambda value: "<image part>" if _is_image(value) else "<text part>"),
-    BeforeValidator(lambda value: value if _is_image(value) else refuse_media_part(value)),
+    Annotated[TextPart, Tag("<text part>")]
+    | Annotated[ImageUrlPart, Tag("<image part>")]
+    | Annotated[RefusalPart, Tag("<refusal part>")],
+    Discriminator(_part_tag),
+    BeforeValidator(lambda value: value if _part_tag(value) == "<image part>" else refuse_media_part(value)),
 ]
 TurnContent = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[list[_TurnPart], Field(min_length=1, fail_fast=True), Tag("<list>")],
@@ -45,10 +62,16 @@ TurnContent = Annotated[
 
 
 class CalledFunction(RequestObject):
-    """A function that the model called, and its arguments as the text of a JSON object."""
+    """A function that the model called, and its arguments as the text of a JSON object. Any other text is taken too:
+    models write some, and answers are cut off."""
 
     name: str
-    arguments: str
+    arguments: SentArguments | None = None
+
+    @property
+    def text(self) -> str:
+        """The arguments as text, "" for none."""
+        return "" if self.arguments is None else arguments_text(self.arguments)
 
 
 class TurnCall(RequestObject):
@@ -76,9 +99,9 @@ class ChatTurn(RequestObject):
 class FunctionDefinition(RequestObject):
     """A function that the model may call."""
 
-    name: str = Field(description="Of letters, digits, _, - and ., at most 64.")
+    name: str = Field(description=TOOL_NAME_HELP)
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="The JSON schema of its arguments.")
+    parameters: ToolSchema | None = Field(None, description="The JSON schema of its arguments.")
     strict: bool | None = Field(
         None,
         description="Arguments always match the schema. Unless this is false, they also have no members that it does "

@@ -79,9 +79,9 @@ def parse_turn(turn: ChatTurn, index: int) -> ChatMessage:
         raise invalid(f"{path}.tool_call_id", f"{path}.tool_call_id is required where the role is tool")
     if role == "function" and turn.name is None:
         raise invalid(f"{path}.name", f"{path}.name is required where the role is function")
-    calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in turn.tool_calls or ()]
+    calls = [ToolCall(call.id, call.function.name, call.function.text) for call in turn.tool_calls or ()]
     if turn.function_call is not None:
-        calls.append(ToolCall("", turn.function_call.name, turn.function_call.arguments))
+        calls.append(ToolCall("", turn.function_call.name, turn.function_call.text))
     if calls and role != "assistant":
         name = f"{path}.tool_calls" if turn.tool_calls else f"{path}.function_call"
         raise invalid(name, f"{name} needs the role assistant, got {role}")

@@ -52,6 +52,11 @@ def read(sample: Sample, *pieces: str) -> Answer:
     return joined([part for piece in pieces for part in reader.feed(piece)] + reader.finish())
 
 
+def test_a_call_that_is_left_out_leaves_no_mark_where_it_is_cut_off() -> None:
+    reader = find_formats("", "hermes", "none").reader((), called=["get_weather"])
+    assert joined(reader.feed('Well.\n<tool_call>\n{"na') + reader.finish()) == Answer("Well.")
+
+
 def parsed(answer: Answer) -> Answer:
     def value(arguments: str) -> Any:
         try:
@@ -60,6 +65,16 @@ def parsed(answer: Answer) -> Answer:
             return arguments
 
     return Answer(answer.text, answer.reasoning, [(name, value(text)) for name, text in answer.calls])
+
+
+@pytest.mark.parametrize("sample", CANONICAL, ids=lambda sample: f"{sample.tools} {sample.reasoning}")
+def test_calls_of_earlier_functions_are_left_out_without_tools(sample: Sample) -> None:
+    formats = find_formats("", sample.tools, sample.reasoning)
+    shown = Answer(sample.answer.text, sample.answer.reasoning)
+    reader = formats.reader((), called=[name for name, _ in sample.answer.calls])
+    reader.read(TextEvent("", 0, 1, 0, detail=TextDetail(prompt_end=sample.prompt_end)))
+    found = joined(reader.feed(sample.text) + reader.finish())
+    assert found == shown
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.tools} {sample.reasoning}")

@@ -22,7 +22,15 @@ from pipelines.llm.text_loading import load_text
 from pipelines.text.parts import Part
 from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
-from pipelines.text.types import ChatMessage, Conversation, SamplingOverrides, TemplateOptions, TextRequest, ToolChoice
+from pipelines.text.types import (
+    ChatMessage,
+    Conversation,
+    SamplingOverrides,
+    TemplateOptions,
+    TextRequest,
+    ToolCall,
+    ToolChoice,
+)
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
@@ -135,6 +143,20 @@ async def test_an_automatic_call_begins_where_the_model_opens_one(model: LlmText
     found, _, text = await answer(model, chat(ToolChoice(is_parallel=False), seed=1, logit_bias={opening: 6.0}))
     assert len(found.calls) == 1 and found.text and not text.startswith("<tool_call>"), text
     check(found.calls)
+
+
+async def test_a_model_without_tools_calls_none_that_it_called_before(model: LlmText) -> None:
+    """A mark that is a token of its own does not come; the others are left out of the answer."""
+    opening, *rest = model.tokenizer.encode_words("<tool_call>", "x")
+    called = (
+        ChatMessage("assistant", "", tool_calls=(ToolCall("1", "stop", "{}"),)),
+        ChatMessage("tool", "", "", (), "1"),
+    )
+    sent = chat(tools=(), seed=1, logit_bias={} if rest else {opening: 50.0})
+    prompt = Conversation((ChatMessage("user", "hi"), *called), TemplateOptions(arguments={"enable_thinking": False}))
+    found, _, text = await answer(model, msgspec.structs.replace(sent, prompt=prompt))
+    assert (found.text, found.calls) == (text, [])
+    assert "<tool_call>" not in text
 
 
 async def test_reasoning_comes_before_a_required_call(model: LlmText) -> None:

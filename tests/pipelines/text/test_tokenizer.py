@@ -115,15 +115,15 @@ async def test_long_text_leaves_the_event_loop_free(
     num_chars: int, is_inline: bool, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
-    render = reference.apply_chat_template
+    find, tokenizer = reference.get_chat_template, Tokenizer(reference)
 
     def watched(*args: object, **kwargs: object) -> object:
         threads.append(threading.current_thread())
-        return render(*args, **kwargs)
+        return find(*args, **kwargs)
 
-    monkeypatch.setattr(reference, "apply_chat_template", watched)
+    monkeypatch.setattr(reference, "get_chat_template", watched)
     half = ChatMessage("user", "x" * (num_chars // 2))
-    await Tokenizer(reference).encode_chat([half, ChatMessage("user", "x" * (num_chars - num_chars // 2))])
+    await tokenizer.encode_chat([half, ChatMessage("user", "x" * (num_chars - num_chars // 2))])
     assert [thread is threading.main_thread() for thread in threads] == [is_inline]
 
 

@@ -83,13 +83,6 @@ async def test_parts_of_a_control_token_do_not_join(chat: Tokenizer) -> None:
     assert ids.count(5) == 1
 
 
-@pytest.mark.parametrize("arguments", ["{", "[]", '"x"', "[" * 100_000])
-async def test_arguments_that_are_no_object_are_refused(chat: Tokenizer, arguments: str) -> None:
-    with pytest.raises(SluiceError, match=r"messages\[0\].tool_calls\[0\].function.arguments must be") as caught:
-        await chat.encode_chat((called(arguments),))
-    assert caught.value.param == "messages"
-
-
 async def test_tools_count_towards_the_length(chat: Tokenizer) -> None:
     options = TemplateOptions(tools=(tool("f", description="word " * 2_000_000),))
     with pytest.raises(SluiceError, match="the prompt has 1000"):

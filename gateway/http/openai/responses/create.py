@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from gateway.http.openai.reply import ReplyOptions
 from gateway.http.openai.requests import effort_arguments, parse_generation
 from gateway.http.openai.responses.archive import Archive
-from gateway.http.openai.responses.items import ItemIds, JsonObject, store_item, to_messages
+from gateway.http.openai.responses.items import CALL_OUTPUTS, CALLS, ItemIds, JsonObject, store_item, to_messages
 from gateway.http.openai.responses.schemas import (
     ConversationReference,
     CreateResponseRequest,
@@ -20,6 +20,7 @@ from gateway.http.openai.responses.schemas import (
     ItemReference,
     MessageItem,
     PromptFields,
+    ResponseTool,
     TextFormat,
 )
 from gateway.http.openai.responses.tools import parse_tool_choice, prompt_tools
@@ -191,8 +192,8 @@ def _without(items: Sequence[JsonObject], places: Sequence[int]) -> list[JsonObj
     """Return the items but for those at `places`, and for the outputs of calls that are not left."""
     dropped = set(places)
     kept = [item for place, item in enumerate(items) if place not in dropped]
-    lost = {items[place]["call_id"] for place in places if items[place]["type"] == "function_call"}
-    return [item for item in kept if item["type"] != "function_call_output" or item["call_id"] not in lost]
+    lost = {items[place]["call_id"] for place in places if items[place]["type"] in CALLS}
+    return [item for item in kept if item["type"] not in CALL_OUTPUTS or item["call_id"] not in lost]
 
 
 async def _prepare(model: TextModel, conversation: Conversation, room: int) -> Prompt | None:
@@ -275,7 +276,7 @@ def response_object(
         "temperature": fields.temperature,
         "text": _echoed("text", {"format": {"type": "text"}, **text}),
         "tool_choice": _as_sent(fields.tool_choice) or "auto",
-        "tools": _echoed("tools", [{"strict": True, **_as_sent(tool)} for tool in fields.tools or ()]),
+        "tools": _echoed("tools", [_tool_object(tool) for tool in fields.tools or ()]),
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": fields.top_p,
         "truncation": fields.truncation or "disabled",
@@ -283,6 +284,10 @@ def response_object(
         "user": fields.user,
         "metadata": fields.metadata or {},
     }
+
+
+def _tool_object(tool: BaseModel) -> JsonObject:
+    return {**({"strict": True} if isinstance(tool, ResponseTool) else {}), **_as_sent(tool)}
 
 
 def _as_sent(value: BaseModel | str | None) -> Any:

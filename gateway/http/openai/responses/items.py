@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fastapi import Query
 
 from gateway.http.openai.responses.schemas import (
+    CustomToolCallItem,
+    CustomToolCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
     InputImagePart,
@@ -16,6 +18,7 @@ from gateway.http.openai.responses.schemas import (
     MessageItem,
     ReasoningItem,
 )
+from gateway.http.openai.responses.tools import custom_arguments, function_name
 from pipelines.text.types import ChatMessage, ImagePart, ToolCall
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.repetition import random_hex
@@ -25,6 +28,9 @@ Parts = tuple[str | ImagePart, ...]
 Limit = Annotated[int, Query(ge=1, le=100)]
 Order = Literal["asc", "desc"]
 """Parameters of lists, in a query."""
+CALLS, CALL_OUTPUTS = ("function_call", "custom_tool_call"), ("function_call_output", "custom_tool_call_output")
+"""Types of the items of calls, and of what they returned."""
+_PREFIXES = dict(zip((*CALLS, *CALL_OUTPUTS), ("fc", "ctc", "fco", "ctco"), strict=True))
 _MARK_CHARS = 32
 
 
@@ -58,13 +64,16 @@ def store_item(item: InputItem, ids: ItemIds) -> JsonObject:
             kind = "output_text" if item.role == "assistant" else "input_text"
             turn: JsonObject = {"role": item.role, "content": _stored_parts(item.content, kind)}
             return {"id": item.id or ids.make("msg"), "type": "message", "status": "completed", **turn}
-        case FunctionCallItem():
-            call = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
-            return {"id": item.id or ids.make("fc"), "type": "function_call", "status": "completed", **call}
-        case FunctionCallOutputItem():
+        case FunctionCallItem() | CustomToolCallItem():
+            text = {"arguments": item.arguments} if isinstance(item, FunctionCallItem) else {"input": item.input}
+            call = {"call_id": item.call_id, "name": item.name, **text}
+            if item.namespace:
+                call["namespace"] = item.namespace
+            return {"id": item.id or ids.make(_PREFIXES[item.type]), "type": item.type, "status": "completed", **call}
+        case FunctionCallOutputItem() | CustomToolCallOutputItem():
             output = item.output if isinstance(item.output, str) else _stored_parts(item.output, "input_text")
             fields = {"call_id": item.call_id, "output": output}
-            return {"id": item.id or ids.make("fco"), "type": "function_call_output", "status": "completed", **fields}
+            return {"id": item.id or ids.make(_PREFIXES[item.type]), "type": item.type, "status": "completed", **fields}
         case ReasoningItem():
             summary = [{"type": "summary_text", "text": part.text} for part in item.summary or ()]
             content = [{"type": "reasoning_text", "text": part.text} for part in item.content or ()]
@@ -93,8 +102,8 @@ def to_messages(items: Iterable[JsonObject], num_earlier: int = 0) -> list[ChatM
     names: dict[str, str] = {}
     answer = _Answer()
     for index, item in enumerate(items, -num_earlier):
-        if item["type"] == "function_call":
-            names[item["call_id"]] = item["name"]
+        if item["type"] in CALLS:
+            names[item["call_id"]] = function_name(item["name"], item.get("namespace") or "")
         path = f"input[{index}]" if index >= 0 else "previous_response_id"
         parts = _image_parts(item, path) if item["type"] == "message" else ()
         if answer.takes(item):
@@ -138,8 +147,10 @@ class _Answer:
         """Add an item that belongs to this turn; False for one that begins another turn."""
         kind = item["type"]
         has_begun = self._text is not None or bool(self._calls)
-        if kind == "function_call":
-            self._calls.append(ToolCall(item["call_id"], item["name"], item["arguments"]))
+        if kind in CALLS:
+            name = function_name(item["name"], item.get("namespace") or "")
+            arguments = item["arguments"] if kind == "function_call" else custom_arguments(item["input"])
+            self._calls.append(ToolCall(item["call_id"], name, arguments))
         elif kind == "reasoning" and not has_begun:
             self._reasoning.append(_join(item["content"] or item["summary"]))
         elif kind == "message" and item["role"] == "assistant" and not has_begun:

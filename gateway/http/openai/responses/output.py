@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import orjson
 
 from gateway.http.openai.responses.items import JsonObject
+from gateway.http.openai.responses.tools import CustomInput
 from gateway.http.sse import encode_text
 
 Event = tuple[str, JsonObject]
@@ -48,6 +49,10 @@ class OutputItem(ABC):
     def begun(self) -> Iterator[Event]:
         """Yield the events before the first text."""
         yield "response.output_item.added", {"output_index": self._index, "item": self.body("in_progress")}
+
+    def read(self, text: str) -> str:
+        """Return what a piece of the model's text adds to the item's."""
+        return text
 
     def delta(self, text: str, logprobs: Sequence[JsonObject], number: int) -> bytes:
         """Add text, and return the frame of its event. All of it but the text and the number is made in advance."""
@@ -120,15 +125,44 @@ class CallOutput(OutputItem):
     """A call of a function, whose text is its arguments."""
 
     prefix = "fc"
+    kind = "function_call"
     text_event = "response.function_call_arguments"
+    field = "arguments"
 
-    def __init__(self, item_id: str, index: int, call_id: str, name: str) -> None:
+    def __init__(self, item_id: str, index: int, call_id: str, name: str, namespace: str) -> None:
         super().__init__(item_id, index)
-        self._call = {"call_id": call_id, "name": name}
+        self._call = {"call_id": call_id, "name": name, **({"namespace": namespace} if namespace else {})}
 
     def body(self, status: str) -> JsonObject:
-        return {"id": self._id, "type": "function_call", "status": status, **self._call, "arguments": self.text}
+        return {"id": self._id, "type": self.kind, "status": status, **self._call, self.field: self.text}
 
     def ended(self) -> Iterator[Event]:
-        fields = {"name": self._call["name"], "arguments": self.text}
-        yield f"{self.text_event}.done", {**self._place, **fields}
+        yield f"{self.text_event}.done", {**self._place, **self._done_fields}
+
+    @property
+    def _done_fields(self) -> JsonObject:
+        return {"name": self._call["name"], self.field: self.text}
+
+
+class CustomCallOutput(CallOutput):
+    """A call of a custom tool, whose text is its input."""
+
+    prefix = "ctc"
+    kind = "custom_tool_call"
+    text_event = "response.custom_tool_call_input"
+    field = "input"
+
+    def __init__(self, *details: Any) -> None:
+        super().__init__(*details)
+        self._input = CustomInput()
+
+    def read(self, text: str) -> str:
+        return self._input.feed(text)
+
+    @property
+    def text(self) -> str:
+        return super().text or self._input.finish()
+
+    @property
+    def _done_fields(self) -> JsonObject:
+        return {self.field: self.text}

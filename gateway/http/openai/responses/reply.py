@@ -1,13 +1,22 @@
 """One response as it is generated: OpenAI's events in their order, and the object that they add up to."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from engine.types import FinishReason
 from gateway.http.openai.reply import chat_logprobs, citations_field, sources_field
 from gateway.http.openai.responses.items import ItemIds, JsonObject
-from gateway.http.openai.responses.output import CallOutput, Event, MessageOutput, OutputItem, ReasoningOutput
+from gateway.http.openai.responses.output import (
+    CallOutput,
+    CustomCallOutput,
+    Event,
+    MessageOutput,
+    OutputItem,
+    ReasoningOutput,
+)
+from gateway.http.openai.responses.tools import DeclaredTool
 from gateway.http.sse import event_frame
 from gateway.path_masking import client_message
 from pipelines.text.parts import AnswerText, CallArguments, CallStart, ChatReader, Part, ReasoningText
@@ -32,13 +41,19 @@ class ResponseReply:
     """
 
     def __init__(
-        self, response: JsonObject, ids: ItemIds, top_logprobs: int | None = None, reader: ChatReader | None = None
+        self,
+        response: JsonObject,
+        ids: ItemIds,
+        top_logprobs: int | None = None,
+        reader: ChatReader | None = None,
+        tools: Mapping[str, DeclaredTool] = MappingProxyType({}),
     ) -> None:
-        """`reader` None: the answer is text alone."""
+        """`reader` None: the answer is text alone. `tools` are those that its calls may be of, by their functions."""
         self.response = response
         self._ids = ids
         self._top_logprobs = top_logprobs
         self._reader = reader
+        self._tools = tools
         self._unshown: list[TextLogprob] = []
         """Log probabilities of text that the reader keeps back. Those of reasoning and of calls are never shown."""
         self._num_frames = 0
@@ -79,7 +94,9 @@ class ResponseReply:
 
     def _add(self, part: Part) -> list[bytes]:
         if isinstance(part, CallStart):
-            return self._open_item(CallOutput, part.id, part.name)
+            tool = self._tools.get(part.name) or DeclaredTool({}, "", part.name)
+            kind_of_call = CustomCallOutput if tool.is_custom else CallOutput
+            return self._open_item(kind_of_call, part.id, tool.name, tool.namespace)
         kind = _KINDS[type(part)]
         frames = [] if isinstance(self._open, kind) else self._open_item(kind)
         assert self._open is not None
@@ -87,7 +104,8 @@ class ResponseReply:
         logprobs = []
         if shown and self._top_logprobs is not None and kind is MessageOutput:
             logprobs = chat_logprobs(shown, self._top_logprobs)["content"]
-        return [*frames, self._open.delta(part.text, logprobs, self._take_number())]
+        text = self._open.read(part.text)
+        return [*frames, self._open.delta(text, logprobs, self._take_number())] if text else frames
 
     def finish(self) -> None:
         """Complete the response, whose last text was fed."""

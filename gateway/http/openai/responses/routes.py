@@ -29,6 +29,7 @@ from gateway.http.openai.responses.generate import ResponseTurn, generate_and_ke
 from gateway.http.openai.responses.items import ItemIds, Limit, Order, PageQuery, list_page, make_mark
 from gateway.http.openai.responses.reply import ResponseReply, error_object
 from gateway.http.openai.responses.schemas import CountInputRequest, CreateResponseRequest
+from gateway.http.openai.responses.tools import declared_tools, tools_without_effect
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import refuse_without_effect, warning_header
 from gateway.http.request import get_begin_time, get_request_id, owner_of, parse_scheduling, run_while_connected
@@ -109,7 +110,7 @@ class ResponseRoutes:
         queued = scheduling.fields(requested_priority(fields), session=fields.prompt_cache_key or items.session or mark)
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
         text_request, options = parse_request(fields, base, prompt)
-        without_effect = template_fields_without_effect(fields, model)
+        without_effect = [*template_fields_without_effect(fields, model), *tools_without_effect(fields)]
         if self._options.is_strict:
             refuse_without_effect(without_effect)
         key = request.headers.get(owner_keys.HEADER)
@@ -122,7 +123,7 @@ class ResponseRoutes:
         turn = ResponseTurn(
             owner,
             request_id,
-            ResponseReply(response, ids, options.top_logprobs, reader),
+            ResponseReply(response, ids, options.top_logprobs, reader, declared_tools(fields)),
             self._service.generate(model, text_request),
             items,
             options.param_names,

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED, GenerationRequest
-from gateway.http.parsing import RequestObject, text_or_list, text_or_object, union_error
-from gateway.http.tools import MAX_TOOLS
+from gateway.http.openai.tool_schemas import RefusalPart
+from gateway.http.parsing import RequestObject, WholeNumber, text_or_list, text_or_object, union_error
+from gateway.http.tools import MAX_TOOLS, ToolSchema
 
 MAX_ITEMS = 1 << 14
 """Most items of one input: checking many more would hold up all other streams."""
@@ -14,7 +15,8 @@ MAX_ADDED_ITEMS = 20
 """Most items that one request adds to a conversation: OpenAI's limit."""
 _MAX_ID_CHARS = 128
 _TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
+_CALL_ITEMS = ("function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
+_ITEMS = ("message", *_CALL_ITEMS, "reasoning", "item_reference")
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -26,17 +28,6 @@ class TextItemPart(RequestObject):
     text: str
     annotations: list[Any] | None = Field(None, description=UNUSED)
     logprobs: list[Any] | None = Field(None, description=UNUSED)
-
-
-class RefusalPart(RequestObject):
-    """The model's refusal in an earlier answer, which is read as text."""
-
-    type: Literal["refusal"]
-    refusal: str
-
-    @property
-    def text(self) -> str:
-        return self.refusal
 
 
 class InputImagePart(RequestObject):
@@ -100,6 +91,7 @@ class FunctionCallItem(RequestObject):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = Field(None, description="The namespace of the function.")
     id: str | None = Field(None, max_length=_MAX_ID_CHARS)
     status: ItemStatus | None = None
 
@@ -108,6 +100,28 @@ class FunctionCallOutputItem(RequestObject):
     """The value that a function returned."""
 
     type: Literal["function_call_output"]
+    call_id: str
+    output: ItemContent
+    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
+    status: ItemStatus | None = None
+
+
+class CustomToolCallItem(RequestObject):
+    """A call of a custom tool that the model made."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    namespace: str | None = Field(None, description="The namespace of the tool.")
+    id: str | None = Field(None, max_length=_MAX_ID_CHARS)
+    status: ItemStatus | None = None
+
+
+class CustomToolCallOutputItem(RequestObject):
+    """The value that a custom tool returned."""
+
+    type: Literal["custom_tool_call_output"]
     call_id: str
     output: ItemContent
     id: str | None = Field(None, max_length=_MAX_ID_CHARS)
@@ -145,6 +159,8 @@ InputItem = Annotated[
     Annotated[MessageItem, Tag("<message>")]
     | Annotated[FunctionCallItem, Tag("<function_call>")]
     | Annotated[FunctionCallOutputItem, Tag("<function_call_output>")]
+    | Annotated[CustomToolCallItem, Tag("<custom_tool_call>")]
+    | Annotated[CustomToolCallOutputItem, Tag("<custom_tool_call_output>")]
     | Annotated[ReasoningItem, Tag("<reasoning>")]
     | Annotated[ItemReference, Tag("<item_reference>")],
     Discriminator(_item_kind, **union_error(f"an item of type {', '.join(_ITEMS[:-1])} or {_ITEMS[-1]}")),
@@ -154,26 +170,89 @@ Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max
 
 
 class ResponseTool(RequestObject):
-    """A function that the model may call. This server runs no tools itself, so it has none of another type."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: ToolSchema | None = None
     strict: bool | None = None
+    defer_loading: bool | None = Field(None, description="Accepted and not used: the model is shown every function.")
+
+
+class CustomFormat(RequestObject):
+    """The form of a custom tool's input. The model is told a grammar, and not held to it."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomResponseTool(RequestObject):
+    """A tool that takes a text."""
+
+    type: Literal["custom"]
+    name: str
+    description: str | None = None
+    format: CustomFormat | None = None
+    defer_loading: bool | None = Field(None, description="Accepted and not used: the model is shown every tool.")
+
+
+class OtherTool(RequestObject):
+    """A tool that OpenAI's servers run, or that is built into a client. The model is not shown it."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str
+
+
+def _tool_tag(value: Any) -> str | None:
+    """Return the member of the union that a tool belongs to, as JSON or as the object that is written back."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    if not isinstance(kind, str):
+        return None
+    return f"<{kind}>" if kind in ("function", "custom", "namespace") else "<other>"
+
+
+_NamedTool = Annotated[
+    Annotated[ResponseTool, Tag("<function>")]
+    | Annotated[CustomResponseTool, Tag("<custom>")]
+    | Annotated[OtherTool, Tag("<other>")],
+    Discriminator(
+        lambda value: None if _tool_tag(value) == "<namespace>" else _tool_tag(value),
+        **union_error("a tool of type function or custom"),
+    ),
+]
+
+
+class NamespaceTool(RequestObject):
+    """Functions and custom tools under one name."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = Field(None, description=UNUSED)
+    tools: list[_NamedTool] = Field(max_length=MAX_TOOLS, fail_fast=True)
+
+
+_Tool = Annotated[
+    Annotated[ResponseTool, Tag("<function>")]
+    | Annotated[CustomResponseTool, Tag("<custom>")]
+    | Annotated[NamespaceTool, Tag("<namespace>")]
+    | Annotated[OtherTool, Tag("<other>")],
+    Discriminator(_tool_tag, **union_error("an object with a type, such as function")),
+]
 
 
 class NamedResponseTool(RequestObject):
-    """A function by its name."""
+    """A function or a custom tool by its name."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     name: str
 
 
 class ResponseToolChoice(RequestObject):
-    """One function that the answer must call, or several that it may."""
+    """One tool that the answer must call, or several that it may."""
 
-    type: Literal["function", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools"]
     name: str | None = None
     mode: Literal["auto", "required"] = "auto"
     tools: list[NamedResponseTool] | None = Field(None, min_length=1, max_length=MAX_TOOLS, fail_fast=True)
@@ -233,7 +312,7 @@ class PromptFields(RequestObject):
     instructions: str | None = None
     previous_response_id: str | None = None
     conversation: _Conversation | None = None
-    tools: list[ResponseTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[_Tool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
     tool_choice: _ToolChoice | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
@@ -248,11 +327,11 @@ class CreateResponseRequest(PromptFields, GenerationRequest):
 
     example = '{"model": "rill", "input": "Hello!", "max_output_tokens": 50}'
 
-    max_output_tokens: int | None = Field(None, ge=1)
-    max_tool_calls: int | None = Field(
+    max_output_tokens: WholeNumber | None = Field(None, ge=1)
+    max_tool_calls: WholeNumber | None = Field(
         None, ge=1, lt=2**31, description="Accepted and not used: this server runs no tools."
     )
-    top_logprobs: int | None = Field(None, ge=0, le=20)
+    top_logprobs: WholeNumber | None = Field(None, ge=0, le=20)
     include: list[str] | None = Field(
         None,
         max_length=32,

@@ -149,12 +149,56 @@ def test_an_input_that_was_cut_off_has_what_came(chat_live: LiveServer, client: 
     assert block.type == "tool_use" and isinstance(block.input, dict)
 
 
+@pytest.mark.parametrize("sent", ['{"room": "ha', "", None])
+def test_an_input_that_is_no_object_is_taken_as_history(chat_live: LiveServer, sent: str | None) -> None:
+    say(chat_live, "Done.")
+    use = {"type": "tool_use", "id": "a", "name": "set_light", "input": sent}
+    turns = [*TURNS, {"role": "assistant", "content": [use]}, {"role": "user", "content": [RESULT]}]
+    answer = chat_live.post(PATH, {**BODY, "messages": turns})
+    assert answer.json()["content"] == [{"type": "text", "text": "Done."}], answer.text
+
+
+def test_a_name_of_128_characters_is_taken(chat_live: LiveServer) -> None:
+    tools = [{"name": "mcp__" + "x" * 123, "input_schema": {"type": "object"}}]
+    counted = chat_live.post(PATH + "/count_tokens", {"model": MODEL, "messages": TURNS, "tools": tools})
+    assert counted.json()["input_tokens"] > 20, counted.text
+    answer = chat_live.post(PATH, {**BODY, "tools": tools, "tool_choice": {"type": "any"}})
+    assert answer.json()["content"][-1]["name"] == tools[0]["name"], answer.text
+
+
+SYSTEM: Any = {"role": "system", "content": "12000 tokens left."}
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [*TURNS, SYSTEM],
+        [*TURNS, {"role": "assistant", "content": "Hm."}, SYSTEM, *TURNS],
+        [*TURNS, {"role": "system", "content": [{"type": "text", "text": "12000 tokens left."}]}, *TURNS],
+    ],
+)
+def test_the_system_may_speak_among_the_turns(chat_live: LiveServer, turns: list[Any]) -> None:
+    say(chat_live, "Done.")
+    answer = chat_live.post(PATH, {**BODY, "messages": turns}).json()
+    assert answer["content"] == [{"type": "text", "text": "Done."}]
+    counted = chat_live.post(PATH + "/count_tokens", {"model": MODEL, "messages": turns, "tools": TOOLS}).json()
+    assert counted["input_tokens"] == answer["usage"]["input_tokens"] + answer["usage"]["cache_read_input_tokens"]
+    said = [turn | {"content": "12000 tokens left."} if turn["role"] == "system" else turn for turn in turns]
+    rendered = chat_live.post("/tokenize", {"model": MODEL, "messages": said, "tools": []}).json()
+    plain = chat_live.post(PATH + "/count_tokens", {"model": MODEL, "messages": turns}).json()
+    assert plain["input_tokens"] == rendered["count"]
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type must be 'custom'"),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name must have 1 to 64 letters"),
+        ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name must have 1 to 128 letters"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema is required"),
+        (
+            {"messages": [*TURNS, {"role": "system", "content": [{"type": "tool_use", "id": "a", "name": "f"}]}]},
+            "messages[1].content[0].type may be 'tool_use' only where the role is assistant",
+        ),
         ({"tools": TOOLS * 2}, 'tools[2].name is "set_light" as that of another tool'),
         ({"tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name must be one of set_light, all_off, got 'x'"),
         ({"tools": [], "tool_choice": {"type": "any"}}, "tool_choice.type must be 'auto' or 'none' without tools"),

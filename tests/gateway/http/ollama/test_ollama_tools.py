@@ -72,6 +72,15 @@ def test_a_conversation_with_results_goes_on(chat_live: LiveServer, client: olla
         assert answer.message.content == "Done."
 
 
+@pytest.mark.parametrize("arguments", ['{"room": "ha', "", None, "the hall"])
+def test_a_call_that_is_no_json_is_taken_as_history(chat_live: LiveServer, arguments: str | None) -> None:
+    say(chat_live, "Done.")
+    call = {"function": {"name": "set_light", "arguments": arguments}}
+    turns = [*TURNS, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "no JSON"}]
+    response = chat_live.post("/api/chat", {"model": MODEL, "messages": turns, "tools": TOOLS, "stream": False})
+    assert response.json()["message"]["content"] == "Done.", response.text
+
+
 def test_thinking_of_a_prompt_stays_out_of_its_text_and_context(chat_live: LiveServer, client: ollama.Client) -> None:
     say(chat_live, "<think>hm</think>so")
     found = client.generate(MODEL, "Why?", options=OPTIONS, think=True)
@@ -91,7 +100,7 @@ def test_the_model_says_what_it_can(chat_live: LiveServer, client: ollama.Client
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name must have 1 to 64"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name must have 1 to 128"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, 'tools[1].function.name is "set_light" as that of another tool'),
         ({"messages": [*TURNS, {"role": "tool", "content": "x"}]}, "messages[1] must follow a call"),
         (
@@ -103,8 +112,8 @@ def test_the_model_says_what_it_can(chat_live: LiveServer, client: ollama.Client
             "messages[0].tool_calls needs the role assistant, got user",
         ),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "{}"}}]}]},
-            "messages[0].tool_calls[0].function.arguments must be an object",
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": 5}}]}]},
+            "messages[0].tool_calls[0].function.arguments must be an object, or the text of one, got 5",
         ),
     ],
 )

@@ -84,7 +84,7 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be greater than 0, got 0"),
     ({"presence_penalty": 3}, "presence_penalty", "presence_penalty must be between -2 and 2, got 3"),
     ({"frequency_penalty": -3}, "frequency_penalty", "frequency_penalty must be between -2 and 2, got -3"),
-    ({"seed": -2}, "seed", "seed must be greater than or equal to -1, got -2"),
+    ({"seed": -(2**63) - 1}, "seed", "seed must be greater than or equal to -9223372036854775808, got -92"),
     ({"seed": 2**64}, "seed", "seed must be between 0 and"),
     ({"min_tokens": 5}, "min_tokens", "min_tokens must be between 0 and max_tokens (2), got 5"),
     ({"stop": ""}, "stop", "stop[0] has 0 characters; from 1 to 1024 are allowed"),

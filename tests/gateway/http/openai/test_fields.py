@@ -205,3 +205,18 @@ def test_a_prediction_changes_no_token_and_is_counted(live: LiveServer) -> None:
     ignored = live.post(CHAT_PATH, body).json()
     assert ignored["choices"] == plain["choices"]
     assert ignored["usage"]["completion_tokens_details"]["accepted_prediction_tokens"] == 0
+
+
+def test_whole_numbers_may_have_a_fraction_of_zero(live: LiveServer) -> None:
+    sent = {"max_tokens": 6.0, "n": 1.0, "seed": 5.0, "top_k": 4.0, "temperature": 1}
+    answers = [live.post(CHAT_PATH, CHAT | fields).json() for fields in (sent, {k: int(v) for k, v in sent.items()})]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    assert answers[0]["usage"]["completion_tokens"] == 6
+
+
+def test_a_negative_seed_makes_sampling_repeatable(live: LiveServer) -> None:
+    texts = [
+        live.post(CHAT_PATH, CHAT | {"temperature": 1, "max_tokens": 20, "seed": seed}).json()["choices"][0]["message"]
+        for seed in (-7, -7, -8, -(2**63))
+    ]
+    assert texts[0] == texts[1] != texts[2]

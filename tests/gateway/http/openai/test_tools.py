@@ -239,6 +239,57 @@ def test_an_answer_cut_off_in_a_call_ends_by_its_length(chat_live: LiveServer) -
     assert [answer["choices"][0]["message"]["content"] for answer in cut] == ["<tool_call", ""]
 
 
+def test_a_call_that_was_cut_off_is_taken_as_history(chat_live: LiveServer) -> None:
+    """As the server itself sent it."""
+    say(chat_live, CALL)
+    message = chat_live.post(PATH, CHAT | {"max_tokens": 25}).json()["choices"][0]["message"]
+    say(chat_live, "Done.")
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "no JSON"}
+    answer = chat_live.post(PATH, CHAT | {"messages": [*MESSAGES, message, result]})
+    assert answer.json()["choices"][0]["message"]["content"] == "Done.", answer.text
+
+
+@pytest.mark.parametrize("arguments", ["", "null", "[]", "the hall", None, {"room": "hall"}])
+def test_arguments_of_any_kind_are_taken_as_history(chat_live: LiveServer, arguments: Any) -> None:
+    say(chat_live, "Done.")
+    turns = [*MESSAGES, *calling("assistant", arguments), {"role": "tool", "tool_call_id": "a", "content": "ok"}]
+    answer = chat_live.post(PATH, CHAT | {"messages": turns})
+    assert answer.json()["choices"][0]["message"]["content"] == "Done.", answer.text
+
+
+def test_a_request_without_tools_shows_no_call(chat_live: LiveServer) -> None:
+    say(chat_live, f"One moment.\n{CALL}")
+    turns = [*MESSAGES, *calling("assistant", "{}"), {"role": "tool", "tool_call_id": "a", "content": "ok"}]
+    choice = chat_live.post(PATH, CHAT | {"messages": turns, "tools": None}).json()["choices"][0]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("One moment.", "stop")
+    assert "tool_calls" not in choice["message"]
+
+
+def test_a_refusal_is_a_part_of_an_earlier_answer(chat_live: LiveServer) -> None:
+    refusal = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    said = {"role": "assistant", "content": "No."}
+    counts = [
+        chat_live.post("/tokenize", {"model": "rill", "messages": [*MESSAGES, each, *MESSAGES]}).json()["tokens"]
+        for each in (refusal, said)
+    ]
+    assert counts[0] == counts[1]
+
+
+def test_keywords_that_are_null_are_as_if_left_out(chat_live: LiveServer) -> None:
+    schema = {**SCHEMA, "required": None, "description": None, "$defs": None}
+    tools = [{"type": "function", "function": {**LIGHT, "parameters": schema}}]
+    say(chat_live, CALL)
+    answer = chat_live.post(PATH, CHAT | {"tools": tools, "tool_choice": "required"})
+    assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "set_light", answer.text
+
+
+def test_a_name_of_128_characters_is_called(chat_live: LiveServer) -> None:
+    name = "mcp__" + "x" * 123
+    tools = [{"type": "function", "function": {"name": name}}]
+    answer = chat_live.post(PATH, CHAT | {"tools": tools, "tool_choice": "required", "reasoning_effort": "none"})
+    assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == name, answer.text
+
+
 def test_several_choices_have_calls_of_their_own(chat_live: LiveServer) -> None:
     say(chat_live, CALL)
     answer = chat_live.post(PATH, CHAT | {"n": 2}).json()
@@ -252,7 +303,7 @@ FUNCTION = {"name": "f"}
 ALLOWED = {"mode": "auto", "tools": [{"type": "function", "function": FUNCTION}]}
 
 
-def calling(role: str, arguments: str) -> list[dict[str, Any]]:
+def calling(role: str, arguments: Any) -> list[dict[str, Any]]:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
     return [{"role": role, "content": "", "tool_calls": [call]}]
 
@@ -318,10 +369,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "needs the role assistant, got user",
     ),
     (
-        {"messages": calling("assistant", "{")},
-        "messages",
-        "messages[0].tool_calls[0].function.arguments must be the text of a JSON object",
+        {"messages": calling("assistant", 5)},
+        "messages[0].tool_calls[0].function.arguments",
+        "must be an object, or the text of one, got 5",
     ),
+    ({"tools": [{"type": "function", "function": {"name": "x" * 129}}]}, "tools[0].function.name", "1 to 128 letters"),
     ({"guided_regex": "a+"}, "guided_regex", "the answer's text can be made to match json_schema or json_object"),
 ]
 

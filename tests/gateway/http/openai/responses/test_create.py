@@ -190,7 +190,7 @@ def _ids_of(live: LiveServer, turns: list[dict[str, str]]) -> list[int]:
             "input[0].output[0]",
             "images, files and audio are not supported",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "must be 'function', got \"web_search\""),
+        ({"tools": [{"name": "x"}]}, "tools[0]", "must be an object with a type, such as function"),
         ({"temperature": "hot"}, "temperature", 'must be a valid number, got "hot"'),
         ({"temperature": 9}, "temperature", "between 0 and 2"),
         ({"max_tokens": 1}, "max_tokens", "send max_output_tokens"),

@@ -151,7 +151,12 @@ def test_effort_and_verbosity_are_arguments_of_the_template(scripted: ScriptedMo
     [
         ({"tools": [TOOL, TOOL]}, "tools[1].name"),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
-        ({"tools": [{"type": "file_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": 5}]}, "tools[0]"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "a" * 126, "tools": [OTHER]}]}, "tools[0].tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [OTHER] * 128}, OTHER]}, "tools"),
+        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "cool"}}, "tool_choice.name"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
@@ -168,3 +173,113 @@ def test_bad_tools_are_refused(live: LiveServer, change: dict[str, Any], param: 
 def test_a_model_without_a_format_of_calls_takes_no_tools(live: LiveServer) -> None:
     response = live.post(PATH, SENT)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+
+
+PATCH = '*** Begin "Patch"\n+ \\ ä 😀\t\x7f'
+CUSTOM: Any = {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": {"type": "text"}}
+SPACE: Any = {"type": "namespace", "name": "mcp__fs", "description": "Files.", "tools": [TOOL, CUSTOM]}
+
+
+def calling(name: str, arguments: object) -> list[str]:
+    text = f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+    return [text[start : start + 3] for start in range(0, len(text), 3)]
+
+
+def test_a_custom_tool_is_called_with_its_input(scripted: ScriptedModel, client: openai.OpenAI) -> None:
+    scripted.pieces = calling("apply_patch", {"input": PATCH})
+    [call] = client.responses.create(model=MODEL, input="x", tools=[TOOL, CUSTOM]).output
+    assert call.type == "custom_tool_call" and (call.name, call.input) == ("apply_patch", PATCH)
+    [_, shown] = scripted.prompt.options.tools
+    assert shown["function"]["name"] == "apply_patch" and shown["function"]["parameters"]["required"] == ["input"]
+    with client.responses.stream(model=MODEL, input="x", tools=[CUSTOM]) as stream:
+        events = list(stream)
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    [done] = [event.input for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == done == PATCH and len(deltas) > 4
+
+
+def test_the_input_of_a_call_that_was_cut_off_has_what_came(scripted: ScriptedModel, client: openai.OpenAI) -> None:
+    scripted.pieces = calling("apply_patch", {"input": PATCH})[:30]
+    [call] = client.responses.create(model=MODEL, input="x", tools=[CUSTOM]).output
+    assert call.type == "custom_tool_call" and call.input and PATCH.startswith(call.input)
+
+
+def test_other_arguments_of_a_custom_tool_are_its_input(scripted: ScriptedModel, client: openai.OpenAI) -> None:
+    scripted.pieces = calling("apply_patch", {"patch": "a"})
+    [call] = client.responses.create(model=MODEL, input="x", tools=[CUSTOM]).output
+    assert call.type == "custom_tool_call" and json.loads(call.input) == {"patch": "a"}
+
+
+def test_tools_of_a_namespace_are_called_by_their_own_names(scripted: ScriptedModel, client: openai.OpenAI) -> None:
+    scripted.pieces = calling("mcp__fs__light", {"room": "hall"}) + calling("light", {"room": "attic"})
+    scripted.pieces += calling("mcp__fs__apply_patch", {"input": PATCH})
+    first, second, third = client.responses.create(model=MODEL, input="x", tools=[TOOL, SPACE]).output
+    assert first.type == second.type == "function_call" and third.type == "custom_tool_call"
+    assert [(each.name, each.namespace) for each in (first, second, third)] == [
+        ("light", "mcp__fs"),
+        ("light", None),
+        ("apply_patch", "mcp__fs"),
+    ]
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_calls_of_custom_tools_and_namespaces_are_history(
+    scripted: ScriptedModel, client: openai.OpenAI, is_stored: bool
+) -> None:
+    scripted.pieces = calling("mcp__fs__light", {"room": "hall"}) + calling("mcp__fs__apply_patch", {"input": PATCH})
+    first = client.responses.create(model=MODEL, input="x", tools=[SPACE], store=is_stored)
+    light, patch = first.output
+    assert light.type == "function_call" and patch.type == "custom_tool_call"
+    results: Any = [
+        {"type": "function_call_output", "call_id": light.call_id, "output": "on"},
+        {"type": "custom_tool_call_output", "call_id": patch.call_id, "output": "done"},
+    ]
+    if is_stored:
+        client.responses.create(model=MODEL, input=results, tools=[SPACE], previous_response_id=first.id)
+    else:
+        earlier: Any = [{"role": "user", "content": "x"}, *first.output]
+        client.responses.create(model=MODEL, input=[*earlier, *results], tools=[SPACE], store=False)
+    _, called, *returned = scripted.prompt.messages
+    assert [(call.name, json.loads(call.arguments)) for call in called.tool_calls] == [
+        ("mcp__fs__light", {"room": "hall"}),
+        ("mcp__fs__apply_patch", {"input": PATCH}),
+    ]
+    assert [(turn.content, turn.name) for turn in returned] == [
+        ("on", "mcp__fs__light"),
+        ("done", "mcp__fs__apply_patch"),
+    ]
+
+
+def test_a_custom_tool_may_be_chosen(scripted: ScriptedModel, live: LiveServer) -> None:
+    choice = {"type": "custom", "name": "apply_patch"}
+    assert live.post(PATH, {**SENT, "tools": [SPACE], "tool_choice": choice}).status_code == 200
+    assert scripted.requests[-1].tool_choice == ToolChoice(True, False, ("mcp__fs__apply_patch",))
+
+
+def test_tools_that_are_not_the_clients_are_left_out_and_named(scripted: ScriptedModel, live: LiveServer) -> None:
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}
+    others = [{"type": "web_search", "search_context_size": "low"}, {"type": "local_shell"}]
+    response = live.post(PATH, {**SENT, "tools": [TOOL, *others, {**CUSTOM, "format": grammar}]})
+    assert [tool["function"]["name"] for tool in scripted.prompt.options.tools] == ["light", "apply_patch"]
+    warning = response.headers["x-sluice-warning"]
+    assert warning == ("fields without effect here: tools[1] (web_search), tools[2] (local_shell), tools[3].format"), (
+        warning
+    )
+    assert "start: /a+/" in scripted.prompt.options.tools[1]["function"]["description"]
+
+
+def test_tools_of_others_alone_ask_for_no_calls(live: LiveServer) -> None:
+    response = live.post(PATH, {**SENT, "tools": [{"type": "web_search"}], "max_output_tokens": 2})
+    assert response.status_code == 200, response.text
+
+
+def test_a_call_that_was_cut_off_is_history(live: LiveServer) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "light"}
+    for arguments in ('{"room": "ha', "null", ""):
+        items = [
+            {"role": "user", "content": "x"},
+            {**call, "arguments": arguments, "status": "incomplete"},
+            {"type": "function_call_output", "call_id": "a", "output": "no JSON"},
+        ]
+        response = live.post(PATH, {"model": MODEL, "input": items, "max_output_tokens": 2, "store": False})
+        assert response.status_code == 200, response.text
