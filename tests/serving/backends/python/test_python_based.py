@@ -87,7 +87,8 @@ async def test_a_model_may_have_the_backend_in_its_name(tmp_path: Path, director
     source.config.backend = ""
     complete_kind(source.config, [source.version_folder], registry)
     assert (source.config.backend, source.config.default_model_filename) == ("greeter", "model.greeter")
-    model = await registry.get("greeter").load(source, context())
+    config = await registry.get("greeter").complete(source, context())
+    model = await registry.get("greeter").load(ModelSource(source.folder, 1, config), context())
     assert text_of(await infer_one(model, text_request("hi"))) == "loud: hi, my.greeter!"
     await model.close()
 
