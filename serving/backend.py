@@ -89,6 +89,10 @@ class Backend(ABC):
         """
         return None
 
+    def file_findings(self, source: ModelSource) -> Iterator[Finding]:
+        """Yield a note for each thing in a version's own files that does not do what it seems to. For a thread."""
+        return iter(())
+
     def machine_findings(self, config: ModelConfig) -> Iterator[Finding]:
         """Yield a note for each thing that this machine lacks to run the model: another machine may serve it."""
         return iter(())

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,6 +13,7 @@ import orjson
 
 from gateway.options.option import FAILED, USAGE_ERROR, OptionError
 from serving.backend import RuntimeReport
+from serving.backends.python.backend import find_python_based
 from serving.backends.registry import BackendRegistry
 from serving.findings import Finding
 from serving.repository.inspection import ModelReport, Verdict, inspect_repositories
@@ -22,6 +23,7 @@ from serving.repository.roots import open_roots
 from serving.repository.stores.location import local_path, store_location
 from sluice.errors import SluiceError
 
+ServeFlag = str | bool | list[str]
 _COLOURS = {Verdict.OK: "32", Verdict.NOTES: "33", Verdict.ERROR: "31"}
 _DIM = "2"
 
@@ -29,9 +31,9 @@ _DIM = "2"
 def check(arguments: argparse.Namespace) -> int:
     """Print the report and return the exit code."""
     try:
-        reports = _inspect(arguments.paths, has_namespaces=arguments.model_namespacing)
+        reports = _inspect(arguments)
         if arguments.load:
-            reports = add_load_results(reports, arguments.paths, has_namespaces=arguments.model_namespacing)
+            reports = add_load_results(reports, _serve_flags(arguments))
     except (SluiceError, OptionError, OSError) as error:
         sys.stderr.write(f"sluice repository check: error: {error}\n")
         return USAGE_ERROR
@@ -42,11 +44,14 @@ def check(arguments: argparse.Namespace) -> int:
     return _exit_code(reports, is_strict=arguments.strict)
 
 
-def _inspect(paths: Sequence[str], *, has_namespaces: bool) -> list[ModelReport]:
-    check_roots([Path(local_path(path)) for path in paths if store_location(path) is None])
-    roots = open_roots(paths, None, 0.0)
+def _inspect(arguments: argparse.Namespace) -> list[ModelReport]:
+    check_roots([Path(local_path(path)) for path in arguments.paths if store_location(path) is None])
+    registry = BackendRegistry()
+    if arguments.backend_directory is not None:
+        registry.register_missing(find_python_based(Path(arguments.backend_directory)))
+    roots = open_roots(arguments.paths, None, 0.0)
     try:
-        return inspect_repositories(roots, BackendRegistry(), has_namespaces=has_namespaces)
+        return inspect_repositories(roots, registry, has_namespaces=arguments.model_namespacing)
     finally:
         for root in roots:
             root.close()
@@ -58,27 +63,35 @@ def _exit_code(reports: Sequence[ModelReport], *, is_strict: bool) -> int:
     return FAILED if verdicts & failing else 0
 
 
-def add_load_results(
-    reports: Sequence[ModelReport], paths: Sequence[str], *, has_namespaces: bool
-) -> list[ModelReport]:
-    """Load every model as `sluice serve` would, unload it, and add the failures to the reports.
+def _serve_flags(arguments: argparse.Namespace) -> dict[str, ServeFlag]:
+    """Return the flags with which `sluice serve` loads the models when it is asked to."""
+    flags: dict[str, ServeFlag] = {
+        "--model-repository": list(arguments.paths),
+        "--model-control-mode": "explicit",
+    }
+    if arguments.model_namespacing:
+        flags["--model-namespacing"] = True
+    if arguments.backend_directory is not None:
+        flags["--backend-directory"] = arguments.backend_directory
+    return flags
+
+
+def add_load_results(reports: Sequence[ModelReport], flags: Mapping[str, ServeFlag]) -> list[ModelReport]:
+    """Load every model as `sluice serve` would with these flags, unload it, and add the failures to the reports.
 
     Raises ConfigError for a bad SLUICE_ variable, and the SluiceError of a start that fails.
     """
-    rows = asyncio.run(_load(paths, has_namespaces=has_namespaces))
+    rows = asyncio.run(_load(flags))
     return [_add_load_result(report, [row for row in rows if row.name == report.name]) for report in reports]
 
 
-async def _load(paths: Sequence[str], *, has_namespaces: bool) -> list[IndexEntry]:
+async def _load(flags: Mapping[str, ServeFlag]) -> list[IndexEntry]:
     # Imported only here: a check without --load reads files and imports no server.
     from gateway.assembly import SharedResources, make_host_policies, make_rate_limiter, make_repository
     from gateway.options.config import read_config
     from gateway.telemetry.metrics import GatewayMetrics
     from serving.repository.repository import ALL_MODELS
 
-    flags: dict[str, str | bool | list[str]] = {"--model-repository": list(paths), "--model-control-mode": "explicit"}
-    if has_namespaces:
-        flags["--model-namespacing"] = True
     config = read_config(flags)
     shared = SharedResources(
         GatewayMetrics(),

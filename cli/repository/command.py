@@ -23,8 +23,9 @@ examples:
 _CHECK = """\
 Report what each model of the repositories would do if it were served.
 
-The check reads configurations and folders, not the models themselves. It reports fields that are wrong, unknown or
-not obeyed, with their lines and what to write instead; models without versions; versions without their model file;
+The check reads configurations and folders, and runs no model. It reports fields that are wrong, unknown or not obeyed,
+with their lines and what to write instead; models without versions; versions without their model file; backends that
+are not installed; of Python models environments that cannot be used, and imports of modules that their Python lacks;
 label, warm-up and state files; ensembles whose members or tensors do not fit; and models of one name in two
 repositories.
 """
@@ -101,6 +102,11 @@ def _add_check(commands: "argparse._SubParsersAction[OneLineParser]") -> None:
         "--load",
         action="store_true",
         help="also load every model as `sluice serve` would, with the same SLUICE_ variables",
+    )
+    parser.add_argument(
+        "--backend-directory",
+        metavar="DIR",
+        help="folder of Python-based backends (NAME/model.py), as of `sluice serve`",
     )
     parser.add_argument(
         "--model-namespacing", action="store_true", help="allow models of one name in several repositories"

@@ -1,13 +1,33 @@
 """The registry of installed backends: entry points of the group `sluice.backends`, each loaded when first needed."""
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 
 from serving.backend import Backend
-from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from serving.findings import invalid_field
+from sluice.errors import ErrorCode, SluiceError
 
 GROUP = "sluice.backends"
+_SIMILARITY = 0.7
+_LIBRARIES = {
+    "dali": "decode and resize in a Python model (Pillow, torchvision), for instance as a step of an ensemble",
+    "fil": "convert the trees to model.onnx (onnxmltools, skl2onnx), or predict in a Python model (treelite)",
+}
+"""What to use in place of Triton's backends that are C++ libraries, by their names."""
+_ANY_LIBRARY = (
+    'backend: "python" with a model.py, or DIR/{name}/model.py for --backend-directory DIR: C++ libraries '
+    "(libtriton_{name}.so) are not loaded"
+)
+
+
+def _not_installed(name: str, installed: Sequence[str]) -> SluiceError:
+    """Return the error of a backend that is not installed, which says what to write in its place."""
+    near = [] if name in _LIBRARIES else get_close_matches(name, installed, n=1, cutoff=_SIMILARITY)
+    start = f"unable to find backend library for backend '{name}'" + (f"; did you mean '{near[0]}'?" if near else ".")
+    fix = f'backend: "{near[0]}"' if near else _LIBRARIES.get(name, _ANY_LIBRARY.format(name=name))
+    return invalid_field(f"{start} Installed backends: {', '.join(installed)}", "backend", fix)
 
 
 class BackendRegistry:
@@ -58,9 +78,7 @@ class BackendRegistry:
 
     def _make(self, name: str) -> Backend:
         if name not in self._entry_points:
-            raise invalid_argument(
-                f"unable to find backend library for backend '{name}'. Installed backends: {', '.join(self.names)}"
-            )
+            raise _not_installed(name, self.names)
         entry_point = self._entry_points[name]
         try:
             backend = entry_point.load()()

@@ -43,7 +43,7 @@ def complete_kind(config: ModelConfig, version_folders: Sequence[Path], backends
     if not config.backend and config.platform:
         config.backend = _find_by_platform(config, backends)
     if not config.backend:
-        config.backend = _find_by_files(config.name, version_folders, backends)
+        _complete_backend(config, version_folders, backends)
     file = _choose_model_file(config, version_folders, backends)
     if file is not None:
         config.platform = config.platform or file.platform
@@ -92,7 +92,7 @@ def _fill_instance_groups(config: ModelConfig) -> None:
     for index, group in enumerate(config.instance_group):
         group.name = group.name or f"{config.name}_{index}"
         if group.kind == ModelInstanceGroup.KIND_AUTO and not has_gpu():
-            group.kind = ModelInstanceGroup.KIND_CPU
+            group.kind = ModelInstanceGroup.KIND_GPU if group.gpus else ModelInstanceGroup.KIND_CPU
         if group.count < 1:
             group.count = 1
 
@@ -116,16 +116,31 @@ def _find_by_platform(config: ModelConfig, backends: BackendRegistry) -> str:
     raise invalid_field(message, "platform", f'platform: "{near[0]}"' if near else "backend in place of platform")
 
 
-def _find_by_files(name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> str:
-    installed = backends.in_detection_order()
-    for backend in installed:
+def _complete_backend(config: ModelConfig, version_folders: Sequence[Path], backends: BackendRegistry) -> None:
+    """Fill in the backend that the files tell, or as in Triton the name: `my.identity` is a model of `identity`."""
+    config.backend = _find_by_files(version_folders, backends)
+    named = backends.find(config.name.partition(".")[2]) if not config.backend else None
+    if named is not None:
+        config.backend = config.name.partition(".")[2]
+        if not named.default_model_filename and not named.model_files:
+            config.default_model_filename = config.default_model_filename or f"model.{config.backend}"
+    config.backend = config.backend or _find_by_suffix(config.name, version_folders, backends)
+
+
+def _find_by_files(version_folders: Sequence[Path], backends: BackendRegistry) -> str:
+    """Return the backend that recognizes a version; "" where none does."""
+    for backend in backends.in_detection_order():
         if any(backend.recognizes(folder) for folder in version_folders):
             return backend.name
+    return ""
+
+
+def _find_by_suffix(name: str, version_folders: Sequence[Path], backends: BackendRegistry) -> str:
     for folder in version_folders:
         custom = sorted(each.suffix[1:] for each in folder.glob("model.?*"))
         if custom:
             return custom[0]
-    filenames = ", ".join(file.name for backend in installed for file in backend.model_files)
+    filenames = ", ".join(file.name for backend in backends.in_detection_order() for file in backend.model_files)
     raise invalid_field(
         f"Invalid model name: Could not determine backend for model '{name}' with no backend in model configuration. "
         "Expected model name of the form 'model.<backend_name>'.",

@@ -111,7 +111,7 @@ def ignored_fields_note(config: ModelConfig, backend: Backend | None, locations:
     positions = {path: f"{CONFIG_FILENAME}:{line}: " if line else "" for path, line in lines.items()}
     listed = (f"{path} ({position}{rules[path]})" for path, position in positions.items())
     notes = [f"not obeyed: {'; '.join(listed)}"] if lines else []
-    return [*notes, *(each.message for each in _missing_gpu_findings(config))]
+    return [*notes, *(each.message for each in _missing_gpu_findings(config, rules))]
 
 
 def ignored_field_findings(config: ModelConfig, backend: Backend | None) -> list[Finding]:
@@ -119,7 +119,7 @@ def ignored_field_findings(config: ModelConfig, backend: Backend | None) -> list
     rules = ignored_fields(backend)
     found = _first_ignored(config, rules).items()
     findings = [Finding(f"{path} is not obeyed: {rules[path]}", numbered) for path, numbered in found]
-    return [*findings, *_missing_gpu_findings(config)]
+    return [*findings, *_missing_gpu_findings(config, rules)]
 
 
 def ignored_fields(backend: Backend | None) -> dict[str, str]:
@@ -145,12 +145,15 @@ def inactive_field_notes(config: ModelConfig, context: BackendContext) -> list[s
     return notes
 
 
-def _missing_gpu_findings(config: ModelConfig) -> list[Finding]:
-    groups = config.instance_group
-    gpu_groups = [index for index, group in enumerate(groups) if group.kind == ModelInstanceGroup.KIND_GPU]
-    if not gpu_groups or has_gpu():
+def _missing_gpu_findings(config: ModelConfig, rules: Mapping[str, str]) -> list[Finding]:
+    if has_gpu():
         return []
-    return [Finding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{gpu_groups[0]}].kind")]
+    for index, group in enumerate(config.instance_group):
+        if group.kind == ModelInstanceGroup.KIND_GPU:
+            return [Finding("there is no GPU, instances of KIND_GPU run on the CPU", f"instance_group[{index}].kind")]
+        if group.gpus and group.kind == ModelInstanceGroup.KIND_AUTO and "instance_group.gpus" not in rules:
+            return [Finding("there is no GPU, instances with gpus run on the CPU", f"instance_group[{index}].gpus")]
+    return []
 
 
 def _first_ignored(config: ModelConfig, rules: Mapping[str, str]) -> dict[str, str]:

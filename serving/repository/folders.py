@@ -18,6 +18,7 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 _MAX_DEPTH = 16
 """Levels below a model's folder that are scanned. Anything deeper is a loop of links."""
 _BYTE_CODE_FOLDER = "__pycache__"
+_NO_MODELS = frozenset(("lost+found", _BYTE_CODE_FOLDER))
 NEVER_SETTLED = 2**63 - 1
 """A time of change that is unknown: only a second scan shows whether anything changed."""
 
@@ -54,8 +55,11 @@ def _owner(path: str) -> int | None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Return whether `name` can name a folder in a repository, and nothing outside of it."""
-    return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"}
+    """Return whether `name` can name a model's folder in a repository, and nothing outside of it.
+
+    Hidden folders, and those that a file system or Python makes, are no models.
+    """
+    return bool(name) and not name.startswith(".") and name not in _NO_MODELS and not set(name) & {"/", "\\", "\0"}
 
 
 def list_versions(folder: Path) -> list[int]:
@@ -179,7 +183,7 @@ class LocalRoot(Root):
 
     def names(self) -> list[str]:
         with os.scandir(self._path) as entries:
-            return [entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry)]
+            return [entry.name for entry in entries if is_plain_name(entry.name) and _is_folder(entry)]
 
     def scan(self) -> dict[str, FolderState | None]:
         return {name: _try_scan(self._path / name) for name in self.names()}

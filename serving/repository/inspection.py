@@ -202,7 +202,8 @@ def _load_errors(
     try:
         backend = registry.get(candidate.config.backend or ENSEMBLE)
     except SluiceError as error:
-        yield Finding(error.message, "backend" if candidate.config.backend else "platform")
+        path = "backend" if candidate.config.backend else "platform"
+        yield from (replace(each, path=path) for each in error_findings(error))
         return
     config = ModelConfig()
     config.CopyFrom(candidate.config)
@@ -240,7 +241,8 @@ def _no_version(candidate: ModelCandidate, location: str) -> Finding:
 
 def _version_errors(source: ModelSource, backend: Backend, *, is_partial: bool) -> Iterator[Finding]:
     config = source.config
-    if config.default_model_filename and not _chooses_file(config, backend):
+    is_nominal = not backend.default_model_filename and config.default_model_filename == f"model.{config.backend}"
+    if config.default_model_filename and not is_nominal and not _chooses_file(config, backend):
         missing = list(_missing_file(source, config.default_model_filename, "default_model_filename"))
         yield from missing
         if missing:
@@ -287,10 +289,19 @@ def _chooses_file(config: ModelConfig, backend: Backend) -> bool:
 def _machine_notes(candidate: ModelCandidate, backend: Backend) -> Iterator[Finding]:
     """Yield notes on what is missing here, and may be there on the machine that serves the model."""
     yield from backend.machine_findings(candidate.config)
+    for version in candidate.versions:
+        yield from backend.file_findings(_version_source(candidate, version, backend))
     for version in candidate.versions if _chooses_file(candidate.config, backend) else ():
         source = ModelSource(candidate.folder.path, version, candidate.config)
         for _, filename in sorted(candidate.config.cc_model_filenames.items()):
             yield from _missing_file(source, filename, "cc_model_filenames")
+
+
+def _version_source(candidate: ModelCandidate, version: int, backend: Backend) -> ModelSource:
+    config = ModelConfig()
+    config.CopyFrom(candidate.config)
+    config.default_model_filename = config.default_model_filename or backend.default_model_filename
+    return ModelSource(candidate.folder.path, version, config)
 
 
 def _check_ensembles(models: Mapping[str, InspectedModel]) -> dict[str, ModelReport]:

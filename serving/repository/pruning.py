@@ -13,7 +13,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import Backend
 from serving.backends.registry import BackendRegistry
 from serving.config.pbtxt import CONFIG_FILENAME, read_pbtxt
-from serving.repository.folders import list_versions
+from serving.repository.folders import is_plain_name, list_versions
 from serving.repository.routing import PARAMETER, configured_weights
 from serving.request import LATEST
 from sluice.errors import invalid_argument
@@ -121,7 +121,7 @@ def _hide(removal: Removal) -> Path:
 
 def _read_models(root: Path) -> Iterator[_ModelFolder]:
     for path in sorted(root.iterdir()):
-        if path.is_dir() and not path.name.startswith("."):
+        if path.is_dir() and is_plain_name(path.name):
             file = path / CONFIG_FILENAME
             config = read_pbtxt(file).config if file.exists() else ModelConfig()
             yield _ModelFolder(path.name, path, config, tuple(list_versions(path)))

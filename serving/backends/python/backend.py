@@ -2,7 +2,9 @@
 
 import asyncio
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -11,24 +13,29 @@ from serving.backend import Backend, BackendContext, ModelFile
 from serving.backends.python.batch_queue import WorkerBatchQueue
 from serving.backends.python.environments import (
     SERVER_INTERPRETER,
+    WORKER_PACKAGES,
     EnvironmentCache,
     InterpreterLease,
     WorkerLaunch,
+    check_environment,
     environment_path,
     find_interpreter,
+    find_modules,
 )
 from serving.backends.python.frames import CompleteConfig, ConfigCompleted, Initialize, Report
+from serving.backends.python.imports import find_in_server, import_findings
 from serving.backends.python.options import PythonOptions, check_parameters, parse_options
 from serving.backends.python.process import WorkerMessage, WorkerProcess
 from serving.backends.python.services import refuse_request
 from serving.backends.python.supervisor import MAX_LOOKAHEAD, SupervisedWorker
 from serving.batching.scheduled_model import InstanceStarter, ScheduledModel
 from serving.config.config_json import config_json, parse_config_json
+from serving.findings import Finding, InvalidConfig
 from serving.instance import Instance, Placement, choose_host_policy, place_instances
 from serving.job import InferJob
 from serving.model import Model
 from serving.spec import ModelSource, read_labels
-from sluice.errors import invalid_argument
+from sluice.errors import SluiceError, invalid_argument
 from sluice.machine import num_gpus
 
 _PACKED_ENVIRONMENT = "pb_exec_env_model.py.tar.gz"
@@ -180,12 +187,33 @@ class PythonBackend(Backend):
         return PythonModel(source, instances, labels, context, environment, starter)
 
     def check(self, source: ModelSource) -> None:
-        """Check the parameters, and compile the model's code without running it."""
+        """Check the parameters, the environment and its imports, and compile the model's code without running it."""
         check_parameters(source.config)
+        errors, _ = self._import_findings(source)
         script, _ = self._script(source)
-        has_own_python = environment_path(source.config, source.folder) or self._environment
-        if has_own_python is None and Path(script).is_file():
+        if environment_path(source.config, source.folder) is None and Path(script).is_file():
             _compile(Path(script))
+        if errors:
+            raise InvalidConfig(errors)
+
+    def file_findings(self, source: ModelSource) -> Iterator[Finding]:
+        with suppress(SluiceError):  # an error, which `check` reports
+            yield from self._import_findings(source)[1]
+
+    def _import_findings(self, source: ModelSource) -> tuple[list[Finding], list[Finding]]:
+        """Return the errors and the notes on the model's imports; none where they are those of a packed environment.
+
+        Raises INVALID where the environment cannot be used.
+        """
+        path = environment_path(source.config, source.folder) or self._environment
+        python = None if path is None else check_environment(path)
+        script, version_folder = self._script(source)
+        if path is not None and python is None:
+            return [], []
+        folders = [Path(script).parent, Path(script).parent.parent, *([Path(version_folder)] if version_folder else [])]
+        find = find_in_server if python is None else partial(find_modules, python)
+        lent = set(WORKER_PACKAGES)
+        return import_findings(Path(script), folders, lambda names: find(names) | lent.intersection(names))
 
     def _script(self, source: ModelSource) -> tuple[str, str]:
         """Return the file of the model's class, and the version's folder where modules of its own are found too."""

@@ -4,12 +4,13 @@ import asyncio
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tarfile
 import weakref
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,29 @@ import importlib.util, json, sys, sysconfig
 found = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is not None]
 print(json.dumps([sys.version_info[:2], sysconfig.get_config_var("SOABI"), found]))
 """
+
+
+def check_environment(path: Path) -> Path | None:
+    """Check an environment without unpacking it. Return its interpreter where it is a folder.
+
+    Raises INVALID where no worker can run in it. Reads files: for a thread.
+    """
+    if path.is_dir():
+        return _executable(path, path)
+    _read_key(path)
+    if not tarfile.is_tarfile(path):
+        raise _unusable(path, "it cannot be unpacked: it is no archive")
+    return None
+
+
+def find_modules(executable: Path, names: Sequence[str]) -> set[str]:
+    """Return the modules that an interpreter finds. Raises INVALID where it does not work. For a thread."""
+    command = (str(executable), "-I", "-c", _PROBE, *names)
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL)
+        return set(msgspec.json.decode(done.stdout, type=_Probed).found)
+    except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError) as error:
+        raise _unusable(executable, f"it does not work: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +228,17 @@ async def _fix_paths(interpreter: Interpreter, script: Path, archive: Path) -> N
 
 async def find_environment_interpreter(folder: Path, origin: str) -> Interpreter:
     """Return the environment's interpreter. `origin` is for errors. Raises INVALID where no worker can run in it."""
-    executable = folder / "bin" / "python"
-    if not executable.is_file():
-        raise _unusable(origin, "it has no bin/python; it is a conda or a virtual environment, or a .tar.gz of one")
+    executable = _executable(folder, origin)
     packages = await _find_missing_packages(executable, origin)
     variable = "CONDA_PREFIX" if (folder / "conda-meta").is_dir() else "VIRTUAL_ENV"
     return Interpreter(str(executable), packages, {variable: str(folder)}, str(executable.parent))
+
+
+def _executable(folder: Path, origin: str | Path) -> Path:
+    executable = folder / "bin" / "python"
+    if not executable.is_file():
+        raise _unusable(origin, "it has no bin/python; it is a conda or a virtual environment, or a .tar.gz of one")
+    return executable
 
 
 async def find_interpreter(executable: Path) -> Interpreter:

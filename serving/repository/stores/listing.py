@@ -8,7 +8,7 @@ from fsspec import AbstractFileSystem, available_protocols, get_filesystem_class
 from fsspec.core import url_to_fs
 
 from serving.repository.failures import StoreFailure
-from serving.repository.folders import NEVER_SETTLED, FileState, FolderState
+from serving.repository.folders import NEVER_SETTLED, FileState, FolderState, is_plain_name
 from serving.repository.stores.location import StoreLocation
 from serving.spec import inner_path
 from sluice.errors import SluiceError, invalid_argument
@@ -116,7 +116,7 @@ def _is_folder(entry: Mapping[str, Any]) -> bool:
 
 
 def _is_model(name: str) -> bool:
-    return bool(name) and not name.startswith(".") and "/" not in name
+    return is_plain_name(name)
 
 
 def _states(path: str, entry: Mapping[str, Any]) -> list[FileState]:

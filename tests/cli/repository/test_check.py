@@ -61,6 +61,18 @@ def test_each_model_has_its_lines(tmp_path: Path, capsys: pytest.CaptureFixture[
     )
 
 
+def test_models_of_python_based_backends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "models" / "my.echo" / "1").mkdir(parents=True)
+    (tmp_path / "backends" / "echo").mkdir(parents=True)
+    (tmp_path / "backends" / "echo" / "model.py").write_text("import nowhere")
+    assert check("--backend-directory", tmp_path / "backends", tmp_path / "models") == 1
+    assert f"{tmp_path}/backends/echo/model.py:1: it imports 'nowhere'" in capsys.readouterr().out
+    (tmp_path / "backends" / "echo" / "model.py").write_text("import numpy")
+    assert check("--backend-directory", tmp_path / "backends", tmp_path / "models") == 0
+    assert capsys.readouterr().out.startswith("ok     my.echo  echo, version 1\n")
+    assert check("--backend-directory", tmp_path / "nowhere", tmp_path / "models") == 2
+
+
 def test_notes_fail_where_that_is_asked(tmp_path: Path) -> None:
     write(tmp_path, "noted", NOTED)
     assert (check(tmp_path), check("--strict", tmp_path)) == (0, 1)

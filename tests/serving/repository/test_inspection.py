@@ -1,5 +1,6 @@
 """Reports of `sluice repository check`, which loads no model."""
 
+import venv
 from pathlib import Path
 from uuid import uuid4
 
@@ -77,7 +78,15 @@ def test_models_that_would_load(root: Path) -> None:
          ["c:4: version 1 has no model file other.txt; its folder has stamp.txt; write: default_model_filename: "
           '"stamp.txt"']),
         (STAMP.replace("stamp", "nope"),
-         ["c:1: unable to find backend library for backend 'nope'. Installed backends: {backends}"]),
+         ["c:1: unable to find backend library for backend 'nope'. Installed backends: {backends}; write: backend: "
+          '"python" with a model.py, or DIR/nope/model.py for --backend-directory DIR: C++ libraries '
+          "(libtriton_nope.so) are not loaded"]),
+        (STAMP.replace("stamp", "onnxrutime"),
+         ["c:1: unable to find backend library for backend 'onnxrutime'; did you mean 'onnxruntime'? Installed "
+          'backends: {backends}; write: backend: "onnxruntime"']),
+        (STAMP.replace("stamp", "fil"),
+         ["c:1: unable to find backend library for backend 'fil'. Installed backends: {backends}; write: convert the "
+          "trees to model.onnx (onnxmltools, skl2onnx), or predict in a Python model (treelite)"]),
         (f"{STAMP}version_policy {{ specific {{ versions: [7] }} }}",
          ["c:4: at least one version must be available under the version policy of model 'a'; write: version_policy { "
           "specific { versions: [1] } }; there are 1"]),
@@ -167,6 +176,102 @@ def test_configurations_that_contradict_the_models_file(root: Path, backend: str
     types = [(3, "output[0].data_type")] if backend == "onnxruntime" else []
     assert found == [(2, "input[0].name"), *types, (3, "output[0].dims")]
     assert reports["unreadable"].verdict is Verdict.ERROR
+
+
+PYTHON = 'backend: "python"'
+MODEL = """
+import os, numpy, json, engine, queue
+import triton_python_backend_utils as pb_utils
+from helper import value
+from here.inner import other
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import only_for_a_type_checker
+
+try:
+    import faster
+except ImportError:
+    faster = None
+
+import nowhere.inner
+
+class TritonPythonModel:
+    def execute(self, requests):
+        import needed_later
+"""
+
+
+def write_python(root: Path, code: str, config: str = PYTHON, **modules: str) -> Path:
+    write_model(root, "a", 1, config=config)
+    version = root / "a" / "1"
+    (version / "model.py").write_text(code)
+    (version / "here").mkdir()
+    (version / "here" / "__init__.py").write_text("")
+    for name, text in modules.items():
+        (version / f"{name}.py").write_text(text)
+    return version
+
+
+def test_modules_that_a_model_imports_and_its_python_lacks(root: Path) -> None:
+    version = write_python(root, MODEL, helper="import not_there\nvalue = 1", queue="", engine="")
+    report = inspected(root)["a"]
+    assert [each.message for each in report.errors] == [
+        f"{version}/model.py:16: it imports 'nowhere', which its Python does not have",
+        f"{version}/helper.py:1: it imports 'not_there', which its Python does not have",
+    ]
+    assert [each.message for each in report.notes] == [
+        f"{version}/model.py:20: it imports 'needed_later' when it runs, which its Python does not have",
+        f"{version}/queue.py is not what `import queue` finds: an installed module has this name, and comes first",
+    ]
+
+
+def test_a_model_that_needs_a_module_of_sluices_name_has_to_bring_it(root: Path) -> None:
+    version = write_python(root, "import engine, httpx")
+    assert told(inspected(root)["a"]) == [
+        f"{version}/model.py:1: it imports 'engine', which its Python does not have",
+    ]
+
+
+def test_the_modules_of_an_environment_are_its_own(root: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", symlinks=True, with_pip=False)
+    packages = next((tmp_path / "env" / "lib").glob("python*/site-packages"))
+    (packages / "only_here.py").touch()
+    version = write_python(root, "import numpy, only_here, httpx", environment_of(tmp_path / "env"))
+    assert told(inspected(root)["a"]) == [f"{version}/model.py:1: it imports 'httpx', which its Python does not have"]
+
+
+def environment_of(path: Path | str) -> str:
+    return f'{PYTHON} parameters {{ key: "EXECUTION_ENV_PATH" value {{ string_value: "{path}" }} }}'
+
+
+def test_an_environment_that_cannot_be_used(root: Path, tmp_path: Path) -> None:
+    write_python(root, "", environment_of("$$TRITON_MODEL_DIRECTORY/env.tar.gz"))
+    archive = root / "a" / "env.tar.gz"
+    start = f"the execution environment '{archive}' cannot be used: "
+    assert told(inspected(root)["a"]) == [f"{start}No such file or directory"]
+    archive.write_text("text")
+    assert told(inspected(root)["a"]) == [f"{start}it cannot be unpacked: it is no archive"]
+    archive.unlink()
+    archive.mkdir()
+    (said,) = told(inspected(root)["a"])
+    assert said.startswith(f"{start}it has no bin/python")
+
+
+def test_folders_that_are_no_models_are_left_out(root: Path) -> None:
+    write_model(root, "a", 1, config=STAMP)
+    for name in ("lost+found", ".git", ".ipynb_checkpoints", "__pycache__"):
+        (root / name).mkdir()
+    assert list(inspected(root)) == ["a"]
+
+
+def test_a_model_may_have_its_backend_in_its_name(root: Path) -> None:
+    write_model(root, "my.stamp", 1, config=" ")
+    write_model(root, "my.other", 1, config=" ")
+    reports = inspected(root)
+    assert (reports["my.stamp"].backend, reports["my.stamp"].errors) == ("stamp", ())
+    (error,) = reports["my.other"].errors
+    assert error.message.startswith("Invalid model name: Could not determine backend for model 'my.other'")
 
 
 def test_a_model_without_anything(root: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from serving.backends.python.backend import find_python_based
 from serving.backends.registry import BackendRegistry
+from serving.config.completion import complete_kind
 from serving.config.config_json import parse_config_json
 from serving.model import infer_one
 from serving.spec import ModelSource
@@ -77,6 +78,19 @@ async def test_models_of_one_script_with_files_of_their_own(tmp_path: Path, dire
         model = await backend.load(ModelSource(source.folder, 1, config), context())
         assert text_of(await infer_one(model, text_request("hi"))) == f"loud: hi, {name}!"
         await model.close()
+
+
+async def test_a_model_may_have_the_backend_in_its_name(tmp_path: Path, directory: Path) -> None:
+    registry = BackendRegistry()
+    registry.register_missing(find_python_based(directory))
+    source = write_model(tmp_path, "my.greeter")
+    source.config.backend = ""
+    complete_kind(source.config, [source.version_folder], registry)
+    assert (source.config.backend, source.config.default_model_filename) == ("greeter", "model.greeter")
+    config = await registry.get("greeter").complete(source, context())
+    model = await registry.get("greeter").load(ModelSource(source.folder, 1, config), context())
+    assert text_of(await infer_one(model, text_request("hi"))) == "loud: hi, my.greeter!"
+    await model.close()
 
 
 def test_names_that_are_taken_stay_so_and_nothing_is_recognized_by_files(directory: Path) -> None:
