@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 
+from cli.loopback import is_loopback
 from gateway.options.config import read_client_options
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
 
@@ -47,7 +48,13 @@ class _RefusedError(Exception):
 def _record(url: str, api_key: str | None, seconds: float, output: Path) -> int:
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     address = f"{url}/v1/admin/profile"
-    answer = httpx.post(address, params={"seconds": seconds}, headers=headers, timeout=seconds + _MORE_S)
+    answer = httpx.post(
+        address,
+        params={"seconds": seconds},
+        headers=headers,
+        timeout=seconds + _MORE_S,
+        trust_env=not is_loopback(url),
+    )
     if not answer.is_success:
         raise _RefusedError(_reason(answer, url))
     return output.write_bytes(answer.content)

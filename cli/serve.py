@@ -15,6 +15,7 @@ from gateway.listeners import ListenError
 from gateway.options.command_line import check_accepted_flags, parse_flags
 from gateway.options.config import ServeConfig, find_unknown_variables, read_config
 from gateway.options.option import FAILED, USAGE_ERROR, OptionError
+from gateway.process_settings import raise_file_limit
 from gateway.telemetry.logs import configure_logging
 from sluice.errors import SluiceError
 from sluice.log_lines import JSON
@@ -68,6 +69,7 @@ def _serve(config: ServeConfig, checkpoint: Path | None, started: float) -> int:
     from gateway.lifecycle import run_server  # imported only now: bad options are reported without its heavy imports
 
     try:
+        raise_file_limit()
         with bundled_pipeline(config, checkpoint) as complete:
             run_server(complete, checkpoint, started)
     except OptionError as error:

@@ -1,6 +1,7 @@
 """The declaration of a runtime: one `RuntimeSpec`, which everything outside of the runtime's own folder goes by.
 Declaring one imports no heavy library. `engine/runtimes.py` registers them."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -178,7 +179,7 @@ class RuntimeSpec:
     def own_python(self) -> str | None:
         """Return the Python of the environment that `sluice runtime install` has made; None where there is none."""
         python = own_environment(self.runtime) / "bin" / "python"
-        return str(python) if python.is_file() else None
+        return str(python) if os.path.isfile(python) else None  # unlike Path, without an error for a closed home
 
 
 def own_environment(runtime: Runtime) -> Path:

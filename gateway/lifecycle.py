@@ -20,7 +20,7 @@ from gateway.checkpoint import served_name
 from gateway.listeners import GrpcEndpoint, Listeners, SocketFolder, is_loopback, listen, listen_together, listener_url
 from gateway.model_engine import make_model_engine
 from gateway.options.config import ServeConfig
-from gateway.process_settings import favour_event_loop, raise_file_limit
+from gateway.process_settings import favour_event_loop
 from gateway.start_checks import check_start
 from gateway.telemetry.log_ring import find_ring
 from gateway.telemetry.log_socket import LogSocket
@@ -67,7 +67,6 @@ def run_server(config: ServeConfig, checkpoint: Path | None, started: float) -> 
         listen_together(http.host, http.port, "--http-port", http.num_workers, shares_port=http.shares_port),
         _listen_for_metrics(config),
     )
-    raise_file_limit()
     remove_left_over()
     START_TIMES.mark("Python started, options read, ports bound")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -120,7 +120,11 @@ def _channel(url: str) -> grpc.aio.Channel:
     if not parts.hostname:
         raise LoadConfigError(f"url {url!r}: write it as http://host:port of the server's gRPC port")
     address = f"{parts.hostname}:{parts.port or 8001}"
-    options = [("grpc.max_send_message_length", _MAX_MESSAGE_BYTES), ("grpc.max_receive_message_length", -1)]
+    options = [
+        ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.enable_http_proxy", 0),  # the server is measured, as over HTTP, not the way through a proxy
+    ]
     if parts.scheme == "https":
         return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(), options)
     return grpc.aio.insecure_channel(address, options)

@@ -4,6 +4,7 @@ import copy
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
@@ -82,12 +83,23 @@ class LimitedHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO | None = None, find_request: Callable[[], str] | None = None) -> None:
         super().__init__(stream if stream is not None else sys.stderr)
         self._limiter = RepeatLimiter(find_request=find_request)
+        self._has_failed = False
 
     def handle(self, record: logging.LogRecord) -> bool:
         passes = False
         for each in self._limiter.take(record):
             passes = super().handle(each)
         return passes
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once that lines cannot be written, in place of a traceback for each of them."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):  # a line that cannot be formatted is a fault of ours
+            super().handleError(record)
+        elif not self._has_failed:
+            self._has_failed = True
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"the log cannot be written, and lines of it are lost: {error}\n")
 
     def close(self) -> None:
         for each in self._limiter.take_rest():

@@ -13,6 +13,7 @@ from gateway.options.command_line import add_options
 from gateway.options.config import GROUPS, ParsedFlags, read_config, read_engine_server_options
 from gateway.options.engine_server import EngineServerOptions
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError
+from gateway.process_settings import raise_file_limit
 from gateway.telemetry.logs import configure_logging
 from sluice.errors import SluiceError
 from sluice.log_lines import JSON
@@ -86,6 +87,7 @@ def _run(flags: ParsedFlags) -> int:
 
     name = served_name(config.model.served_model_name, checkpoint)
     try:
+        raise_file_limit()
         return run_engine(config, options, listening, name)
     except (ListenError, SluiceError) as error:
         return _fail(str(error), FAILED)

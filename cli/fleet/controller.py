@@ -23,6 +23,7 @@ from cli.fleet.host import EngineHost, EngineState, EngineStatus
 from cli.fleet.membership import read_members, write_members
 from cli.fleet.plan import FleetState, choose_members, plan_fleet
 from cli.fleet.scaling import NO_STATE, ScalePolicy, decide, read_pressure
+from cli.loopback import is_loopback
 from engine.fleet.membership.file import EngineEntry, EnginesFile
 
 log = logging.getLogger(__name__)
@@ -161,9 +162,10 @@ class FleetController:
             self._remove(name)
 
     async def _follow_pressure(self) -> None:
+        url = self._spec.scale_from
         try:
-            async with httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S) as client:
-                response = await client.get(self._spec.scale_from)
+            async with httpx.AsyncClient(timeout=SCRAPE_TIMEOUT_S, trust_env=not is_loopback(url)) as client:
+                response = await client.get(url)
             self._pressure = read_pressure(response.text) if response.is_success else None
         except httpx.HTTPError:
             self._pressure = None

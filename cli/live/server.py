@@ -9,6 +9,7 @@ from typing import Any, NoReturn, Self
 import httpx
 import orjson
 
+from cli.loopback import is_loopback
 from cli.sse import SseEvent, parse_events
 from gateway.live.bounds import Health
 from gateway.live.scrape import Scrape, parse_scrape
@@ -35,7 +36,7 @@ class RunningServer:
         self.url = url.rstrip("/")
         self._metrics_url = metrics_url
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
-        self._client = httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S)
+        self._client = httpx.AsyncClient(headers=headers, timeout=TIMEOUT_S, trust_env=not is_loopback(url))
 
     async def __aenter__(self) -> Self:
         return self

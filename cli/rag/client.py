@@ -5,11 +5,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import orjson
 
+from cli.loopback import is_loopback
 from cli.sse import SseEvent, parse_events
 from gateway.options.rag import RagClientOptions
 from pipelines.rag import owner_keys
@@ -20,7 +21,6 @@ _CONNECT_S = 10.0
 _SILENCE_S = 600.0
 """Timeout for a response. The server parses and encodes a long document, after earlier ones, before it responds."""
 _PAGE = 1000
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _COMMON_PARAMS = ("collection", "collection_key")
 """Parameters that are the same for all documents of an ingestion."""
 
@@ -78,7 +78,7 @@ class RagClient:
             headers=_headers(options),
             timeout=httpx.Timeout(_SILENCE_S, connect=_CONNECT_S),
             limits=httpx.Limits(max_connections=None),
-            trust_env=urlsplit(options.url).hostname not in _LOOPBACK,  # a proxy's loopback is another machine
+            trust_env=not is_loopback(options.url),
         )
 
     async def __aenter__(self) -> Self:

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from time import monotonic
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import orjson
 from rich.console import Console
@@ -17,7 +16,6 @@ from rich.markup import escape
 from gateway.options.config import list_options, read_group
 from gateway.options.option import FAILED, USAGE_ERROR, OneLineParser, OptionError, argument_type, integer
 from gateway.options.rag import RagClientOptions
-from sluice.addresses import host_and_port
 
 if TYPE_CHECKING:
     from cli.smoke.deployment import Deployment, SmokeTarget
@@ -36,7 +34,6 @@ A check is skipped, with the reason, where the deployment has nothing for it: no
 
 Exit codes: 0 when no check failed, 1 when one did, 2 for a bad option.
 """
-_GRPC_PORT = 8001
 _NONE = "none"
 _NAME_CHARS = 24
 _MODELS = "models"
@@ -91,8 +88,8 @@ async def _examine(target: "SmokeTarget", only: str, console: Console) -> list[C
     from cli.smoke.deployment import Deployment
 
     results = []
-    metrics = "as it says" if target.metrics_url is None else target.metrics_url or _NONE
-    console.print(f"{target.url}, gRPC {target.grpc or _NONE}, metrics {metrics}")
+    grpc, metrics = ("as it says" if each is None else each or _NONE for each in (target.grpc, target.metrics_url))
+    console.print(f"{target.url}, gRPC {grpc}, metrics {metrics}")
     async with Deployment(target) as deployment:
         for name, check in _list_checks():
             if only not in name and name != _MODELS:
@@ -167,7 +164,7 @@ def _parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--grpc",
         metavar="HOST:PORT",
-        help=f"where gRPC is served, or none; by TLS where URL is https. Default: the URL's host, port {_GRPC_PORT}",
+        help="where gRPC is served, or none; by TLS where URL is https. Default: at the URL's host, as the server says",
     )
     parser.add_argument(
         "--metrics",
@@ -195,9 +192,8 @@ def _read_target(arguments: argparse.Namespace) -> "SmokeTarget":
     client = read_group(RagClientOptions, {flag: value for flag, value in given.items() if value is not None})
     from cli.smoke.deployment import SmokeTarget
 
-    host = urlsplit(client.url).hostname or ""
-    grpc, metrics = arguments.grpc or host_and_port(host, _GRPC_PORT), arguments.metrics
-    if grpc != _NONE and ":" not in grpc:
+    grpc, metrics = arguments.grpc or None, arguments.metrics
+    if grpc not in (None, _NONE) and ":" not in grpc:
         raise OptionError(f"--grpc: expected HOST:PORT or none, got {grpc!r}")
     if metrics not in (None, _NONE) and not metrics.startswith(("http://", "https://")):
         raise OptionError(f"--metrics: expected a URL that begins with http:// or https://, or none, got {metrics!r}")

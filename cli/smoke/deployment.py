@@ -11,6 +11,7 @@ import httpx
 import orjson
 
 from cli.live.server import find_metrics
+from cli.loopback import is_loopback
 from cli.sse import DONE, SseEvent, parse_events
 from cli.terminal import shorten_line
 from gateway.live.scrape import Scrape, parse_scrape
@@ -30,12 +31,12 @@ class SmokeSkippedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SmokeTarget:
-    """The addresses of the deployment. `grpc` and `metrics_url` are "" where they are not to be examined."""
+    """The addresses of the deployment. `grpc` and `metrics_url` are "" where they are not to be examined, and None
+    where the server says at which port they are."""
 
     url: str
-    grpc: str
+    grpc: str | None
     metrics_url: str | None
-    """None: the server says at which port its metrics are."""
     api_key: str | None = None
     model: str = ""
     """The language model to ask; "" for the first that there is."""
@@ -53,11 +54,13 @@ class Deployment:
         self.encoder = ""
         """A model that makes vectors of texts; "" where there is none."""
         self._metrics_url = target.metrics_url
+        self._grpc: JsonObject | None = None
+        """What the server says of its gRPC, once it was asked."""
         headers = {} if target.api_key is None else {"authorization": f"Bearer {target.api_key}"}
         self._http = httpx.AsyncClient(
             headers=headers,
             timeout=httpx.Timeout(target.timeout_s, connect=min(_CONNECT_S, target.timeout_s)),
-            trust_env=urlsplit(target.url).hostname not in ("127.0.0.1", "::1", "localhost"),
+            trust_env=not is_loopback(target.url),
         )
 
     async def __aenter__(self) -> Self:
@@ -151,6 +154,20 @@ class Deployment:
             async for line in response.aiter_lines():
                 if line:
                     yield orjson.loads(line)
+
+    async def find_grpc(self) -> tuple[str, bool]:
+        """Return where gRPC is served, and whether by TLS. Raises SmokeSkippedError where it is not."""
+        address = self.target.grpc
+        if address == "":
+            raise SmokeSkippedError("--grpc none")
+        if address is not None:
+            return address, self.target.url.startswith("https://")
+        if self._grpc is None:
+            self._grpc = (await self.get("/")).get("grpc") or {}
+        if not self._grpc:
+            raise SmokeSkippedError("the server says that it has no gRPC (--allow-grpc=false)")
+        host = urlsplit(self.target.url).hostname or ""
+        return f"[{host}]:{self._grpc['port']}" if ":" in host else f"{host}:{self._grpc['port']}", self._grpc["tls"]
 
     async def scrape(self) -> Scrape:
         """Read the metrics. Raises SmokeSkippedError where there are none."""

@@ -8,6 +8,7 @@ import numpy as np
 import tritonclient.grpc.aio as triton
 from tritonclient.utils import InferenceServerException
 
+from cli.loopback import DIRECT_GRPC, is_loopback
 from cli.smoke.deployment import Deployment, SmokeFailedError, SmokeSkippedError
 from cli.smoke.text_checks import NUM_TOKENS, PROMPT, compare
 
@@ -62,13 +63,14 @@ async def check_infer(deployment: Deployment) -> str:
     if len(vectors) != 2 or not np.isfinite(vectors).all() or np.allclose(vectors[0], vectors[1], atol=_TOLERANCE):
         raise SmokeFailedError(f"{model} gave vectors of shape {vectors.shape}; expected two finite ones that differ")
     seen = f"{model}: vectors of {vectors.shape[1]}"
-    if not deployment.target.grpc:
+    try:
+        async with _connect(deployment) as client:
+            text = triton.InferInput("text", [2, 1], "BYTES")
+            text.set_data_from_numpy(np.array([[each.encode()] for each in _TEXTS], np.object_))
+            result = await client.infer(model, [text], **_call(deployment))
+            over_grpc = result.as_numpy("embeddings")
+    except SmokeSkippedError:
         return seen
-    async with _connect(deployment) as client:
-        text = triton.InferInput("text", [2, 1], "BYTES")
-        text.set_data_from_numpy(np.array([[each.encode()] for each in _TEXTS], np.object_))
-        result = await client.infer(model, [text], **_call(deployment))
-        over_grpc = result.as_numpy("embeddings")
     if not np.allclose(vectors, over_grpc, atol=_TOLERANCE):
         raise SmokeFailedError(
             f"{model}: HTTP and gRPC gave vectors that differ by {abs(vectors - over_grpc).max():.3g}"
@@ -79,11 +81,9 @@ async def check_infer(deployment: Deployment) -> str:
 @asynccontextmanager
 async def _connect(deployment: Deployment) -> AsyncIterator[triton.InferenceServerClient]:
     """Open Triton's client. Its errors become SmokeFailedErrors."""
-    address = deployment.target.grpc
-    if not address:
-        raise SmokeSkippedError("--grpc none")
-    is_encrypted = deployment.target.url.startswith("https://")
-    async with triton.InferenceServerClient(address, ssl=is_encrypted) as client:
+    address, is_encrypted = await deployment.find_grpc()
+    options = DIRECT_GRPC if is_loopback(address) else None
+    async with triton.InferenceServerClient(address, ssl=is_encrypted, channel_args=options) as client:
         try:
             yield client
         except InferenceServerException as error:

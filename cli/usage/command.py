@@ -14,6 +14,7 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
+from cli.loopback import is_loopback
 from cli.terminal import strip_control
 from cli.usage.tables import CsvTable, JsonLinesTable, ParquetTable, TableError, TableWriter
 from gateway.ledger.opening import is_postgres, open_ledger
@@ -100,7 +101,8 @@ def _asked(options: RagClientOptions, path: str, query: UsageQuery, **params: st
     """Ask a server, and read its answer within. Raises TableError in the server's words."""
     headers = {} if options.api_key is None else {"authorization": f"Bearer {options.api_key}"}
     params |= {"start": str(query.first), "end": str(query.last)}
-    with httpx.stream("GET", f"{options.url}{path}", params=params, headers=headers, timeout=_TIMEOUT_S) as answer:
+    settings: dict[str, Any] = {"timeout": _TIMEOUT_S, "trust_env": not is_loopback(options.url)}
+    with httpx.stream("GET", f"{options.url}{path}", params=params, headers=headers, **settings) as answer:
         if answer.is_success:
             yield answer
             return

@@ -16,8 +16,8 @@ import msgspec
 from engine.client.process import ProcessEngineClient
 from engine.client.stream import GenerationStream
 from engine.config import EngineConfig
-from engine.model_folder import find_checkpoint
 from engine.types import SamplingParams
+from pipelines.llm.checkpoint import find_checkpoint, model_name
 from pipelines.llm.services import ChatSettings
 from pipelines.llm.text import LlmText
 from pipelines.llm.text_loading import load_text
@@ -31,7 +31,6 @@ from pipelines.text.types import (
     TextRequest,
 )
 from serving.task_model import gather_all
-from sluice.bundled import BUNDLED_MODEL, models_folder
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 T = TypeVar("T")
@@ -114,19 +113,21 @@ class LLM:
     ) -> None:
         """Load the model, which takes seconds to minutes.
 
-        `model` is the folder of a checkpoint, or of a model in a model repository, whose highest version is loaded;
-        None is the model that comes with Sluice. `tokenizer` is a folder, for a tokenizer that is elsewhere. With
-        `allow_special_tokens` messages that spell special tokens (`<|end|>`) have them.
+        `model` is what `sluice serve` takes: the folder of a checkpoint, or of a model in a model repository, whose
+        highest version is loaded; ORG/NAME on the Hugging Face hub; None or "rill" for the model that comes with
+        Sluice. `tokenizer` is a folder, for a tokenizer that is elsewhere. With `allow_special_tokens` messages that
+        spell special tokens (`<|end|>`) have them.
         `engine_options` are fields of `EngineConfig`: `max_num_seqs=8`, `tensor_parallel_size=2`. Raises SluiceError.
         """
-        checkpoint = _find_model(model)
+        path = None if model is None else str(Path(model).expanduser())
+        checkpoint = find_checkpoint(path, "model", engine_options.get("engine_python"))
         options = {**engine_options, "model_path": str(checkpoint)}
         if tokenizer is not None:
             options["tokenizer_path"] = str(tokenizer)
         self._engine = _EngineThread(_build(EngineConfig, options, "engine option"))
         self._close = weakref.finalize(self, self._engine.close)  # at the interpreter's exit too
         try:
-            self._engine.run(self._engine.load(checkpoint.name, allow_special_tokens))
+            self._engine.run(self._engine.load(model_name(checkpoint), allow_special_tokens))
         except BaseException:
             self.close()
             raise
@@ -313,15 +314,6 @@ class _EngineThread:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-
-
-def _find_model(model: str | Path | None) -> Path:
-    folder = models_folder() / BUNDLED_MODEL if model is None else Path(model).expanduser()
-    checkpoint = find_checkpoint(folder)
-    if checkpoint is None:
-        what = "has no config.json" if folder.is_dir() else "is no folder"
-        raise invalid("model", f"model must be the folder of a checkpoint, got {str(folder)!r}, which {what}")
-    return checkpoint
 
 
 def _is_prompt(value: object) -> bool:

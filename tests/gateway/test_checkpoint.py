@@ -34,6 +34,10 @@ def test_a_model_folder_means_its_highest_version(tmp_path: Path) -> None:
     assert model_name(found) == "rill"
 
 
+def test_the_bundled_model_has_a_name() -> None:
+    assert find_checkpoint("rill") == find_checkpoint(None)
+
+
 @pytest.mark.parametrize(
     ("path", "said"),
     [("missing", "which is no folder"), ("empty", "which has no config.json, so it is no HuggingFace checkpoint")],

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -415,6 +416,42 @@ def refusal(log_path: Path, *arguments: str) -> tuple[int, str]:
     text = log_path.read_text()
     assert "Traceback" not in text
     return code, text.splitlines()[-1]
+
+
+def test_too_few_file_descriptors_are_one_clear_line(checkpoint: Path) -> None:
+    command = shlex.join(serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0"))
+    done = subprocess.run(
+        ["sh", "-c", f"ulimit -n 24; exec {command}"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("sluice serve: error: this process may open 24 files, and needs at least 128")
+    assert "raise the hard limit (`ulimit -Hn`" in line
+
+
+def test_a_low_soft_limit_of_file_descriptors_is_raised(checkpoint: Path, tmp_path: Path) -> None:
+    arguments = serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0")
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            ["sh", "-c", f"ulimit -Sn 64; exec {shlex.join(arguments)}"], stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert process.stdout is not None and process.stdout.readline().startswith("Listening on ")
+        soft, hard = psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE)
+        assert soft == hard > 64
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_folder_for_temporary_files_too_long_for_sockets_is_one_clear_line(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ("x" * 90)).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("x" * 90)))
+    code, line = refusal(tmp_path / "log", str(checkpoint))
+    assert code == 1
+    assert "is too long for sockets in it; set TMPDIR to one of at most" in line
 
 
 def test_a_taken_grpc_port_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:

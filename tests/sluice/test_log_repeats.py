@@ -1,5 +1,8 @@
 import io
 import logging
+from contextlib import suppress
+
+import pytest
 
 from sluice.log_repeats import MAX_KNOWN, MOST, WINDOW_S, LimitedHandler, RepeatLimiter
 
@@ -44,6 +47,17 @@ def test_the_end_of_the_log_tells_the_rest() -> None:
         handler.handle(record("again"))
     handler.close()
     assert stream.getvalue().splitlines() == [*["again"] * MOST, "again (repeated 2 times)"]
+
+
+def test_a_full_disk_is_told_once_and_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with open("/dev/full", "w", buffering=1) as full:
+        handler = LimitedHandler(full)
+        for number in range(3):
+            handler.handle(record(f"line {number}"))
+        with suppress(OSError):
+            full.close()
+    said = "the log cannot be written, and lines of it are lost: [Errno 28] No space left on device\n"
+    assert capsys.readouterr().err == said
 
 
 def test_lines_of_different_requests_are_no_repeats() -> None:

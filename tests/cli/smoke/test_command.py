@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from cli.__main__ import main as sluice
 from cli.smoke.command import command
 from tests.cli.smoke.spoiler import Spoiler, spoil
 from tests.ports import ReservedPort
@@ -29,9 +31,8 @@ def spoiler(server: ServerProcess) -> Iterator[Spoiler]:
 
 
 def smoke(server: ServerProcess, url: str = "", *options: str) -> list[str]:
-    """The arguments. The server itself says where its metrics are."""
-    given = ("--grpc", server.grpc_address, "--api-key", KEY)
-    return [url or server.base_url, *given, *options]
+    """The arguments. The server itself says where its gRPC and its metrics are."""
+    return [url or server.base_url, "--api-key", KEY, *options]
 
 
 def outcomes(printed: str) -> dict[str, str]:
@@ -75,6 +76,53 @@ def test_what_is_spoiled_fails(
     spoiler.replace(path, old, new)
     assert command(smoke(server, spoiler.url, "--json", "--model", "rill", "--only", failing)) == 1
     assert outcomes(capsys.readouterr().out)[failing] == "failed"
+
+
+def test_grpc_at_another_address(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    grpc = ("--only", "gRPC", "--json", "--grpc")
+    assert command(smoke(server, "", *grpc, server.grpc_address)) == 0
+    assert set(outcomes(capsys.readouterr().out).values()) == {"ok"}
+    assert command(smoke(server, "", *grpc, "none")) == 0
+    assert outcomes(capsys.readouterr().out)["health over gRPC"] == "skipped"
+
+
+@pytest.fixture
+def dead_proxy(monkeypatch: pytest.MonkeyPatch, unused_url: str) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, unused_url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("dead_proxy")
+def test_no_proxy_comes_between_a_server_of_this_machine(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(smoke(server)) == 0, capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("dead_proxy")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rag", "list", "--url"],
+        ["logs"],
+        ["top", "--once"],
+        ["doctor", "--seconds", "0.1", "--live"],
+        ["usage", "--url"],
+        ["profile", "--seconds", "0.1", "--output", "trace.json"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_no_command_asks_a_server_of_this_machine_through_a_proxy(
+    server: ServerProcess,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sluice([*words, server.base_url, "--api-key", KEY]) == 0, capsys.readouterr()
 
 
 def test_a_wrong_key_is_named(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:

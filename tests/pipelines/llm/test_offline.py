@@ -1,6 +1,7 @@
 """`sluice.LLM` with the bundled model: its answers are the server's, its errors name the field, its engine ends."""
 
 import gc
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from sluice import LLM, ErrorCode, SamplingParams, SluiceError
+from tests.gateway.fake_hub import fake_hub
 from tests.paths import MODELS, ROOT
 from tests.server_process import MODEL, running_server
 
@@ -111,7 +113,8 @@ def test_more_prompts_than_the_queue_holds_from_several_threads(llm: LLM) -> Non
         (
             lambda _: LLM("nowhere"),
             "model",
-            "model must be the folder of a checkpoint, got 'nowhere'",
+            "model must be the folder of a HuggingFace checkpoint or OpenVINO IR, or ORG/NAME on the Hugging Face hub, "
+            "got 'nowhere', which is no folder",
         ),
         (lambda _: LLM(max_num_seq=3), "max_num_seq", "max_num_seq is no engine option; those there are: model_path"),
     ],
@@ -137,6 +140,24 @@ def test_a_model_s_folder_in_a_repository_is_loaded_and_closing_ends_the_engine(
     assert not psutil.pid_exists(pid)
     error = refusal(lambda: llm.generate("Hello"))
     assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "this LLM is closed")
+
+
+def test_the_bundled_model_is_loaded_by_its_name() -> None:
+    with LLM("rill", num_threads=1) as llm:
+        assert llm.generate("Hello", max_tokens=1).token_ids
+
+
+def test_a_model_of_the_hub_is_downloaded(tmp_path: Path) -> None:
+    version = MODELS / "rill" / "1"
+    files = {each.name: each.read_bytes() for each in version.iterdir() if each.is_file()}
+    script = "from sluice import LLM\nprint(LLM('acme/tiny', num_threads=1).generate('Hello', max_tokens=1).token_ids)"
+    with fake_hub({"acme/tiny": files}) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}  # noqa: TID251 - the child's
+        environment.pop("HF_HUB_OFFLINE", None)
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        )
+    assert re.fullmatch(r"\[\d+\]\n", done.stdout), done.stderr
 
 
 def test_the_last_reference_ends_the_engine() -> None:
