@@ -5,8 +5,8 @@ would silently give another answer than the client asked for. A value that chang
 """
 
 import json
-from codecs import BOM_UTF8
 import re
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
