@@ -15,6 +15,7 @@ from cli.loopback import is_loopback
 from cli.sse import DONE, SseEvent, parse_events
 from cli.terminal import shorten_line
 from gateway.live.scrape import Scrape, parse_scrape
+from sluice.addresses import host_and_port
 
 JsonObject = dict[str, Any]
 _CONNECT_S = 10.0
@@ -167,7 +168,7 @@ class Deployment:
         if not self._grpc:
             raise SmokeSkippedError("the server says that it has no gRPC (--allow-grpc=false)")
         host = urlsplit(self.target.url).hostname or ""
-        return f"[{host}]:{self._grpc['port']}" if ":" in host else f"{host}:{self._grpc['port']}", self._grpc["tls"]
+        return host_and_port(host, self._grpc["port"]), self._grpc["tls"]
 
     async def scrape(self) -> Scrape:
         """Read the metrics. Raises SmokeSkippedError where there are none."""
