@@ -18,14 +18,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from engine.client.process import ProcessEngineClient
 from engine.config import Listening
 from gateway.announcements import print_line
+from gateway.calls import CallLog
+from gateway.http.access import PageGuard, PageMiddleware
 from gateway.http.server import HttpServer
 from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.options.engine_server import EngineServerOptions
+from gateway.path_masking import hide_paths
 from gateway.telemetry.engine import NamedEngine, engine_families
 from sluice.errors import SluiceError
 
@@ -158,7 +162,7 @@ class EngineServer:
 
     # -- probes
 
-    def _probes(self) -> Starlette:
+    def _probes(self) -> ASGIApp:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(self))
         routes = [
@@ -166,7 +170,7 @@ class EngineServer:
             Route("/health/ready", self._answer_ready),
             Route("/metrics", self._answer_metrics),
         ]
-        return Starlette(routes=routes)
+        return PageMiddleware(Starlette(routes=routes), PageGuard(CallLog()))
 
     async def _answer_live(self, _: Request) -> Response:
         return _probe(self._engine.failure)
@@ -210,4 +214,4 @@ class _EngineCollector(Collector):
 
 def _probe(problem: str | None) -> Response:
     status = HTTPStatus.OK if problem is None else HTTPStatus.SERVICE_UNAVAILABLE
-    return PlainTextResponse(problem or "", status)
+    return PlainTextResponse(hide_paths(problem or ""), status)

@@ -237,8 +237,8 @@ class PageGuard:
 
 
 _LOOPBACK = ("127.", "::1", "::ffff:127.")
-_KNOWN_HOSTS = ("localhost", "*.localhost", "*.svc", "*.svc.cluster.local")
-"""Names that no public DNS has: the machine's own, and those of Kubernetes' services."""
+_KNOWN_HOSTS = ("localhost", "*.localhost", "*.internal", "*.svc", "*.svc.cluster.local")
+"""Names that no public DNS has: the machine's own, those of private networks (host.docker.internal), of Kubernetes."""
 _ADDRESS = re.compile(r"\[.*\]|[0-9.]*")
 
 

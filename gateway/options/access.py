@@ -142,7 +142,7 @@ class AccessOptions:
         "NAME",
         "a name of this server in the header Host, such as llm.example.com, *.example.com or *, while nobody is asked "
         "for a key. May be given several times; then requests from everywhere are held to these, else only those of "
-        "this machine. Addresses, localhost, names without a dot and Kubernetes' *.svc are names of it anyway",
+        "this machine. Addresses, localhost, *.internal, *.svc and names without a dot are its names anyway",
         is_many=True,
     )
 

@@ -77,6 +77,7 @@ async def test_an_engine_serves_is_replaced_and_drains(tmp_path: Path, capsys: p
                 tokens = await collect(client.submit(make_request([5, 6, 7], "a", max_tokens=8, ignore_eos=True)))
                 assert (await http.get("/health/live")).status_code == 200
                 assert (await http.get("/health/ready")).status_code == 200
+                assert (await http.get("/metrics", headers={"host": "evil.example"})).status_code == 403
                 assert 'sluice_kv_blocks{model="rill"} 64.0' in (await http.get("/metrics")).text
                 [child] = [
                     each for each in psutil.Process(process.pid).children() if "engine.process" in each.cmdline()

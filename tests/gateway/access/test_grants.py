@@ -174,3 +174,14 @@ def test_a_key_of_http_infers_and_administrates_nothing(keys: Keys) -> None:
     made = {"authorization": f"Bearer {keys.live.post(PATH, {'name': 'app'}, headers=header).json()['key']}"}
     assert keys.live.post("/v1/completions", COMPLETION, headers=made).status_code == 200
     assert keys.live.get(PATH, headers=made).status_code == 403
+
+
+def test_a_new_key_sees_nothing_of_others(keys: Keys) -> None:
+    root, plain = keys.make(name="owner", groups=ALL), keys.make(name="stranger")
+    keys.live.post("/v1/completions", COMPLETION, headers=root | {"x-request-id": "of-the-owner"})
+    file = {"files": {"file": ("a.jsonl", b"{}")}, "data": {"purpose": "batch"}}
+    uploaded = keys.live.request("POST", "/v1/files", headers=root, **file).json()["id"]
+    paths = (f"/v1/files/{uploaded}", f"/v1/files/{uploaded}/content", "/v1/requests/of-the-owner/timeline")
+    assert [keys.live.get(path, headers=plain).status_code for path in paths] == [404, 404, 404]
+    assert keys.live.get("/v1/files", headers=plain).json()["data"] == []
+    assert keys.live.get("/v1/requests", headers=plain).json()["data"] == []

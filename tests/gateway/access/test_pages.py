@@ -80,7 +80,7 @@ def test_a_name_that_leads_here_reads_nothing(live: LiveServer, host: str) -> No
     "host",
     [
         *("127.0.0.1:8000", "localhost", "LOCALHOST:8000", "app.localhost", "[::1]:8000", "10.0.0.7", "gateway:8000"),
-        *("sluice.default.svc", "sluice.default.svc.cluster.local.:8000", ""),
+        *("sluice.default.svc", "host.docker.internal:8000", "sluice.default.svc.cluster.local.:8000", ""),
     ],
 )
 def test_addresses_and_names_of_this_network_are_the_server_s(live: LiveServer, host: str) -> None:
