@@ -73,7 +73,7 @@ def framed(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
     """Return `app` for a request that is not plain (`is_plain`).
 
     HEAD is answered as GET is, without the body. An answer of unknown length to HTTP/1.0 ends with the connection, as
-    does one to a client that was never told to send its body: whether it sends that now is not known.
+    does one to a client whose body was never asked for: whether it sends that now is not known.
     """
     is_head, is_old = cycle.scope["method"] == "HEAD", cycle.scope["http_version"] == "1.0"
     if is_old:
