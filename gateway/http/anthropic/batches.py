@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -176,7 +177,7 @@ class MessageBatchRoutes:
         """Yield the line of each result. For threads."""
         finished = set()
         for is_there, file_id in ((batch.has_output, batch.output_id), (batch.has_errors, batch.errors_id)):
-            for _, raw in read_raw_lines(self._store.path(file_id)) if is_there else ():
+            for raw in _lines(self._store.path(file_id)) if is_there else ():
                 line = _decode_result(raw)
                 finished.add(line.custom_id)
                 yield _result(line.custom_id, line.result())
@@ -186,7 +187,7 @@ class MessageBatchRoutes:
         rest = (
             _errored("invalid_request_error", problem) if batch.status is BatchStatus.FAILED else {"type": "canceled"}
         )
-        for _, raw in read_raw_lines(self._store.path(batch.input_file_id)):
+        for raw in _lines(self._store.path(batch.input_file_id)):
             custom_id = _decode_request(raw).custom_id
             if custom_id not in finished:
                 yield _result(custom_id, rest)
@@ -259,7 +260,14 @@ def _result(custom_id: str, result: dict[str, Any]) -> bytes:
 
 
 def _count_expired(path: Path) -> int:
-    return sum(_decode_result(raw).result()["type"] == "expired" for _, raw in read_raw_lines(path))
+    return sum(_decode_result(raw).response is None for raw in _lines(path))
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file; none of one that was deleted, as the owner may at /v1/files."""
+    with suppress(FileNotFoundError):
+        for _, raw in read_raw_lines(path):
+            yield raw
 
 
 async def _in_pieces(lines: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
