@@ -151,7 +151,7 @@ _ROWS = (
     SamplingField("top_k", FieldKind.INTEGER, FieldOrigin.VLLM,
                   "Sample from this many most likely tokens; 0 (off) is all.",
                   allowed=ValueRange(0, _MAX_INT32, f"between 0 (off) and {_MAX_INT32}"), off=(0, -1),
-                  is_model_default=True, enables_sampling=True, openai_minimum=-(2**63), datatype="INT32",
+                  is_model_default=True, enables_sampling=True, openai_minimum=-1, datatype="INT32",
                   aliases=("runtime_top_k",)),
     SamplingField("top_p", FieldKind.FLOAT, FieldOrigin.OPENAI,
                   "Sample from the most likely tokens that together have this probability; above 0, at most 1 (off).",

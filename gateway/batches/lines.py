@@ -13,7 +13,7 @@ from gateway.long_work import breathe
 T = TypeVar("T")
 
 ENDPOINTS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/responses"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
     *("/v1/embeddings", "/v1/rerank", "/v1/score"),
 )
 """Routes that a batch may ask."""

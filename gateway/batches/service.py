@@ -81,8 +81,10 @@ class BatchService:
         window_s: int,
         metadata: Mapping[str, str] | None,
         output_lasts_s: int | None,
+        num_requests: int = 0,
     ) -> Batch:
-        """Create a batch, which is validated soon. Raises INVALID, OVERLOADED."""
+        """Create a batch, which is validated soon. `num_requests` is 0 where only validation tells. Raises INVALID,
+        OVERLOADED."""
         if endpoint not in ENDPOINTS:
             raise invalid("endpoint", f"endpoint must be one of {', '.join(ENDPOINTS)}, got {endpoint[:80]!r}")
         now = int(time.time())
@@ -98,10 +100,15 @@ class BatchService:
             expires_at=now + window_s,
             metadata=None if metadata is None else dict(metadata),
             output_expires_after_s=output_lasts_s,
+            num_requests=num_requests,
         )
         await self.store.add_batch(batch)
         self._wake()
         return batch
+
+    def check_model(self, endpoint: str, model: str) -> None:
+        """Raise SluiceError where `endpoint` does not answer for `model`."""
+        check_model(self._service, endpoint, model)
 
     async def cancel(self, owner: str, batch_id: str) -> Batch:
         """Cancel a batch: requests that are under way end, and finished ones keep their results. Raises NOT_FOUND, and
@@ -124,7 +131,7 @@ class BatchService:
 
 def check_model(service: InferenceService, endpoint: str, model: str) -> None:
     """Raise SluiceError where `endpoint` does not answer for `model`."""
-    if endpoint in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
+    if endpoint in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
         service.llm(model)
     elif endpoint == "/v1/embeddings":
         service.embedder(model)

@@ -111,9 +111,15 @@ class StateStore:
         """Return the owner's batch. Raises NOT_FOUND."""
         return await self._connections.read(tables.read_batch, batch_id, owner)
 
-    async def batches(self, owner: str, page: Page) -> list[Batch]:
-        """Return a page of the owner's batches, and one more where there are more. Raises INVALID."""
-        return await self._connections.read(tables.list_batches, owner, page)
+    async def batches(self, owner: str, page: Page, endpoint: str = "") -> list[Batch]:
+        """Return a page of the owner's batches, and one more where there are more; "" is any endpoint. Raises
+        INVALID."""
+        return await self._connections.read(tables.list_batches, owner, page, endpoint)
+
+    async def delete_batch(self, owner: str, batch_id: str) -> None:
+        """Delete a batch of the owner with its files. Raises NOT_FOUND, and INVALID for one that is not over."""
+        for file_id in await self._connections.write(tables.delete_batch, owner, batch_id):
+            await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
 
     async def unfinished(self) -> list[Batch]:
         """Return everybody's unfinished batches, the oldest first."""

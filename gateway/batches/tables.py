@@ -149,9 +149,23 @@ def read_batch(connection: apsw.Connection, batch_id: str, owner: str | None = N
     return _decode_batch(row[0])
 
 
-def list_batches(connection: apsw.Connection, owner: str, page: Page) -> list[Batch]:
-    """Return one batch more than the page takes, where there are more."""
-    return [_decode_batch(row) for row in _list_rows(connection, "batches", owner, page, "1", ())]
+def list_batches(connection: apsw.Connection, owner: str, page: Page, endpoint: str = "") -> list[Batch]:
+    """Return one batch more than the page takes, where there are more; "" is any endpoint."""
+    condition = "? IN ('', json_extract(CAST(record AS TEXT), '$.endpoint'))"
+    return [_decode_batch(row) for row in _list_rows(connection, "batches", owner, page, condition, (endpoint,))]
+
+
+def delete_batch(connection: apsw.Connection, owner: str, batch_id: str) -> list[str]:
+    """Delete a batch of the owner, and the files that it read and wrote. Returns their ids. Raises NOT_FOUND, and
+    INVALID for one that is not over."""
+    batch = read_batch(connection, batch_id, owner)
+    if batch.status in UNFINISHED:
+        raise invalid(
+            "batch_id", f"batch {batch_id} is {batch.status}; cancel it first, and delete it when it has ended"
+        )
+    connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+    files = (batch.input_file_id, batch.output_id, batch.errors_id)
+    return [row[0] for row in query_rows(connection, "DELETE FROM files WHERE id IN (?, ?, ?) RETURNING id", files)]
 
 
 def unfinished_batches(connection: apsw.Connection) -> list[Batch]:

@@ -17,6 +17,7 @@ from gateway.calls import BATCH, CallLog
 from gateway.http import admin, live, live_requests, logs, profile, root, sleep, timelines, usage
 from gateway.http.access import IN_PROCESS, CallMiddleware, PageGuard, PageMiddleware, RestrictedApiMiddleware
 from gateway.http.answer_headers import ANSWER_HEADERS, AnswerHeadersMiddleware
+from gateway.http.anthropic import batches as message_batches
 from gateway.http.anthropic import routes as anthropic_routes
 from gateway.http.console import routes as console_routes
 from gateway.http.direct import Direct, GuardedDirect
@@ -72,7 +73,7 @@ def create_app(
     add_routes(app.router, openai_routes.router(service, config), sleep.router(service))
     add_routes(app.router, anthropic_routes.router(service, config), ollama_routes.router(service, config))
     if batches is not None:
-        add_routes(app.router, batch_routes.router(batches, config))
+        add_routes(app.router, batch_routes.router(batches, config), message_batches.router(batches, config))
     if service.library is not None:
         add_routes(app.router, rag_routes.build_router(service, service.library, config))
     add_routes(app.router, admin.tenant_router(service.calls.access, config.http), usage.router(service))

@@ -20,6 +20,7 @@ from gateway.access.ring import SERVER_KEY
 from gateway.calls import allowed_priority, current_call
 from gateway.http.content_coding import ENCODING, is_packed, unpack_pieces
 from gateway.http.errors import QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER, as_sluice_error, body_too_large, error_response
+from gateway.http.errors import as_sluice_error, error_response, is_anthropic
 from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
 from gateway.sessions import STICKY_HEADER, find_session
@@ -29,7 +30,10 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 T = TypeVar("T")
 
-_ID_HEADER = b"x-request-id"
+_ID_HEADER, _ANTHROPIC_ID_HEADER = b"x-request-id", b"request-id"
+"""The headers of the id of a request; Anthropic's clients read the second."""
+_MODELS = "/v1/models"
+"""The path that Anthropic's clients have in common with OpenAI's."""
 _REPEATABLE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}", re.ASCII)
 _PROCESS_MARK = secrets.token_hex(7)
 _NUMBERS = itertools.count(secrets.randbits(32))
@@ -62,14 +66,17 @@ class RequestIdMiddleware:
 
     async def serve(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         """Serve a request that has its id already."""
-        header = (_ID_HEADER, request_id.encode("ascii"))
+        encoded_id = request_id.encode("ascii")
+        ids = [(_ID_HEADER, encoded_id)]
+        if is_anthropic(scope["path"]) or scope["path"].startswith(_MODELS):
+            ids.append((_ANTHROPIC_ID_HEADER, encoded_id))
         has_started = False
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_started
             if not has_started:
                 has_started = True
-                message["headers"] = [*message.get("headers", ()), header]
+                message["headers"] = [*message.get("headers", ()), *ids]
                 self._count_response(scope["path"], message["status"])
             await send(message)
 
@@ -311,7 +318,7 @@ def owner_of(headers: Mapping[str, str]) -> str:
     call = current_call.get()
     tenant, identity = tenant_of(headers), None if call is None else call.identity
     if identity is None or identity is SERVER_KEY:
-        owner = f"{tenant}\0{headers.get('authorization', '')}"
+        owner = f"{tenant}\0{headers.get('authorization') or headers.get('x-api-key', '')}"
     else:
         is_own = not tenant or (not identity.tenant and tenant == identity.name)
         owner = f"key\0{identity.key_id}" if is_own else f"tenant\0{tenant}"

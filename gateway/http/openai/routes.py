@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from gateway.http.anthropic.models import is_anthropics, models_response
 from gateway.http.bodies import json_response
 from gateway.http.errors import client_names
 from gateway.http.openai import adapters, classify, embeddings, rerank, tokens
@@ -133,13 +134,17 @@ class OpenAIRoutes:
             refuse_without_effect(without_effect)
         return warning_header(ignored, relaxed, without_effect)
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         """List the models: language models first, then pipelines, then encoders, rerankers and classifiers."""
+        if is_anthropics(request):
+            return models_response(request, self._service)
         models = [*self._service.text_models(), *self._models_without_text()]
         return json_response({"object": "list", "data": [model_object(model) for model in models]})
 
-    async def model(self, model: str) -> Response:
+    async def model(self, request: Request, model: str) -> Response:
         """Describe one of the models."""
+        if is_anthropics(request):
+            return models_response(request, self._service, model)
         others = {each.name: each for each in self._models_without_text()}
         return json_response(model_object(others[model] if model in others else self._service.llm(model)))
 

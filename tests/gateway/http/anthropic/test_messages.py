@@ -168,7 +168,7 @@ async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
         ({"max_tokens": None}, "max_tokens must be a valid integer, got null"),
         ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, got 0"),
         ({"messages": []}, "messages must not be empty"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role must be 'user' or 'assistant'"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role must be 'user', 'assistant' or 'system'"),
         ({"messages": [*TURNS, {"role": "assistant", "content": "A "}]}, "messages[1].content of the assistant"),
         ({"messages": [{"role": "user", "content": [{"type": "xyz"}]}]}, "messages[0].content[0] must be a block of"),
         (
