@@ -45,8 +45,9 @@ class Call:
     """One request of a client. Belongs to the event loop.
 
     Times are perf_counter seconds, 0 for not yet; `arrived_at` is in seconds since 1970. Tokens are the sums over all
-    generations of the call, each with its own prompt. The call ends when everybody who holds it has released it: its
-    guard, which holds it from the start, and each generation, because some outlive their request.
+    generations of the call; a prompt that several of them continue counts once. The call ends when everybody who holds
+    it has released it: its guard, which holds it from the start, and each generation, because some outlive their
+    request.
     """
 
     __slots__ = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import uvloop
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
@@ -31,6 +31,7 @@ from gateway.options.config import ServeConfig
 from gateway.options.engine_server import EngineServerOptions
 from gateway.path_masking import hide_paths
 from gateway.telemetry.engine import NamedEngine, engine_families
+from gateway.telemetry.exposition import choose_writer
 from sluice.errors import SluiceError
 
 if TYPE_CHECKING:
@@ -180,8 +181,9 @@ class EngineServer:
             return _probe("the engine takes no new requests: it is about to end")
         return _probe(self._problem())
 
-    async def _answer_metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4")
+    async def _answer_metrics(self, request: Request) -> Response:
+        encode, content_type = choose_writer(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"content-type": content_type})
 
     def _problem(self) -> str | None:
         """Return why the engine cannot take a request now; None where it can."""

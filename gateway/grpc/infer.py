@@ -27,7 +27,7 @@ from gateway.sessions import STICKY_HEADER, find_session
 from gateway.v2.classification import classify
 from gateway.v2.forwarded_headers import ForwardedHeaders
 from gateway.v2.server import V2Service, parse_version
-from gateway.v2.shared_memory import write_output
+from gateway.v2.shared_memory import LONG_COPY_BYTES, LongCopyError, write_output
 from gateway.v2.trace import Trace
 from pipelines.text.model import text_model_of
 from serving.job import InferJob
@@ -104,8 +104,14 @@ class InferReader:
             return None  # many strings take long to write
         if version == LATEST and self._service.has_weights(name):
             return None
-        parsed = parse_infer_request(infer, model, self._service.shared_memory, None, is_unary=True)
-        return None if parsed.is_decoupled or parsed.classes or not has_short_inputs(parsed.request) else parsed
+        try:
+            parsed = parse_infer_request(infer, model, self._service.shared_memory, None, is_unary=True)
+        except LongCopyError:
+            return None
+        is_long = any(len(window) >= LONG_COPY_BYTES for window in parsed.windows.values())
+        if parsed.is_decoupled or parsed.classes or is_long or not has_short_inputs(parsed.request):
+            return None
+        return parsed
 
     async def _parse(
         self, infer: InferMessage, model: Model, forwarded: Mapping[str, str] | None = None, *, is_unary: bool
@@ -113,7 +119,10 @@ class InferReader:
         def parse() -> GrpcInferRequest:
             return parse_infer_request(infer, model, self._service.shared_memory, forwarded, is_unary=is_unary)
 
-        parsed = await run_aside(parse) if infer.contents else parse()
+        try:
+            parsed = await run_aside(parse) if infer.contents else parse()
+        except LongCopyError:
+            parsed = await run_aside(parse)
         if not has_short_inputs(parsed.request):
             await prepare_inputs(parsed.request, model)
         return parsed
@@ -173,11 +182,14 @@ def _only_for_streams() -> SluiceError:
 
 
 def takes_long(parsed: GrpcInferRequest, response: InferResponse) -> bool:
-    """Whether `response` has so many strings or classes that a thread should encode it."""
+    """Whether `response` has so many strings or classes, or so much for shared memory, that a thread should encode
+    it."""
     num_elements = 0
     for each in response.outputs:
         if each.data_type is BYTES or each.name in parsed.classes:
             num_elements += each.num_elements
+        elif each.name in parsed.windows and each.size_bytes >= LONG_COPY_BYTES:
+            return True
     return num_elements > LONG_ELEMENTS
 
 

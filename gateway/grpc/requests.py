@@ -8,7 +8,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from gateway.grpc.messages import InferMessage, split_contents
-from gateway.v2.shared_memory import SharedMemoryRegistry
+from gateway.v2.shared_memory import SharedMemoryRegistry, copy_window
 from serving.model import Model
 from serving.request import InferRequest, SequenceFlag
 from serving.tensors import byte_strings
@@ -144,6 +144,8 @@ def _parse_inputs(infer: InferMessage, request: InferRequest, memory: SharedMemo
                 reason = "unexpected 'content' provided when using shared memory"
                 raise invalid(name, f"{reason} for input tensor '{name}' for model '{message.model_name}'")
             value = memory.read(*region)
+            if each.datatype == "BYTES":  # a client may change its memory: lengths that were checked must stay
+                value = copy_window(value)
         elif each.HasField("contents"):
             if raw:
                 reason = "contents field must not be specified when using raw_input_contents"

@@ -94,7 +94,6 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "template": ("",),
     "options.mirostat": (0,),
     "options.tfs_z": (1, 1.0),
-    "options.repeat_last_n": (-1,),
     "options.penalize_newline": (True,),
 }
 """Unsupported fields, and for each the values that change nothing."""

@@ -19,8 +19,14 @@ from gateway.access.control import TENANT_HEADER, check_tenant
 from gateway.access.ring import SERVER_KEY
 from gateway.calls import allowed_priority, current_call
 from gateway.http.content_coding import ENCODING, is_packed, unpack_pieces
-from gateway.http.errors import QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER, as_sluice_error, body_too_large, error_response
-from gateway.http.errors import as_sluice_error, error_response, is_anthropic
+from gateway.http.errors import (
+    QUEUE_TIMEOUT_HEADER,
+    TIMEOUT_HEADER,
+    as_sluice_error,
+    body_too_large,
+    error_response,
+    is_anthropic,
+)
 from gateway.long_work import LONG_BYTES, trim_later
 from gateway.options.http import RequestOptions
 from gateway.sessions import STICKY_HEADER, find_session

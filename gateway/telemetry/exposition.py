@@ -21,6 +21,8 @@ Encode = Callable[[CollectorRegistry], bytes]
 _OPENMETRICS = "application/openmetrics-text"
 _MADE_BY_LIBRARY = ("_created", "_gsum", "_gcount")
 """Endings of samples that are families of their own in Prometheus' format."""
+_TOTAL = "_total"
+_COUNTER_ENDINGS = (_TOTAL, "_created")
 _MAX_TEMPLATES = 1 << 16
 
 
@@ -61,12 +63,16 @@ def _text_family(metric: Metric) -> Iterator[str]:
 
 
 def _openmetrics_family(metric: Metric) -> Iterator[str]:
-    yield f"# HELP {metric.name} {_escape(metric.documentation)}\n# TYPE {metric.name} {metric.type}\n"
+    is_counter = str(metric.type) == "counter"
+    name = metric.name.removesuffix(_TOTAL) if is_counter else metric.name
+    yield f"# HELP {name} {_escape(metric.documentation)}\n# TYPE {name} {metric.type}\n"
     if isinstance(metric, BucketFamily | ValueFamily):
         yield "".join(_rows(metric, has_exemplars=True))
         return
     for sample in metric.samples:
-        line = _line(sample)
+        # OpenMetrics refuses a counter's sample under the bare name that Triton's have in Prometheus' format.
+        is_bare = is_counter and not sample.name.endswith(_COUNTER_ENDINGS)
+        line = _line(sample._replace(name=name + _TOTAL) if is_bare else sample)
         yield line if sample.exemplar is None else f"{line[:-1]}{_exemplar(sample.exemplar)}\n"
 
 

@@ -8,8 +8,9 @@ from typing import Protocol
 from gateway.calls import Call, current_call, current_identity, note_model
 from gateway.options.goodput import GoodputTargets
 from gateway.telemetry.buckets import BucketTally
-from gateway.telemetry.exemplars import current_span
+from gateway.telemetry.exemplars import TraceSpan, current_span
 from gateway.telemetry.tallies import RequestTally
+from pipelines.text.stream import SharedPrompt, current_prompt
 from pipelines.text.types import TextEvent
 from sluice.errors import CANNOT_SERVE, ErrorCode, SluiceError
 from sluice.spans import Attributes, Span
@@ -31,13 +32,123 @@ class AdapterCounts(Protocol):
         """Note that a request has gone from one state to another; "" is before its begin and after its end."""
 
 
+class SharedPart:
+    """The part of a request with several generations that one tally counts: once, and each of its prompts once, as the
+    client's `usage` does. The generations of a prompt have prompts of equal length; those of a pipeline's other steps
+    have prompts of their own."""
+
+    __slots__ = (
+        "_admitted",
+        "_cached",
+        "_call",
+        "_call_outcome",
+        "_exemplar",
+        "_finish",
+        "_last",
+        "_lengths",
+        "_missed",
+        "_outcome",
+        "_started",
+        "_tally",
+    )
+
+    def __init__(self, tally: RequestTally, call: Call | None, started: float, exemplar: TraceSpan | None) -> None:
+        self._tally = tally
+        self._call = call
+        self._started = self._last = started
+        self._exemplar = exemplar
+        self._admitted: set[tuple[int, int]] = set()
+        """Prompts that were admitted, by their index and their number of tokens."""
+        self._cached: dict[tuple[int, int], int] = {}
+        """The tokens of each counted prompt that a cache had when it was computed first."""
+        self._lengths: set[tuple[int, int]] = set()
+        self._outcome = self._call_outcome = ""
+        self._finish = ""
+        self._missed: set[str] | None = None
+        tally.num_open += 1
+        if call is not None:
+            call.hold()
+
+    def admit(self, index: int, num_tokens: int) -> int:
+        """Return how many tokens of a prompt are still to be admitted."""
+        if (index, num_tokens) in self._admitted:
+            return 0
+        self._admitted.add((index, num_tokens))
+        return num_tokens
+
+    def count_prompt(self, index: int, num_tokens: int, num_cached: int) -> tuple[int, int]:
+        """Return what a generation adds to the tokens of prompts, and to those of them that were cached: the other
+        generations of a prompt find what the first one computed."""
+        key = index, num_tokens
+        known = self._cached.get(key)
+        self._cached[key] = num_cached if known is None else min(known, num_cached)
+        return (num_tokens, num_cached) if known is None else (0, self._cached[key] - known)
+
+    def has_counted_length(self, index: int, num_tokens: int) -> bool:
+        """Whether an answer to the prompt has ended before."""
+        before = len(self._lengths)
+        self._lengths.add((index, num_tokens))
+        return len(self._lengths) == before
+
+    def end_generation(
+        self, outcome: str, finish: str, now: float, missed: list[str] | None, *, is_calls: bool
+    ) -> None:
+        """Note the end of a generation: one that failed decides how the request ends, before one that was cancelled.
+        `missed` None: it says nothing of speed. `is_calls`: its end is one of the call's."""
+        self._last = now
+        self._outcome = _worse(self._outcome, outcome)
+        if is_calls:
+            self._call_outcome = _worse(self._call_outcome, outcome)
+        if outcome == self._outcome:
+            self._finish = finish
+        if missed is not None:
+            self._missed = (self._missed or set()).union(missed)
+
+    def close(self) -> None:
+        """Count the request. Its generations have ended."""
+        tally = self._tally
+        tally.num_open -= 1
+        tally.cached_tokens += sum(self._cached.values())
+        if self._outcome:  # at least one generation began
+            _count_end(tally, self._outcome, self._finish, self._last - self._started, self._exemplar)
+        if self._missed is not None:
+            tally.judge(sorted(self._missed))
+        if self._call is not None:
+            if self._call_outcome not in ("", "ok"):
+                self._call.finish = self._call_outcome
+            self._call.release()
+
+
+def _worse(one: str, other: str) -> str:
+    """Return the outcome of two that says more: the first failure, else that it was cancelled, else that it is ok."""
+    return min((each for each in (one, other) if each), key=lambda each: {"cancelled": 1, "ok": 2}.get(each, 0))
+
+
+def _count_end(tally: RequestTally, outcome: str, finish: str, seconds: float, exemplar: TraceSpan | None) -> None:
+    """Count the end of a request that took so long."""
+    _observe(tally.request_duration, seconds, exemplar)
+    tally.outcomes[outcome] += 1
+    tally.finishes[finish] += 1
+    if outcome != "ok":
+        tally.add_failure(outcome, seconds)
+
+
+def _observe(histogram: BucketTally, value: float, exemplar: TraceSpan | None) -> None:
+    if exemplar is not None:
+        histogram.observe_traced(value, exemplar, time.time())
+    else:
+        histogram.observe(value)
+
+
 class RequestRecord:
-    """Writes to the tally of its model and protocol, and to the call that the request is a part of."""
+    """Writes to the tally of its model and protocol, and to the call that the request is a part of. A generation of a
+    shared request leaves to the request's part what is counted once."""
 
     __slots__ = (
         "_adapter",
         "_adapters",
         "_admitted",
+        "_cached_tokens",
         "_call",
         "_clock",
         "_exemplar",
@@ -50,6 +161,8 @@ class RequestRecord:
         "_num_slow_gaps",
         "_outcome",
         "_output_tokens",
+        "_part",
+        "_prompt",
         "_prompt_tokens",
         "_span",
         "_started",
@@ -77,7 +190,7 @@ class RequestRecord:
         self._started = self._clock()
         self._first_at = 0.0
         self._last = 0.0
-        self._prompt_tokens = self._output_tokens = 0
+        self._prompt_tokens = self._cached_tokens = self._output_tokens = 0
         self._num_gaps = self._num_slow_gaps = 0
         self._tpot_s: float | None = None
         self._outcome = "cancelled"
@@ -85,12 +198,25 @@ class RequestRecord:
         self._exemplar = current_span.get()
         self._admitted = (0, 0)
         """Tokens of the prompt and of the answer that the observers have admitted."""
-        tally.num_open += 1
         call = current_call.get()
         self._call = None if call is None or call.ended else call
         if self._call is not None:
             self._call.hold()
+        self._prompt = 0
+        self._part: SharedPart | None = None
+        shared = current_prompt.get()
+        if shared is None:
+            tally.num_open += 1
+        else:
+            self._prompt, self._part = shared.index, self._join(shared)
         self._span = _begin_span(model, protocol)
+
+    def _join(self, shared: SharedPrompt) -> SharedPart:
+        """Return the part of a shared request that counts in this tally."""
+        part = shared.parts.get(self._tally)
+        if not isinstance(part, SharedPart):
+            part = shared.parts[self._tally] = SharedPart(self._tally, self._call, self._started, self._exemplar)
+        return part
 
     async def admit(self, prompt_tokens: int, max_tokens: int, adapter: str = "") -> float | None:
         """Ask the observers of the current call, and return its sender's weight. Raises SluiceError where one refuses
@@ -99,6 +225,8 @@ class RequestRecord:
         if call is not None:
             if adapter:
                 note_model(call.model, adapter, is_checked=not call.route)  # targets need no right of their own
+            if self._part is not None:
+                prompt_tokens = self._part.admit(self._prompt, prompt_tokens)
             await call.admit(prompt_tokens, max_tokens)
             self._admitted = (prompt_tokens, max_tokens)
         self._tally.max_tokens.observe(max_tokens)
@@ -145,30 +273,33 @@ class RequestRecord:
             _note_answer(self._span, event)
         self._count_prompt(event)
         tally = self._tally
-        tally.cached_tokens += event.cached_tokens
         if self._call is not None:
-            self._call.cached_tokens += event.cached_tokens
             self._call.finish = self._finish
         if event.completion_tokens > 1 and now > self._first_at:
             self._tpot_s = (now - self._first_at) / (event.completion_tokens - 1)
             self._observe(tally.time_per_output_token, self._tpot_s)
         self._observe(tally.decode_duration, now - self._first_at)
-        tally.prompt_length.observe(event.prompt_tokens)
+        if self._part is None or not self._part.has_counted_length(self._prompt, event.prompt_tokens):
+            tally.prompt_length.observe(event.prompt_tokens)
         tally.output_length.observe(event.completion_tokens)
 
     def _observe(self, histogram: BucketTally, value: float) -> None:
-        if self._exemplar is not None:
-            histogram.observe_traced(value, self._exemplar, time.time())
-        else:
-            histogram.observe(value)
+        _observe(histogram, value, self._exemplar)
 
     def _count_prompt(self, event: TextEvent) -> None:
         """Count the prompt with the first event and the last: remote models report its tokens at the end."""
-        added = event.prompt_tokens - self._prompt_tokens
-        self._tally.prompt_tokens += added
+        tokens, cached = event.prompt_tokens - self._prompt_tokens, event.cached_tokens - self._cached_tokens
+        if not (tokens or cached):
+            return
+        self._prompt_tokens, self._cached_tokens = event.prompt_tokens, event.cached_tokens
+        if self._part is not None:
+            tokens, cached = self._part.count_prompt(self._prompt, event.prompt_tokens, event.cached_tokens)
+        else:
+            self._tally.cached_tokens += cached
+        self._tally.prompt_tokens += tokens
         if self._call is not None:
-            self._call.prompt_tokens += added
-        self._prompt_tokens = event.prompt_tokens
+            self._call.prompt_tokens += tokens
+            self._call.cached_tokens += cached
 
     def fail(self, error: Exception) -> None:
         code = error.code if isinstance(error, SluiceError) else ErrorCode.INTERNAL
@@ -180,19 +311,20 @@ class RequestRecord:
     def close(self) -> None:
         """End the request; without a finish reason or a failure, its client has disconnected."""
         now, tally = self._clock(), self._tally
-        tally.num_open -= 1
         if self._span is not None:
             _end_span(self._span, self._outcome)
-        self._observe(tally.request_duration, now - self._started)
-        tally.outcomes[self._outcome] += 1
-        tally.finishes[self._finish_reason()] += 1
         if self._outcome != "ok":
             tally.aborted_tokens += self._output_tokens
-            tally.add_failure(self._outcome, now - self._started)
         if self._adapter:
             self._adapters.move(self._model, self._adapter, RUNNING if self._first_at else WAITING, "")
-        if self._targets is not None:
-            self._judge(self._targets, now)
+        missed, finish = self._judge(now), self._finish_reason()
+        if self._part is not None:
+            self._part.end_generation(self._outcome, finish, now, missed, is_calls=not self._is_left_to_others)
+        else:
+            tally.num_open -= 1
+            _count_end(tally, self._outcome, finish, now - self._started, self._exemplar)
+            if missed is not None:
+                tally.judge(missed)
         self._release_call()
 
     def _finish_reason(self) -> str:
@@ -200,21 +332,26 @@ class RequestRecord:
             return self._finish
         return self._outcome if self._outcome == "cancelled" else _ERROR
 
-    def _judge(self, targets: GoodputTargets, now: float) -> None:
-        """Count the request for goodput; one that its client gave up, or that was invalid, says nothing of speed."""
-        if self._outcome == "ok":
+    def _judge(self, now: float) -> list[str] | None:
+        """Return the targets that were missed; None without targets, and for a request that its client gave up, or that
+        was invalid: it says nothing of speed."""
+        targets = self._targets
+        if targets is not None and self._outcome == "ok":
             ttft_s, e2e_s = self._first_at - self._started, now - self._started
-            gaps = self._num_gaps, self._num_slow_gaps
-            self._tally.judge(targets.missed(ttft_s, e2e_s, *gaps, self._tpot_s))
-        elif self._outcome in _SERVER_FAULTS:
-            self._tally.judge([_ERROR])
+            return targets.missed(ttft_s, e2e_s, self._num_gaps, self._num_slow_gaps, self._tpot_s)
+        return [_ERROR] if targets is not None and self._outcome in _SERVER_FAULTS else None
+
+    @property
+    def _is_left_to_others(self) -> bool:
+        """Whether another target of the call's route may answer."""
+        return self._call is not None and bool(self._call.route) and not self._first_at
 
     def _release_call(self) -> None:
         call = self._call
         if call is not None:
-            if call.route and not self._first_at:
+            if self._is_left_to_others:
                 self._leave_to_others(call)
-            elif self._outcome != "ok":
+            elif self._outcome != "ok" and self._part is None:
                 call.finish = self._outcome
             call.release()
 

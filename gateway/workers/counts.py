@@ -6,6 +6,7 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Exemplar, GaugeMetricFamily, Metric
 
+from gateway.telemetry.families import COUNTER, empty_family
 from gateway.workers.messages import Counts, Family, Sample
 
 _OF_ONE_PROCESS = ("process_", "python_")
@@ -23,7 +24,7 @@ def read_counts(registry: CollectorRegistry, number: int) -> Counts:
         Family(
             each.name,
             each.documentation,
-            each.type,
+            str(each.type),
             [Sample(s.name, dict(s.labels), float(s.value), _packed(s.exemplar)) for s in each.samples],
         )
         for each in registry.collect()
@@ -72,7 +73,7 @@ class WorkerCounts:
 
     def families(self) -> list[Metric]:
         """Return the sums as families."""
-        return [_sum(Metric(name, each.help, each.kind), each) for name, each in self.sums().items()]
+        return [_family_of(name, each) for name, each in self.sums().items()]
 
 
 def _add(sums: dict[str, _Sum], families: Iterable[Family]) -> None:
@@ -113,7 +114,7 @@ class SummedRegistry(CollectorRegistry):
             added = sums.pop(metric.name, None)
             yield metric if added is None else _sum(metric, added)
         for name, added in sums.items():
-            yield _sum(Metric(name, added.help, added.kind), added)
+            yield _family_of(name, added)
 
 
 def worker_families(num_serving: int, num_lost: int) -> tuple[Metric, Metric]:
@@ -125,8 +126,13 @@ def worker_families(num_serving: int, num_lost: int) -> tuple[Metric, Metric]:
     return serving, lost
 
 
+def _family_of(name: str, added: _Sum) -> Metric:
+    is_bare = added.kind == "counter" and any(sample_name == name for sample_name, _ in added.values)
+    return _sum(empty_family(name, added.help, COUNTER if is_bare else added.kind), added)
+
+
 def _sum(metric: Metric, added: _Sum) -> Metric:
-    result = Metric(metric.name, metric.documentation, metric.type)
+    result = empty_family(metric.name, metric.documentation, metric.type)
     left = dict(added.values)
     for sample in metric.samples:
         key = sample.name, tuple(sorted(sample.labels.items()))

@@ -1,8 +1,9 @@
 """Answers a request to an LLM: its sequences are generated side by side, and their events become responses."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns
 
 import msgspec
@@ -14,6 +15,7 @@ from pipelines.llm.parse import RowRequest
 from pipelines.llm.responses import ResponseBuilder, RowResult
 from pipelines.llm.text import LlmText
 from pipelines.llm.tokens import TokenPiece, generate_tokens
+from pipelines.text.stream import share_request
 from pipelines.text.types import EncodedPrompt, TextEvent
 from serving.job import InferJob
 from serving.request import InferResponse
@@ -56,7 +58,9 @@ class LlmAnswer:
         for row in self._rows:
             if len(row) > 1 or row[0].needs_prompt_tokens:
                 await self._share_prompt(row)
-        await gather_all([self._generate(each) for each in self._sequences])
+        with share_request(len(self._rows), len(self._sequences)) as begin:
+            places = ((row, each) for row, sequences in enumerate(self._rows) for each in sequences)
+            await gather_all([self._generate(each, partial(begin, row)) for row, each in places])
         if not self._is_split:
             self._respond_whole()
 
@@ -77,7 +81,8 @@ class LlmAnswer:
         if not self._is_split:
             self._respond_whole()
 
-    async def _generate(self, sequence: "SequenceAnswer") -> None:
+    async def _generate(self, sequence: "SequenceAnswer", begin: Callable[[], None]) -> None:
+        begin()
         async with aclosing(sequence.events()) as events:
             async for event in events:
                 if not self._job.compute_started_ns:

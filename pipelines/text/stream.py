@@ -4,6 +4,7 @@ import asyncio
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from time import perf_counter_ns
 from typing import Protocol
 
@@ -246,6 +247,50 @@ class StreamRecord(Protocol):
     def observe(self, event: TextEvent) -> None: ...
     def fail(self, error: Exception) -> None: ...
     def close(self) -> None: ...
+
+
+class RequestPart(Protocol):
+    """What is counted once for the generations of a shared request that one model has."""
+
+    def close(self) -> None:
+        """Count the request: its generations have ended."""
+
+
+class SharedPrompt:
+    """One prompt of a request that has several generations, as those of this prompt see it."""
+
+    __slots__ = ("index", "parts")
+
+    def __init__(self, index: int, parts: dict[object, RequestPart]) -> None:
+        """`parts` is the same for all prompts of the request: its parts by whatever tells models apart."""
+        self.index = index
+        self.parts = parts
+
+
+current_prompt: ContextVar[SharedPrompt | None] = ContextVar("current_prompt", default=None)
+"""The prompt that the generations of this task and of its child tasks continue; None where a request has one alone."""
+
+
+@contextmanager
+def share_request(num_prompts: int, num_generations: int) -> Iterator[Callable[[int], None]]:
+    """Have the generations of a request that begin and end within the context counted as one request, each prompt once.
+
+    Yields a function that the task of each generation calls first, with the index of its prompt.
+    """
+    if num_generations == 1:
+        yield lambda index: None
+        return
+    parts: dict[object, RequestPart] = {}
+    prompts = [SharedPrompt(index, parts) for index in range(num_prompts)]
+
+    def begin(index: int) -> None:
+        current_prompt.set(prompts[index])
+
+    try:
+        yield begin
+    finally:
+        for part in parts.values():
+            part.close()
 
 
 DETOKENIZE_MS = "sluice.detokenize_ms"

@@ -22,6 +22,14 @@ def pack(elements: Iterable[bytes]) -> bytes:
     return b"".join(pieces)
 
 
+def pack_one(element: bytes | bytearray | memoryview) -> memoryview:
+    """Return the wire form of one element. numpy copies a long one without the interpreter's lock."""
+    packed = np.empty(_LENGTH.size + len(element), np.uint8)
+    packed[: _LENGTH.size] = np.frombuffer(_LENGTH.pack(len(element)), np.uint8)
+    packed[_LENGTH.size :] = np.frombuffer(element, np.uint8)
+    return packed.data.toreadonly()
+
+
 def unpack(raw: bytes | bytearray | memoryview, most: int | None = None) -> list[bytes]:
     """Return the elements of a wire form. Raises ValueError where it ends within an element or has over `most`."""
     if len(raw) > _LONG_BYTES:

@@ -127,9 +127,9 @@ class OllamaReply:
             payload["logprobs"] = self._format_logprobs([entry for event in events for entry in _logprobs(event)])
         return orjson.dumps(payload)
 
-    def loaded(self) -> bytes:
-        """Return the answer to a request without a prompt: the model is loaded."""
-        return orjson.dumps({**self._head(current_time()), **self._text(""), "done": True, "done_reason": "load"})
+    def loaded(self, reason: str) -> bytes:
+        """Return the answer to a request without a prompt, which loads (`load`) or unloads (`unload`) the model."""
+        return orjson.dumps({**self._head(current_time()), **self._text(""), "done": True, "done_reason": reason})
 
     def _head(self, created_at: str) -> dict[str, Any]:
         return {"model": self._model, "created_at": created_at}

@@ -1,6 +1,7 @@
 """From the fields of `/api/chat` and `/api/generate` to a text request."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,12 @@ from pipelines.text.types import (
 from sluice.errors import SluiceError, invalid
 
 _SAME_NAMES = ("temperature", "top_p", "min_p", "typical_p", "seed", "presence_penalty", "frequency_penalty")
+MAX_TEMPERATURE = 2.0
+"""The highest temperature of the engine."""
+_BOUNDED = (("temperature", MAX_TEMPERATURE), ("top_p", 1.0), ("min_p", 1.0))
+_PENALTIES, _OFF = ("repetition_penalty", "presence_penalty", "frequency_penalty"), (1.0, 0.0, 0.0)
+_NO_TIME = re.compile(r"[-+]?(0|((0+(\.0*)?|\.0+)(ns|us|µs|μs|ms|s|m|h))+)")
+"""A duration of 0, as Go writes durations."""
 _NO_OPTIONS = Options.model_validate({})
 
 
@@ -39,6 +46,7 @@ def parse_answer_request(fields: AnswerRequest, base: TextRequest) -> TextReques
         raise invalid("top_logprobs", "top_logprobs needs logprobs to be true")
     options = fields.options or _NO_OPTIONS
     sampling = _sampling(options)
+    num_predict = options.num_predict or 0
     if fields.logprobs:
         sampling["logprobs"] = fields.top_logprobs or 0
     if fields.format not in (None, ""):
@@ -49,18 +57,46 @@ def parse_answer_request(fields: AnswerRequest, base: TextRequest) -> TextReques
         base,
         sampling=sampling,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        default_max_tokens=num_predict if num_predict > 0 else None,
         max_tokens_name="options.num_predict",
         prompt_form=PromptForm(suffix=suffix) if suffix else base.prompt_form,
     )
 
 
 def _sampling(options: Options) -> dict[str, Any]:
+    """Return the sampling fields, each within its range: Ollama takes the nearest value of one outside."""
     sampling = {name: getattr(options, name) for name in _SAME_NAMES} | {
         "repetition_penalty": options.repeat_penalty,
         "top_k": 0 if options.top_k == -1 else options.top_k,
-        "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,
     }
+    if options.repeat_last_n == 0:
+        sampling |= dict.fromkeys(_PENALTIES)
+    for name, highest in _BOUNDED:
+        if sampling[name] is not None:
+            sampling[name] = min(max(sampling[name], 0.0), highest)
+    if sampling["top_p"] == 0.0:  # the likeliest token alone, as Ollama keeps at least one
+        sampling |= {"top_p": None, "top_k": 1}
     return drop_random_seed({name: value for name, value in sampling.items() if value is not None})
+
+
+def without_effect(fields: AnswerRequest) -> list[str]:
+    """Return the paths of the options whose value is not the one that counts."""
+    options, names = fields.options or _NO_OPTIONS, []
+    if (options.temperature or 0.0) > MAX_TEMPERATURE:
+        names.append("options.temperature")
+    penalties = options.repeat_penalty, options.presence_penalty, options.frequency_penalty
+    if (options.repeat_last_n or -1) > 0 and any(
+        each not in (None, off) for each, off in zip(penalties, _OFF, strict=True)
+    ):
+        names.append("options.repeat_last_n")
+    return names
+
+
+def asks_to_unload(keep_alive: object) -> bool:
+    """Whether a request without a prompt would have Ollama unload the model: it stays for no second."""
+    if isinstance(keep_alive, str):
+        return _NO_TIME.fullmatch(keep_alive) is not None
+    return isinstance(keep_alive, int | float) and not isinstance(keep_alive, bool) and keep_alive == 0
 
 
 def _grammar(sent: str | dict[str, Any]) -> Grammar:
@@ -91,9 +127,6 @@ def _check_begun(answer: OllamaMessage, place: str) -> None:
     """Raise INVALID for a last turn of the assistant that an answer cannot go on with."""
     if answer.tool_calls:
         raise invalid(f"{place}.tool_calls", f"{place}.tool_calls must be followed by their results")
-    if answer.content != (answer.content or "").rstrip():
-        message = f"{place}.content of the assistant, with which the answer begins, must not end with white space"
-        raise invalid(f"{place}.content", message)
 
 
 def _parse_turns(messages: Sequence[OllamaMessage]) -> Iterator[ChatMessage]:

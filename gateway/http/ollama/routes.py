@@ -11,7 +11,14 @@ from gateway.calls import admit_prompt, note_prompt
 from gateway.http.bodies import dump_list, json_response, read_body, read_fields
 from gateway.http.ollama import models
 from gateway.http.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line, join_pieces
-from gateway.http.ollama.requests import GenerateMemory, check_images, parse_answer_request, parse_chat
+from gateway.http.ollama.requests import (
+    GenerateMemory,
+    asks_to_unload,
+    check_images,
+    parse_answer_request,
+    parse_chat,
+    without_effect,
+)
 from gateway.http.ollama.schemas import (
     AnswerRequest,
     EmbedRequest,
@@ -20,7 +27,7 @@ from gateway.http.ollama.schemas import (
     OllamaGenerateRequest,
 )
 from gateway.http.openapi import describe_body
-from gateway.http.parsing import relaxed_parts, warning_header
+from gateway.http.parsing import refuse_without_effect, relaxed_parts, warning_header
 from gateway.http.request import TIMEOUT_HEADER, get_request_id, parse_scheduling, run_in_time, run_while_connected
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
@@ -28,7 +35,6 @@ from pipelines.answers.cache import Embedder
 from pipelines.rag.encoder import TO_THE_MODEL
 from pipelines.text.model import TextModel
 from pipelines.text.types import Prompt, TextEvent, TextRequest
-from sluice.errors import invalid
 
 RequestT = TypeVar("RequestT", bound=AnswerRequest)
 Events = AsyncGenerator[TextEvent, None]
@@ -100,7 +106,10 @@ class OllamaRoutes:
         reply.pieces = None if reader is None else PieceReader(reader, shows_thinking=fields.think is not False)
         grammar = text_request.sampling.get("grammar")
         relaxed = [] if grammar is None else relaxed_parts(grammar)
-        headers = warning_header(ignored, [*relaxed, *(reader.relaxed if reader is not None else ())])
+        unused = without_effect(fields)
+        if self._options.is_strict:
+            refuse_without_effect(unused)
+        headers = warning_header(ignored, [*relaxed, *(reader.relaxed if reader is not None else ())], unused)
         events = self._service.generate(model, text_request)
         if fields.stream is not False:
             return LineStreamResponse(_stream_lines(events, reply, memory), error_line, headers)
@@ -111,8 +120,11 @@ class OllamaRoutes:
         """Encode one text or several as vectors of length 1."""
         began_ns = time.perf_counter_ns()
         fields, headers = await read_fields(request, EmbedRequest, self._options)
+        encoder = self._encoder(fields.model)
+        if not fields.input:
+            return json_response({"model": fields.model, "embeddings": []}, headers=headers)
         inputs = [fields.input] if isinstance(fields.input, str) else fields.input
-        work = _embed(self._encoder(fields.model), inputs, fields, began_ns)
+        work = _embed(encoder, inputs, fields, began_ns)
         body = await run_in_time(request, self._defaults, work)
         return Response(body, headers=headers, media_type="application/json")
 
@@ -120,6 +132,8 @@ class OllamaRoutes:
         """Encode one text as a vector of length 1, in the shape before /api/embed."""
         fields, headers = await read_fields(request, OldEmbedRequest, self._options)
         encoder = self._encoder(fields.model)
+        if not fields.prompt:
+            return json_response({"embedding": []}, headers=headers)
         work = encoder.embed([fields.prompt], lambda _: "prompt", truncate_to=TO_THE_MODEL, admit=admit_prompt)
         found = await run_in_time(request, self._defaults, work)
         note_prompt(found.num_tokens)
@@ -135,11 +149,12 @@ def _reply(fields: AnswerRequest, *, is_chat: bool) -> OllamaReply:
 
 
 def _loaded(fields: AnswerRequest, reply: OllamaReply) -> Response:
-    """Answer a request that asks for no text. Raises INVALID for one that would unload the model."""
-    if fields.keep_alive in (0, "0", "0s", "0m", "0h"):
-        remedy = f"POST /v2/repository/models/{fields.model}/unload unloads one for good"
-        raise invalid("keep_alive", f"keep_alive must not be 0 without a prompt: models stay loaded; {remedy}")
-    return Response(reply.loaded(), media_type="application/json")
+    """Answer a request that asks for no text. One that would unload the model is answered as if it had: the next
+    request would load it again, and the model stays for others meanwhile."""
+    reason, headers = "load", {}
+    if asks_to_unload(fields.keep_alive):
+        reason, headers = "unload", warning_header((), (), ["keep_alive"])
+    return Response(reply.loaded(reason), headers=headers, media_type="application/json")
 
 
 async def _stream_lines(

@@ -6,13 +6,13 @@ from pydantic import Discriminator, Field, Tag
 
 from engine.sampling_fields import MAX_LOGPROBS
 from gateway.http.openai.embeddings import Texts
-from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds
+from gateway.http.openai.schemas import MAX_MODEL_CHARS, SomeTokenIds
 from gateway.http.openai.tool_schemas import FunctionTool
 from gateway.http.parsing import MAX_LIST, RequestObject, StopStrings, text_or_list, text_or_object, union_error
 from gateway.http.tools import MAX_TOOLS, SentArguments
 
 _ACCEPTED = "Accepted and not used."
-_ALWAYS_LOADED = "Accepted and not used: models stay loaded."
+_ALWAYS_LOADED = "Accepted and not used: models stay loaded. 0 without a prompt is answered as an unload."
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
     Discriminator(text_or_object, **union_error("'json' or a JSON schema")),
@@ -43,7 +43,9 @@ class _LoadingOptions(RequestObject):
 class Options(_LoadingOptions):
     """How tokens are chosen. The model's own values hold for those that are absent, not Ollama's."""
 
-    num_predict: int | None = Field(None, ge=-2, description="Most tokens to generate; 0 or less: all of the context.")
+    num_predict: int | None = Field(
+        None, description="Most tokens to generate, cut to what the context has room for; 0 or less: all of that."
+    )
     temperature: float | None = None
     top_k: int | None = Field(None, ge=-1)
     top_p: float | None = None
@@ -51,6 +53,9 @@ class Options(_LoadingOptions):
     typical_p: float | None = None
     seed: int | None = Field(None, ge=-1)
     repeat_penalty: float | None = Field(None, gt=0, description="Over the whole text.")
+    repeat_last_n: int | None = Field(
+        None, description="0 switches the penalties off; any other length of their window is that of the whole text."
+    )
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stop: StopStrings | None = None
@@ -104,12 +109,18 @@ class OllamaMessage(RequestObject):
     images: list[str] | None = Field(None, max_length=MAX_LIST, fail_fast=True, description="In base64.")
 
 
+class OllamaTool(FunctionTool):
+    """A tool, which is a function where it does not say."""
+
+    type: Literal["function"] = "function"
+
+
 class OllamaChatRequest(AnswerRequest):
     """`POST /api/chat`."""
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "options": {"num_predict": 50}}'
     messages: list[OllamaMessage] | None = Field(None, fail_fast=True, description="None: whether the model is loaded.")
-    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
+    tools: list[OllamaTool] | None = Field(None, max_length=MAX_TOOLS, fail_fast=True)
 
 
 class OllamaGenerateRequest(AnswerRequest):
@@ -123,7 +134,9 @@ class OllamaGenerateRequest(AnswerRequest):
     )
     system: str | None = None
     raw: bool | None = Field(None, description="Whether the prompt is used as it is, without the chat template.")
-    context: TokenIds | None = Field(None, description="That of an earlier answer, which this one continues.")
+    context: SomeTokenIds | None = Field(
+        None, description="That of an earlier answer, which this one continues; empty for none."
+    )
     images: list[str] | None = Field(None, max_length=MAX_LIST, fail_fast=True, description="In base64.")
 
 
@@ -131,10 +144,13 @@ class EmbedRequest(ModelRequest):
     """`POST /api/embed`."""
 
     example = '{"model": "sentence_encoder", "input": ["one text", "another"]}'
-    input: Annotated[
-        Annotated[str, Tag("<text>")] | Annotated[Texts, Tag("<list>")],
-        Discriminator(text_or_list, **union_error("a string or an array of strings")),
-    ]
+    input: (
+        Annotated[
+            Annotated[str, Tag("<text>")] | Annotated[Texts, Tag("<list>")],
+            Discriminator(text_or_list, **union_error("a string or an array of strings")),
+        ]
+        | None
+    ) = Field(None, description="Without a text, an empty one and an empty array have no vectors.")
     truncate: bool | None = Field(None, description="Whether to cut long texts; true where absent.")
     dimensions: int | None = Field(None, ge=1)
 
@@ -143,7 +159,7 @@ class OldEmbedRequest(ModelRequest):
     """`POST /api/embeddings`, which `/api/embed` replaced."""
 
     example = '{"model": "sentence_encoder", "prompt": "one text"}'
-    prompt: str
+    prompt: str | None = Field(None, description="Absent or empty: no vector.")
 
 
 class ShowRequest(RequestObject):

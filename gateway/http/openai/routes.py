@@ -47,6 +47,7 @@ from pipelines.routes.text import RoutedText
 from pipelines.text.model import TextModel
 from pipelines.text.parts import ChatReader
 from pipelines.text.relay import RelayedEvents, Sink
+from pipelines.text.stream import share_request
 from pipelines.text.types import TextEvent, TextRequest
 from serving.task_model import gather_all
 
@@ -202,9 +203,10 @@ async def _stream_frames(
                 async for event in events:
                     yield reply.frame(0, event)
         else:
-            async with aclosing(MergedStreams(streams)) as merged:
-                async for index, event in merged:
-                    yield reply.frame(index, event)
+            with share_request(options.num_prompts, len(streams)) as begin:
+                async with aclosing(MergedStreams(streams, lambda index: begin(index // options.best_of))) as merged:
+                    async for index, event in merged:
+                        yield reply.frame(index, event)
     yield reply.closing()
 
 
@@ -212,8 +214,10 @@ async def whole_choices(
     streams: Sequence[Events], options: ReplyOptions, readers: Sequence[ChatReader] = ()
 ) -> list[Choice]:
     """Return every choice, complete, in the order of the prompts. The first failure ends them all."""
-    with client_names(options.param_names):
-        return await gather_all([_collect_choice(i, *each) for i, each in enumerate(zip_longest(streams, readers))])
+    with client_names(options.param_names), share_request(options.num_prompts, len(streams)) as begin:
+        prompts = [index // options.best_of for index in range(len(streams))]
+        each = enumerate(zip_longest(streams, readers, prompts))
+        return await gather_all([_collect_choice(i, *rest, begin) for i, rest in each])
 
 
 async def _await_turn(index: int) -> None:
@@ -223,7 +227,10 @@ async def _await_turn(index: int) -> None:
         await asyncio.sleep(0)
 
 
-async def _collect_choice(index: int, stream: Events, reader: ChatReader | None) -> Choice:
+async def _collect_choice(
+    index: int, stream: Events, reader: ChatReader | None, prompt: int, begin: Callable[[int], None]
+) -> Choice:
+    begin(prompt)
     async with aclosing(stream):
         await _await_turn(index)
         events = [event async for event in stream]
@@ -239,8 +246,10 @@ class MergedStreams:
     there are streams.
     """
 
-    def __init__(self, streams: Sequence[Events]) -> None:
+    def __init__(self, streams: Sequence[Events], begin: Callable[[int], None] = lambda index: None) -> None:
+        """`begin` is called in the task of each stream, with its index, before its start."""
         self._streams = streams
+        self._begin = begin
         self._num_open = len(streams)
         self._arrivals: asyncio.Queue[tuple[int, TextEvent] | Exception | None] = asyncio.Queue(len(streams))
         self._pumps: list[asyncio.Task[None]] = []
@@ -271,6 +280,7 @@ class MergedStreams:
     async def _pump(self, index: int, stream: Events) -> None:
         """Pass on every event of `stream`, then its end: None or the exception that it raised."""
         end: Exception | None = None
+        self._begin(index)
         async with aclosing(stream) as events:
             try:
                 await _await_turn(index)

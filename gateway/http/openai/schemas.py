@@ -73,6 +73,11 @@ TokenIds = Annotated[
     WrapValidator(_check_token_ids),
 ]
 
+SomeTokenIds = Annotated[
+    list[int], Field(max_length=MAX_PROMPT_TOKENS, fail_fast=True), WrapValidator(_check_token_ids)
+]
+"""Any number of token ids, also none."""
+
 JsonText = Annotated[
     Annotated[str, Tag("<text>")] | Annotated[dict[str, Any], Tag("<object>")],
     Discriminator(text_or_object, **union_error("a JSON schema, as an object or as text")),

@@ -22,7 +22,7 @@ from gateway.http.v2.exchange import (
     reply_error,
 )
 from gateway.http.v2.infer import body_headers, send_answer
-from gateway.http.v2.infer_request import HttpInferRequest, parse_at_once, parse_header_length
+from gateway.http.v2.infer_request import HttpInferRequest, parse_at_once, parse_header_length, takes_long
 from gateway.http.v2.infer_response import (
     INLINE_BYTES as INLINE_ANSWER_BYTES,
 )
@@ -34,7 +34,6 @@ from gateway.http.v2.infer_response import (
     encode_short_response,
     is_short,
 )
-from gateway.http.v2.long_document import INLINE_BYTES
 from gateway.http.v2.plain_request import parse_plain_request
 from gateway.http.v2.request import JSON_LENGTH_HEADER, HeaderReader
 from gateway.long_work import has_short_inputs
@@ -113,7 +112,7 @@ class DirectInfer:
 
     def _parse(self, body: bytes, json_length: int, model: Model) -> HttpInferRequest | None:
         """Return the request; None where it is long. Raises SluiceError."""
-        if json_length > INLINE_BYTES:
+        if takes_long(body, json_length):
             return None
         parsed = parse_plain_request(body, json_length, model.name) if json_length else None
         if parsed is None:

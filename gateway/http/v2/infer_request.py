@@ -21,7 +21,7 @@ from gateway.http.v2.json_document import (
 from gateway.http.v2.long_document import INLINE_BYTES, MAX_TEXT_CHARS, ArrayText, parse_document
 from gateway.http.v2.tensor_json import parse_tensor
 from gateway.long_work import prepare_inputs, run_aside
-from gateway.v2.shared_memory import SharedMemoryRegistry
+from gateway.v2.shared_memory import LONG_COPY_BYTES, LongCopyError, SharedMemoryRegistry, copy_window
 from pipelines.text.model import text_model_of
 from serving.model import Model
 from serving.request import InferRequest, Parameter, SequenceFlag
@@ -69,12 +69,24 @@ async def parse_infer_request(
 
     Long JSON and tensors of many strings are read on a thread.
     """
-    if json_length > INLINE_BYTES:
-        parsed = await run_aside(lambda: parse_at_once(body, json_length, model, shared_memory))
+
+    def parse() -> HttpInferRequest:
+        return parse_at_once(body, json_length, model, shared_memory)
+
+    if takes_long(body, json_length):
+        parsed = await run_aside(parse)
     else:
-        parsed = parse_at_once(body, json_length, model, shared_memory)
+        try:
+            parsed = parse()
+        except LongCopyError:
+            parsed = await run_aside(parse)
     await prepare_inputs(parsed.request, model)
     return parsed
+
+
+def takes_long(body: bytes | bytearray, json_length: int) -> bool:
+    """Whether a thread is to read a body: its JSON is long, or it is one long input, which may be a string."""
+    return json_length > INLINE_BYTES or (json_length == 0 and len(body) > LONG_COPY_BYTES)
 
 
 def max_string_chars(model: Model) -> int | None:
@@ -223,7 +235,7 @@ def _binary_value(
     if window is None:
         return None
     # A client may change its memory at any time: lengths that were checked must stay as they were.
-    return bytes(window) if datatype == "BYTES" else window.toreadonly()
+    return copy_window(window) if datatype == "BYTES" else window.toreadonly()
 
 
 def already_exists(name: str, request: InferRequest) -> SluiceError:
@@ -272,7 +284,7 @@ def _parse_raw(body: bytes | bytearray, model_spec: ModelSpec) -> HttpInferReque
 
 def _deduce_raw(
     body: bytes | bytearray, spec: TensorSpec, request: InferRequest
-) -> tuple[tuple[int, ...], bytes | bytearray]:
+) -> tuple[tuple[int, ...], bytes | bytearray | memoryview]:
     """Return the dims without a batch, and the wire form."""
     num_fixed = prod(dim for dim in spec.dims if dim != -1)
     num_free = spec.dims.count(-1)
@@ -283,6 +295,6 @@ def _deduce_raw(
         if num_free or num_fixed != 1:
             complaint = f"For BYTE datatype raw input '{spec.name}', the model must have input shape [1]"
             raise invalid(spec.name, request.log_prefix + complaint)
-        return spec.dims, byte_strings.pack([bytes(body)])
+        return spec.dims, byte_strings.pack_one(body)
     size = len(body) // (num_fixed * spec.data_type.itemsize) if num_fixed else 0
     return tuple(size if dim == -1 else dim for dim in spec.dims), body

@@ -11,7 +11,7 @@ from gateway.http.v2.json_document import array_member, boolean, find, has, stri
 from gateway.http.v2.tensor_json import encode_pieces
 from gateway.long_work import LONG_ELEMENTS, run_aside
 from gateway.v2.classification import classify
-from gateway.v2.shared_memory import SharedMemoryRegistry, write_output
+from gateway.v2.shared_memory import LONG_COPY_BYTES, SharedMemoryRegistry, write_output
 from serving.model import Model
 from serving.request import InferResponse
 from serving.tensors.datatypes import BYTES
@@ -140,7 +140,13 @@ async def encode_infer_response(model: Model, response: InferResponse, plan: Out
 
 def is_short(response: InferResponse, plan: OutputPlan) -> bool:
     """Whether the answer is encoded faster than a thread would begin to."""
-    return sum([tensor.num_elements for tensor in response.outputs if _takes_python(tensor, plan)]) < LONG_ELEMENTS
+    num_elements = 0
+    for tensor in response.outputs:
+        if _takes_python(tensor, plan):
+            num_elements += tensor.num_elements
+        elif plan.find(tensor.name).window is not None and tensor.size_bytes >= LONG_COPY_BYTES:
+            return False
+    return num_elements < LONG_ELEMENTS
 
 
 def _takes_python(tensor: Tensor, plan: OutputPlan) -> bool:

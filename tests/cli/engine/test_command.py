@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cli.engine.command import command
 from engine.client.attached import AttachedEngineClient
@@ -79,6 +80,8 @@ async def test_an_engine_serves_is_replaced_and_drains(tmp_path: Path, capsys: p
                 assert (await http.get("/health/ready")).status_code == 200
                 assert (await http.get("/metrics", headers={"host": "evil.example"})).status_code == 403
                 assert 'sluice_kv_blocks{model="rill"} 64.0' in (await http.get("/metrics")).text
+                page = await http.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
+                assert "sluice_kv_blocks" in {each.name for each in text_string_to_metric_families(page.text)}
                 [child] = [
                     each for each in psutil.Process(process.pid).children() if "engine.process" in each.cmdline()
                 ]

@@ -116,8 +116,8 @@ def test_tokens_of_all_choices_are_added_up(noted: tuple[Answering, Notes]) -> N
     status, _ = served.openai("/v1/completions", {**OPENAI, "n": 3, "temperature": 1.0})
     assert status == 200
     call = notes.take()
-    assert (call.prompt_tokens, call.generated_tokens) == (9, 12)
-    assert notes.admitted == [(3, 4)] * 3
+    assert (call.prompt_tokens, call.generated_tokens) == (3, 12)
+    assert notes.admitted == [(3, 4), (0, 4), (0, 4)]
 
 
 def test_bytes_are_those_of_the_bodies(noted: tuple[Answering, Notes]) -> None:

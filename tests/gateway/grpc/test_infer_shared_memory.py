@@ -155,3 +155,27 @@ async def test_outputs_in_shared_memory_that_are_wrong(region: Any) -> None:
         assert (await failure(infer(both)))[1] == (
             "unexpected 'content' provided when using shared memory for input tensor 'INPUT0' for model 'echo'"
         )
+
+
+async def test_long_tensors_in_shared_memory() -> None:
+    """Copies that take long are made on a thread, with the same result."""
+    size = 4 << 20
+    made = shared_memory.create_shared_memory_region("long", f"{KEY}_long", 2 * size)
+    try:
+        values = np.arange(size // 4, dtype=np.int32)
+        shared_memory.set_shared_memory_region(made, [values])
+        async with (
+            serving(SmallService(EchoModel())) as running,
+            triton_aio.InferenceServerClient(running.target) as client,
+        ):
+            await client.register_system_shared_memory("long", f"{KEY}_long", 2 * size)
+            given, wanted = (
+                triton_aio.InferInput("INPUT0", values.shape, "INT32"),
+                triton_aio.InferRequestedOutput("OUTPUT0"),
+            )
+            given.set_shared_memory("long", size)
+            wanted.set_shared_memory("long", size, size)
+            await client.infer("echo", [given], outputs=[wanted])
+        assert shared_memory.get_contents_as_numpy(made, np.int32, [size // 4], size).tolist() == values.tolist()
+    finally:
+        shared_memory.destroy_shared_memory_region(made)

@@ -1,13 +1,21 @@
 """The whole page, with everything on it and with little."""
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from gateway.options.telemetry import MetricsSettings
+from gateway.telemetry.alias_table import TABLE
+from gateway.telemetry.aliases import AliasedRegistry
 from gateway.telemetry.custom import CustomMetricRegistry
+from gateway.telemetry.exemplars import TraceSpan
+from gateway.telemetry.exposition import write_openmetrics, write_text
 from gateway.telemetry.machine import GpuSample
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.page import InferenceCollector, MetricsPage, is_reserved_name, latency_options
+from gateway.workers.counts import SummedRegistry, WorkerCounts, read_counts
+from gateway.workers.messages import Counts
 from serving.backend import CustomMetricKind
 from serving.batching.scheduled_model import ScheduledModel
 from serving.latencies import build_latency_recorder
@@ -126,3 +134,64 @@ async def test_tensorrt_llms_families_are_there_unasked() -> None:
     page = MetricsPage(registry, list, MetricsSettings(allows_gpu=False))
     assert "# TYPE nv_trt_llm_request_metrics gauge" in text_of(registry).splitlines()
     await page.close()
+
+
+TRITON_COUNTERS = {
+    *("nv_inference_request_success", "nv_inference_request_failure", "nv_inference_count", "nv_inference_exec_count"),
+    *("nv_inference_request_duration_us", "nv_inference_queue_duration_us"),
+    *(f"nv_inference_compute_{part}_duration_us" for part in ("input", "infer", "output")),
+}
+
+
+def whole_registry(*, has_exemplars: bool = True) -> CollectorRegistry:
+    """Return a registry with every kind of family that the server has, and with custom ones."""
+    metrics, model = GatewayMetrics(), served()
+    record = metrics.open_request("rill", "openai_chat")
+    record.close()
+    if has_exemplars:
+        [tally] = metrics.tallies.values()
+        tally.request_duration.observe_traced(0.02, TraceSpan("ab" * 16, "cd" * 8), 101.0)
+    gpus = [GpuSample("GPU-1", 0.5, 2, 1, 1.0, 2.0, 3.0)]
+    metrics.registry.register(InferenceCollector(lambda: [model], EVERYTHING, REMOTE, lambda: gpus))
+    custom = CustomMetricRegistry(is_reserved_name)
+    for name in ("mine", "theirs_total"):
+        custom.family(name, "Custom", CustomMetricKind.COUNTER).metric({"a": "b"}).increment(2)
+    metrics.registry.register(custom)
+    return metrics.registry
+
+
+def summed(own: CollectorRegistry) -> CollectorRegistry:
+    """Return what the host of a worker with the same counts shows."""
+    counts = WorkerCounts()
+    packed = msgspec.msgpack.encode(read_counts(whole_registry(), 0))
+    counts.keep(1, msgspec.msgpack.decode(packed, type=Counts).families)
+    return SummedRegistry(own, counts)
+
+
+@pytest.mark.parametrize("has_exemplars", [True, False], ids=["exemplars", "none"])
+@pytest.mark.parametrize("has_workers", [True, False], ids=["workers", "alone"])
+async def test_a_strict_reader_takes_the_openmetrics_page(has_exemplars: bool, has_workers: bool) -> None:
+    own = whole_registry(has_exemplars=has_exemplars)
+    page = write_openmetrics(AliasedRegistry(summed(own) if has_workers else own, tuple(TABLE))).decode()
+    families = {each.name: each for each in text_string_to_metric_families(page)}
+    assert TRITON_COUNTERS | {"mine", "theirs"} <= {name for name, each in families.items() if each.type == "counter"}
+    [success] = families["nv_inference_request_success"].samples
+    assert (success.name, success.value) == ("nv_inference_request_success_total", 4 if has_workers else 2)
+    found = [each.exemplar for each in families["sluice_request_duration_seconds"].samples if each.exemplar]
+    assert bool(found) == (has_exemplars or has_workers)
+
+
+@pytest.mark.parametrize("has_workers", [True, False], ids=["workers", "alone"])
+async def test_the_text_page_has_tritons_names(has_workers: bool) -> None:
+    own = whole_registry()
+    lines = write_text(summed(own) if has_workers else own).decode().splitlines()
+    types = {line for line in lines if line.startswith("# TYPE")}
+    samples = {line.partition("{")[0] for line in lines if not line.startswith("#")}
+    assert {f"# TYPE {name} counter" for name in (*TRITON_COUNTERS, "mine", "theirs_total")} <= types
+    assert TRITON_COUNTERS | {"mine", "theirs_total"} <= samples
+
+
+async def test_counters_of_workers_alone_keep_their_names() -> None:
+    lines = write_text(summed(CollectorRegistry(auto_describe=False))).decode().splitlines()
+    assert "# TYPE nv_inference_count counter" in lines
+    assert any(line.startswith("nv_inference_count{") for line in lines)

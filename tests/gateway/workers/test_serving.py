@@ -11,6 +11,7 @@ import httpx
 import openai
 import psutil
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cli.keys.command import command as keys_command
 from tests.gateway.workers.servers import PROMPT, WORKERS, count, fetch_metrics, wait_until
@@ -152,6 +153,14 @@ async def test_metrics_are_sums(shared: ServerProcess) -> None:
     expected = [count + more for count, more in zip(before, (10, 160, 10, 10, 0), strict=True)]
     await wait_until(lambda: read() == expected)
     assert before[-1] == 2
+
+
+def test_the_openmetrics_page_of_all_workers_is_valid(shared: ServerProcess) -> None:
+    accept = {"accept": "application/openmetrics-text;version=1.0.0"}
+    page = httpx.get(shared.metrics_url, headers=accept, timeout=PATIENCE_S)
+    assert page.headers["content-type"].startswith("application/openmetrics-text")
+    names = {each.name for each in text_string_to_metric_families(page.text)}
+    assert {"sluice_requests", "sluice_http_workers", "nv_inference_count"} <= names
 
 
 def test_timelines_of_workers_are_found_by_whoever_is_asked(shared: ServerProcess) -> None:

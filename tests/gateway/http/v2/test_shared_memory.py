@@ -1,5 +1,6 @@
 """The shared memory extensions, and tensors that lie there."""
 
+import asyncio
 import base64
 import os
 import struct
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.v2.shared_memory import LongCopyError, copy_window
 from tests.gateway.http.v2.small_server import SmallServer
 
 SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
@@ -174,3 +176,40 @@ def test_there_is_no_cuda_memory(small: SmallServer) -> None:
 def test_unregistering_what_is_not_there_is_no_error(small: SmallServer) -> None:
     assert small.post(f"{SYSTEM}/region/x/unregister").status_code == 200
     assert small.get(f"{SYSTEM}/region/x/status").status_code == 404
+
+
+LONG = 3 << 20
+"""Bytes that a thread copies."""
+
+
+@pytest.fixture
+def long_region(small: SmallServer) -> Iterator[str]:
+    """Two halves of shared memory, registered as `long`; the first has one string."""
+    FILE.write_bytes(struct.pack("<I", LONG - 4) + b"x" * (LONG - 4) + bytes(LONG))
+    assert small.post(f"{SYSTEM}/region/long/register", {"key": KEY, "byte_size": 2 * LONG}).status_code == 200
+    yield "long"
+    small.post(f"{SYSTEM}/unregister")
+    FILE.unlink()
+
+
+def test_a_long_copy_is_none_of_the_event_loop() -> None:
+    memory = memoryview(bytearray(b"y" * LONG))
+
+    async def copy_on_the_loop() -> None:
+        with pytest.raises(LongCopyError):
+            copy_window(memory)
+        assert copy_window(memory[:8]) == b"y" * 8
+
+    asyncio.run(copy_on_the_loop())
+    copied = copy_window(memory)
+    memory[0:1] = b"z"
+    assert bytes(copied) == b"y" * LONG
+
+
+def test_a_long_string_in_shared_memory_comes_back(small: SmallServer, long_region: str) -> None:
+    tensor = {"name": "INPUT0", "shape": [1, 1], "datatype": "BYTES", "parameters": place(long_region, LONG)}
+    outputs = [{"name": "OUTPUT0", "parameters": place(long_region, LONG, LONG)}]
+    answer = small.post("/v2/models/identity_bytes/infer", {"inputs": [tensor], "outputs": outputs})
+    assert answer.status_code == 200, answer.text
+    content = FILE.read_bytes()
+    assert content[LONG:] == content[:LONG]
