@@ -1,7 +1,7 @@
 """Closes the objects of a schema: they have no members that it does not name.
 
-A member is named by `properties`, `patternProperties` or `required`, of the schema or of a part of it: what it refers to,
-allOf, a condition, and the option of anyOf or oneOf that the object takes. The parts hold together, so the whole is
+A member is named by `properties`, `patternProperties` or `required`, of the schema or of a part of it: what it refers
+to, allOf, a condition, and the option of anyOf or oneOf that the object takes. The parts hold together, so the whole is
 closed, not each part. Where one object may take two options, it may have the members of both. A schema that names no
 member stays open, and so does one that says itself what other members are (`additionalProperties`).
 """
