@@ -1,7 +1,7 @@
 """Closes the objects of a schema: they have no members that it does not name.
 
-A member is named by `properties`, `patternProperties` or `required`, of the schema or of a part of it: what it refers to,
-allOf, a condition, and the option of anyOf or oneOf that the object takes. The parts hold together, so the whole is
+A member is named by `properties`, `patternProperties` or `required`, of the schema or of a part of it: what it refers
+to, allOf, a condition, and the option of anyOf or oneOf that the object takes. The parts hold together, so the whole is
 closed, not each part. Where one object may take two options, it may have the members of both. A schema that names no
 member stays open, and so does one that says itself what other members are (`additionalProperties`).
 """
@@ -16,6 +16,8 @@ from engine.guidance.nodes import escape, find, have_exclusive_members, may_be_o
 from engine.guidance.rewriting import UNIONS, Note, Place, Rewriter, exact_patterns, is_reference, note_union
 
 _CONDITIONS = ("if", "then", "else")
+_OPENING = ("additionalProperties", "unevaluatedProperties", "$dynamicRef", "$recursiveRef")
+"""Keywords of a schema that may allow members without naming them, unless they are false."""
 _MAX_STEPS = 50_000
 """Most schemas that are looked at to find the members of all objects; then objects stay open. It takes a tenth of a
 second."""
@@ -226,7 +228,7 @@ class ObjectCloser(Rewriter):
 
     def _add_own(self, members: Members, pointer: str, node: dict[str, Any]) -> None:
         properties, patterns = node.get("properties"), exact_patterns(node)
-        if any(node.get(key, False) is not False for key in ("additionalProperties", "unevaluatedProperties")):
+        if any(node.get(key, False) is not False for key in _OPENING):
             members.is_open = True
         if patterns is None:
             members.is_open = True

@@ -16,8 +16,8 @@ BOUNDS = {
     "hostname": r"^.{1,253}$",
     "uri": r"^[^:]{1,32}:(?://[^/?#]{0,255})?[^?#]{0,1024}(?:\?[^#]{0,1024})?(?:#.{0,255})?$",
 }
-"""Patterns that a string of the format matches besides: nanoseconds, numbers of 9 digits, the lengths of RFC 5321 and RFC
-1035, and for a URI, which has no limit, what browsers and servers take."""
+"""Patterns that a string of the format matches besides: nanoseconds, numbers of 9 digits, the lengths of RFC 5321 and
+RFC 1035, and for a URI, which has no limit, what browsers and servers take."""
 _SAID = ("maxLength", "const", "enum")
 """Keywords of a schema that has bounds of its own."""
 _SHORTEST = 32

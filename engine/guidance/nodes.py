@@ -114,9 +114,6 @@ def walk(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def find(schema: dict[str, Any], reference: str) -> Any:
     """Return what a reference inside the schema leads to; None where it leads nowhere or outside."""
-    own_id = schema.get("$id")
-    if isinstance(own_id, str) and own_id and reference.startswith(own_id):
-        reference = reference[len(own_id) :] or "#"
     if reference == "#":
         return schema
     if not reference.startswith("#/"):

@@ -22,6 +22,7 @@ from engine.guidance.nodes import (
 )
 from engine.guidance.overlap import are_disjoint
 from engine.guidance.patterns import translate_pattern
+from engine.guidance.references import with_pointers
 
 _MAX_DEPTH = 100
 """Nesting from which a schema is left as it is: the compiler refuses it."""
@@ -29,6 +30,9 @@ _FORGOTTEN = ANNOTATIONS - {"title", "description", "default", "examples", "$sch
 """Annotations that a compiled schema does without; definitions are added where they are referred to."""
 UNIONS = ("anyOf", "oneOf")
 _APPLICATORS = ("$ref", "allOf", *UNIONS)
+
+
+_LARGEST_BOUND = 10**18
 
 
 class Note(NamedTuple):
@@ -64,7 +68,7 @@ class Rewriter:
     """Rewrites one schema. Its definitions are rewritten as they are referred to."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
-        self.schema = schema
+        self.schema = with_pointers(schema)
         self.notes: dict[Note, None] = {}
         self._versions: dict[tuple[str, bool], str] = {("#", True): "#"}
         """References to the rewritten definitions: by the client's reference, and whether it is all of a value's
@@ -183,6 +187,14 @@ def _unique(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
 
 def _count(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
     place.out[key] = int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _bound(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
+    """Leave out a bound that the compiler cannot express, such as that of an integer of 64 bits."""
+    if isinstance(value, int | float) and abs(value) >= _LARGEST_BOUND:
+        rewriter.note(place, f"{key} of 10^18 or more is not enforced", is_broken=False)
+    else:
+        place.out[key] = value
 
 
 def _count_members(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
@@ -341,7 +353,7 @@ def _set_once(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
 
 
 def _other_items(rewriter: Rewriter, place: Place, key: str, value: Any) -> None:
-    has_applicators = any(name in place.node for name in _APPLICATORS)
+    has_applicators = any(name in place.node for name in ("if", "$dynamicRef", "$recursiveRef", *_APPLICATORS))
     if value in (True, {}) or ("items" in place.node and not has_applicators):
         return
     if has_applicators or place.is_part or "contains" in place.node:
@@ -414,6 +426,10 @@ _KEYWORDS: dict[str, _Keyword] = {
     "minItems": _count,
     "minLength": _count,
     "minProperties": _count_members,
+    "exclusiveMaximum": _bound,
+    "exclusiveMinimum": _bound,
+    "maximum": _bound,
+    "minimum": _bound,
     "not": _not,
     "oneOf": _list,
     "pattern": _pattern,

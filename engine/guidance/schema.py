@@ -23,8 +23,8 @@ _SEARCH_S = 0.5
 
 _NO_SCHEMA = "schema must be an object or boolean"  # llguidance's words
 
-Probe = Callable[[str], str]
-"""Compiles a schema's text. Returns the error, empty without one."""
+SchemaProbe = Callable[[dict[str, Any]], str]
+"""Compiles a schema. Returns the error, empty without one."""
 
 
 def parse_schema(text: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def check_schema(schema: dict[str, Any]) -> None:
     _check_endless(nodes)
 
 
-def locate_error(schema: dict[str, Any], error: str, probe: Probe) -> tuple[str, str]:
+def locate_error(schema: dict[str, Any], error: str, probe: SchemaProbe) -> tuple[str, str]:
     """Return the JSON pointer of the innermost subschema at fault, and its own error. A subschema is at fault if it has
     the same error when compiled by itself, or makes its parent unsatisfiable."""
     shared: dict[str, Any] = {key: schema[key] for key in ("$schema", "$defs", "definitions") if key in schema}
@@ -65,9 +65,9 @@ def locate_error(schema: dict[str, Any], error: str, probe: Probe) -> tuple[str,
     return pointer, error
 
 
-def _error_of(node: Any, shared: dict[str, Any], probe: Probe) -> str:
+def _error_of(node: Any, shared: dict[str, Any], probe: SchemaProbe) -> str:
     if isinstance(node, dict):
-        return probe(msgspec.json.encode({**shared, **node}).decode())
+        return probe({**shared, **node})
     return "" if isinstance(node, bool) else _NO_SCHEMA
 
 

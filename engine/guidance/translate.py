@@ -13,13 +13,15 @@ import msgspec
 from engine.guidance.closing import rewrite
 from engine.guidance.formats import bound_formats
 from engine.guidance.gbnf import LarkGrammar, is_gbnf, lark_string, to_lark
-from engine.guidance.schema import Probe, check_schema, locate_error, parse_schema
+from engine.guidance.schema import check_schema, locate_error, parse_schema
 from engine.types import Grammar, GrammarKind
 from sluice.errors import SluiceError, invalid
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+Probe = Callable[[str], str]
+"""Compiles a grammar's text. Returns the error, empty without one."""
 
 MAX_BYTES = {
     GrammarKind.JSON_SCHEMA: 256 << 10,
@@ -130,7 +132,7 @@ def _json_schema(text: str, whitespace: str | None) -> Translation:
     check_schema(sent)
     schema = rewrite(sent).schema
     bound_formats(schema)
-    compiled = _schema_grammar(msgspec.json.encode(schema).decode(), _json_style(whitespace))
+    compiled = _schema_grammar(schema, _json_style(whitespace))
 
     def explain(raw: str, probe: Probe) -> SluiceError:
         return _schema_error(schema, raw, probe)
@@ -143,13 +145,9 @@ def _schema_error(schema: dict[str, Any], raw: str, probe: Probe) -> SluiceError
     return invalid("grammar", f"the JSON schema cannot be used: at {pointer}: {reword_error(error)}")
 
 
-def _schema_grammar(text: str, style: "JsonCompileOptions" = _JSON_STYLE) -> str:
-    from llguidance import LLMatcher
-
-    try:
-        return LLMatcher.grammar_from_json_schema(text, overrides=style)
-    except ValueError as error:
-        raise invalid("grammar", f"the JSON schema is not valid JSON: {error}") from None
+def _schema_grammar(schema: dict[str, Any], style: "JsonCompileOptions" = _JSON_STYLE) -> str:
+    # llguidance's own function would parse the text once more, and hold the interpreter's lock for it.
+    return msgspec.json.encode({"grammars": [{"json_schema": {**schema, "x-guidance": style}}]}).decode()
 
 
 def _regex(text: str) -> Translation:
@@ -233,7 +231,7 @@ def _tool_calls(text: str) -> Translation:
 
     def explain(raw: str, probe: Probe) -> SluiceError:
         for owner, schema in schemas:
-            error = probe(_schema_grammar(json.dumps(schema)))
+            error = probe(_schema_grammar(schema))
             if error:
                 explained = _schema_error(schema, error, probe)
                 _blame(explained, owner)

@@ -90,9 +90,11 @@ def _begun_object(text: str) -> dict[str, Any]:
 def strings_in(turns: list[Turn], options: TemplateOptions) -> list[str]:
     """Return every string that the client wrote, in a fixed order: first the contents, which may stand side by side."""
     found = [turn["content"] if isinstance(turn["content"], str) else "" for turn in turns]
+    others: list[str] = []
     for part in _others(turns, options):
-        for string in _strings(part):
-            found += (_APART, string)
+        _add_strings(part, others)
+    for string in others:
+        found += (_APART, string)
     return found
 
 
@@ -129,16 +131,17 @@ def _others(turns: list[Turn], options: TemplateOptions) -> list[Any]:
     return [*rests, list(options.tools), list(options.documents), list(options.arguments.values())]
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _add_strings(value: Any, found: list[str]) -> None:
+    """Add the strings in a value, names of members too. Long lists of tools have tens of thousands."""
     if isinstance(value, str):
-        yield value
+        found.append(value)
     elif isinstance(value, dict):
         for key, member in value.items():
-            yield key
-            yield from _strings(member)
+            found.append(key)
+            _add_strings(member, found)
     elif isinstance(value, list | tuple):
         for element in value:
-            yield from _strings(element)
+            _add_strings(element, found)
 
 
 def _replace(value: Any, strings: Iterator[str]) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
@@ -21,6 +22,7 @@ from gateway.http.openapi import describe_body
 from gateway.http.parsing import relaxed_parts, warning_header
 from gateway.http.request import get_request_id, parse_scheduling, run_while_connected
 from gateway.http.sse import EventStreamResponse, event_frame
+from gateway.http.tools import parse_with_schemas
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.text.model import UNCOUNTED_IMAGES, TextModel, refuse_images
@@ -55,7 +57,8 @@ class AnthropicRoutes:
         scheduling = parse_scheduling(request.headers, self._defaults)
         queued = scheduling.fields(None, session=None if fields.metadata is None else fields.metadata.user_id)
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
-        text_request = parse_messages_request(fields, base)
+        work = partial(parse_messages_request, fields, base)
+        text_request = await parse_with_schemas(fields, work, lambda parsed: parsed)
         model = self._service.llm(fields.model, scheduling.sticky_key)
         grammar, reader = text_request.sampling.get("grammar"), _reader(model, fields, text_request)
         relaxed = [] if grammar is None else relaxed_parts(grammar)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 from fastapi import APIRouter, Request, Response
@@ -29,6 +30,7 @@ from gateway.http.ollama.schemas import (
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import refuse_without_effect, relaxed_parts, warning_header
 from gateway.http.request import TIMEOUT_HEADER, get_request_id, parse_scheduling, run_in_time, run_while_connected
+from gateway.http.tools import parse_with_schemas
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.answers.cache import Embedder
@@ -101,7 +103,8 @@ class OllamaRoutes:
         protocol = "ollama_generate" if isinstance(fields, OllamaGenerateRequest) else "ollama_chat"
         request_id = get_request_id(request)
         base = TextRequest(request_id=request_id, prompt=prompt, protocol=protocol, **scheduling.fields(None))
-        text_request = parse_answer_request(fields, base)
+        work = partial(parse_answer_request, fields, base)
+        text_request = await parse_with_schemas(fields, work, lambda parsed: parsed)
         reader = model.chat_reader(text_request)
         reply.pieces = None if reader is None else PieceReader(reader, shows_thinking=fields.think is not False)
         grammar = text_request.sampling.get("grammar")

@@ -33,6 +33,7 @@ from gateway.http.parsing import parse_pieces_of_body, refuse_without_effect, wa
 from gateway.http.request import get_begin_time, get_request_id, parse_scheduling, read_pieces, run_while_connected
 from gateway.http.routers import add_routes
 from gateway.http.sse import EventStreamResponse
+from gateway.http.tools import SCHEMA_FIELDS, parse_with_schemas
 from gateway.options.config import ServeConfig
 from gateway.path_masking import hide_paths
 from gateway.service import InferenceService
@@ -100,7 +101,11 @@ class OpenAIRoutes:
         scheduling = parse_scheduling(request.headers, self._defaults)
         queued = scheduling.fields(requested_priority(fields), session=fields.prompt_cache_key)
         base = TextRequest(request_id=request_id, prompt="", protocol=reply_type.protocol, **queued)
-        requests, options = parse(fields, base)
+        if SCHEMA_FIELDS.isdisjoint(fields.model_fields_set):
+            requests, options = parse(fields, base)
+        else:
+            work = partial(parse, fields, base)
+            requests, options = await parse_with_schemas(fields, work, lambda parsed: parsed[0][0])
         model = self._service.llm(model_name(fields), scheduling.sticky_key or fields.prompt_cache_key or "")
         with client_names(options.param_names):
             readers = [reader for each in requests if (reader := model.chat_reader(each)) is not None]

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
@@ -35,6 +36,7 @@ from gateway.http.parsing import refuse_without_effect, warning_header
 from gateway.http.request import get_begin_time, get_request_id, owner_of, parse_scheduling, run_while_connected
 from gateway.http.routers import add_routes
 from gateway.http.sse import EventStreamResponse, event_frame
+from gateway.http.tools import parse_with_schemas
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag import owner_keys
@@ -109,7 +111,8 @@ class ResponseRoutes:
             prompt = await fit_prompt(fields, items.all, model)
         queued = scheduling.fields(requested_priority(fields), session=fields.prompt_cache_key or items.session or mark)
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
-        text_request, options = parse_request(fields, base, prompt)
+        work = partial(parse_request, fields, base, prompt)
+        text_request, options = await parse_with_schemas(fields, work, lambda parsed: parsed[0])
         without_effect = [*template_fields_without_effect(fields, model), *tools_without_effect(fields)]
         if self._options.is_strict:
             refuse_without_effect(without_effect)

@@ -148,8 +148,22 @@ def test_what_of_a_schema_is_not_enforced_stands_in_a_header(server: ServerProce
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-sluice-warning"] == (
                 "ignored unknown fields: colour; relaxed in the JSON schema: "
-                "oneOf is taken as anyOf at #/properties/o, format 'telephone' is not enforced at "
-                "#/properties/o/oneOf/0, format 'telephone' is not enforced at #/properties/t"
+                "format 'telephone' is not enforced at #/properties/t, oneOf is taken as anyOf at #/properties/o, "
+                "format 'telephone' is not enforced at #/properties/o/oneOf/0"
             )
         plain = client.post("/v1/chat/completions", json=body | {"response_format": {"type": "json_object"}})
         assert "x-sluice-warning" not in plain.headers
+
+
+def test_a_strict_schema_of_which_a_grammar_keeps_to_a_part_is_refused(server: ServerProcess) -> None:
+    body = {"model": server.model, "messages": MESSAGES, "max_tokens": 4}
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    sent = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with server.client() as client:
+        taken = client.post("/v1/chat/completions", json=body | {"response_format": sent})
+        sent["json_schema"] |= {"strict": True}  # type: ignore[operator]
+        refused = client.post("/v1/chat/completions", json=body | {"response_format": sent})
+    assert taken.headers["x-sluice-warning"].endswith("uniqueItems is not enforced at #/properties/a")
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "response_format.json_schema.schema"
+    assert "at #/properties/a: uniqueItems is not enforced, as strict asks" in error["message"]
