@@ -81,7 +81,7 @@ async def test_an_engine_serves_is_replaced_and_drains(tmp_path: Path, capsys: p
                 assert (await http.get("/metrics", headers={"host": "evil.example"})).status_code == 403
                 assert 'sluice_kv_blocks{model="rill"} 64.0' in (await http.get("/metrics")).text
                 page = await http.get("/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0"})
-                assert "sluice_kv_blocks" in {each.name for each in text_string_to_metric_families(page.text)}
+                assert "sluice_kv_blocks" in {each.name for each in text_string_to_metric_families(page.text)}  # type: ignore[no-untyped-call]
                 [child] = [
                     each for each in psutil.Process(process.pid).children() if "engine.process" in each.cmdline()
                 ]

@@ -98,7 +98,9 @@ async def test_a_streams_request_that_generates_nothing_is_not_recorded(make: Ca
 
 
 async def test_a_unary_request_that_is_too_long_to_be_answered_directly_is_not_recorded() -> None:
-    model = FunctionModel("long", lambda job: job.respond(InferResponse([Tensor.of("OUTPUT0", np.int32([current()]))])))
+    model = FunctionModel(
+        "long", lambda job: job.respond(InferResponse([Tensor.of("OUTPUT0", np.array([current()], np.int32))]))
+    )
     async with serving(with_timelines(model)) as running:
         response = await running.stub.ModelInfer(infer_request("long", *range(200_000)))
     assert np.frombuffer(response.raw_output_contents[0], np.int32).tolist() == [0]

@@ -173,7 +173,7 @@ def summed(own: CollectorRegistry) -> CollectorRegistry:
 async def test_a_strict_reader_takes_the_openmetrics_page(has_exemplars: bool, has_workers: bool) -> None:
     own = whole_registry(has_exemplars=has_exemplars)
     page = write_openmetrics(AliasedRegistry(summed(own) if has_workers else own, tuple(TABLE))).decode()
-    families = {each.name: each for each in text_string_to_metric_families(page)}
+    families = {each.name: each for each in text_string_to_metric_families(page)}  # type: ignore[no-untyped-call]
     assert TRITON_COUNTERS | {"mine", "theirs"} <= {name for name, each in families.items() if each.type == "counter"}
     [success] = families["nv_inference_request_success"].samples
     assert (success.name, success.value) == ("nv_inference_request_success_total", 4 if has_workers else 2)

@@ -159,7 +159,7 @@ def test_the_openmetrics_page_of_all_workers_is_valid(shared: ServerProcess) -> 
     accept = {"accept": "application/openmetrics-text;version=1.0.0"}
     page = httpx.get(shared.metrics_url, headers=accept, timeout=PATIENCE_S)
     assert page.headers["content-type"].startswith("application/openmetrics-text")
-    names = {each.name for each in text_string_to_metric_families(page.text)}
+    names = {each.name for each in text_string_to_metric_families(page.text)}  # type: ignore[no-untyped-call]
     assert {"sluice_requests", "sluice_http_workers", "nv_inference_count"} <= names
 
 
