@@ -2,8 +2,9 @@
 
 import heapq
 import math
+import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from benchmarks.figures import BenchmarkError
@@ -18,6 +19,9 @@ from engine.scheduling.admission import Backlog
 from engine.sequence import Sequence as EngineSequence
 from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
+
+MAX_LATENCY_S = 0.05
+"""How much later than it was told to a client may come back."""
 
 
 class Clock(Protocol):
@@ -42,6 +46,8 @@ class Outcome:
     finished_s: float | None = None
     """When it had all its tokens."""
     num_output: int = 0
+    told_s: list[float] = field(default_factory=list)
+    """The `Retry-After` of each time that it found the queue full."""
 
     @property
     def is_in_time(self) -> bool:
@@ -62,6 +68,7 @@ class Trial:
         self.outcomes: list[Outcome] = []
         self._due: list[tuple[float, int, Command]] = []
         self._num_open = 0
+        self._rng = random.Random(0)
 
     def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
         """Replay the arrivals from now on. Returns their outcomes in the same order."""
@@ -89,6 +96,9 @@ class Trial:
     def _take(self, frame: StepFrame) -> None:
         now = self._clock.now()
         for failure in frame.failures:
+            if failure.code is ErrorCode.OVERLOADED and failure.retry_after_s is not None:
+                self._retry(now, failure.stream_id, math.ceil(failure.retry_after_s))
+                continue
             if failure.code is not ErrorCode.DEADLINE:
                 raise BenchmarkError(f"a request failed: {failure.message}")
             self._num_open -= 1
@@ -102,6 +112,13 @@ class Trial:
             if is_complete and event.finish_reason is None:
                 self._cancel_at(now, event.stream_id)  # as the gateway does at a stop string
             self._num_open -= event.finish_reason is not None
+
+    def _retry(self, now: float, number: int, retry_after_s: float) -> None:
+        """Send a refused request again when it was told to, in the whole seconds of HTTP."""
+        outcome = self.outcomes[number]
+        outcome.told_s.append(retry_after_s)
+        latency_s = self._rng.uniform(0.0, MAX_LATENCY_S)
+        heapq.heappush(self._due, (now + retry_after_s + latency_s, number, Submit(number, _request(number, outcome.arrival))))
 
     def begin(self, stream_id: int) -> Outcome:
         """Return the outcome of a request that is submitted now."""
@@ -137,7 +154,9 @@ class _RecordingIntake(Intake):
         outcome = self._trial.begin(sequence.stream_id)
         try:
             super().admit_to_queue(sequence, running, free_blocks, now, backlog=backlog, was_accepted=was_accepted)
-        except SluiceError:
+        except SluiceError as error:
+            if error.code is ErrorCode.OVERLOADED:
+                raise
             outcome.is_refused = True
             if not outcome.arrival.is_exempt:
                 raise

@@ -16,11 +16,15 @@ EDGES: Floats = np.unique(np.round(2.0 ** (np.arange(81) / 4.0))) - 1.0
 """Edges of the bins, in tokens: from 0 to a million, each about a fifth longer than the last."""
 ENDING_MEMORY = 1.0 - 1.0 / 256
 """Factor by which each ending of a class reduces the weight of earlier ones: the last few hundred count."""
+CHANGE_RATE, CHANGE_SPREADS, CHANGE_MEMORY = 1.0 / 16, 3.5, 0.1
+"""Another kind of load has come where the mean of the logarithms of the latest dozen or so lengths is so many standard
+deviations from that of all. Then earlier endings count for little."""
 PRIOR_WEIGHT = 2.0
 """Sequences that the distribution of the wider class stands for in a narrower one."""
 PRIOR_MEDIAN, PRIOR_SPREAD = 150.0, 1.2
 """Before any has ended: a lognormal distribution such as the answers of chats have. A sequence that cannot end by
 itself is assumed to use its `max_tokens`."""
+MIN_VARIANCE = 0.01
 MAX_CLASSES = 512
 
 SizeClass = tuple[object, ...]
@@ -44,8 +48,12 @@ class _EndingRates:
     def __init__(self) -> None:
         self.reached = np.zeros(len(EDGES) - 1)
         self.ended = np.zeros(len(EDGES) - 1)
+        self._num_observed = 0.0
+        self._mean = self._variance = self._latest = 0.0
+        """Mean and variance of the logarithms of all lengths that count, and their mean over the latest."""
 
     def observe(self, num_output: float, *, has_stopped: bool) -> None:
+        self._note_length(math.log1p(num_output))
         self.reached *= ENDING_MEMORY
         self.ended *= ENDING_MEMORY
         index, part = _bin_of(num_output)
@@ -53,6 +61,18 @@ class _EndingRates:
         self.reached[index] += 1.0 if has_stopped else part
         self.ended[index] += has_stopped
 
+    def _note_length(self, length: float) -> None:
+        """Forget most endings of another kind of load."""
+        self._num_observed = self._num_observed * ENDING_MEMORY + 1.0
+        self._latest += max(CHANGE_RATE, 1.0 / self._num_observed) * (length - self._latest)
+        change, rate = length - self._mean, 1.0 / self._num_observed
+        self._mean += rate * change
+        self._variance = (1.0 - rate) * (self._variance + rate * change * change)
+        spread = math.sqrt((self._variance + MIN_VARIANCE) * CHANGE_RATE / 2.0)
+        if self._num_observed * CHANGE_RATE > 2.0 and abs(self._latest - self._mean) > CHANGE_SPREADS * spread:
+            self.reached *= CHANGE_MEMORY
+            self.ended *= CHANGE_MEMORY
+            self._mean, self._num_observed = self._latest, 1.0 / CHANGE_RATE
 
 class OutputLengths:
     """Models the length of outputs by classes: those of a tenant with about the same `max_tokens`, wider classes where
@@ -159,11 +179,16 @@ _PRIOR_HAZARD = _prior_hazard()
 # -- steps
 
 STEP_MEMORY = 1.0 - 1.0 / 512
-"""Factor by which each step reduces the weight of earlier ones in the fit: about the last thousand count."""
+"""Factor by which each step reduces the weight of earlier ones of about its size in the fit: about the last thousand
+count."""
+SIZE_WEIGHT = 1.0 / 32
+"""Weight of steps with twice or half as many sequences: they cost less or more for each sequence. Steps of another
+size are remembered until some of that size come again."""
 SPEED_MEMORY = 1.0 - 1.0 / 96
 """The same for the speed of the machine, which changes faster than what a token costs in relation to a step."""
 PHASE_STEPS = 256.0
 """Steps for which the machine is expected to stay as slow, or as fast, as it is."""
+MAX_SIZES = 16
 MIN_SPREAD = 4.0
 """Variance below which steps are too similar to tell the cost of a sequence or of a token."""
 MAX_STEPS_TO_FIT = 32
@@ -181,21 +206,23 @@ class StepTimeModel:
         self.num_observed = 0
         self.tokens_per_step = 1.0
         """Output tokens that a sequence gets in a step; more than 1 with speculation."""
-        self._moments = np.zeros((3, 3))
-        self._products = np.zeros(3)
-        self._costs = (0.0, 0.0, 0.0)
+        self._moments = np.zeros((MAX_SIZES, 3, 3))
+        self._products = np.zeros((MAX_SIZES, 3))
+        """Weighted sums over the steps of each size, which is the logarithm of the number of sequences."""
+        self._costs: dict[int, tuple[float, float, float]] = {}
+        """The costs of steps of about a size, since the last fit."""
         self._fit_again_at = 0
         self._recent_s = self._recent_fit_s = 0.0
 
     def observe(self, num_seqs: int, num_prefill: int, seconds: float) -> None:
         """Learn from a step of `num_seqs` sequences, with `num_prefill` tokens of prompts among its tokens."""
-        features = np.array((1.0, num_seqs, num_prefill))
-        self._moments *= STEP_MEMORY
-        self._moments += features[:, None] * features
-        self._products *= STEP_MEMORY
-        self._products += features * seconds
+        features, size = np.array((1.0, num_seqs, num_prefill)), _size_of(num_seqs)
+        self._moments[size] *= STEP_MEMORY
+        self._moments[size] += features[:, None] * features
+        self._products[size] *= STEP_MEMORY
+        self._products[size] += features * seconds
         if self.num_observed >= self._fit_again_at:
-            self._costs = _fit_costs(self._moments, self._products)
+            self._costs.clear()
             self._fit_again_at = self.num_observed + min(self.num_observed // 4 + 1, MAX_STEPS_TO_FIT)
         self.num_observed += 1
         self._recent_s = self._recent_s * SPEED_MEMORY + seconds
@@ -205,12 +232,16 @@ class StepTimeModel:
         """Return the expected duration of a step; 0 before any was observed."""
         return self._fit(num_seqs, num_prefill) * self._slowness
 
+    def sequence_seconds(self, num_seqs: float) -> float:
+        """Return what one more sequence adds to a step of `num_seqs`."""
+        return self._find_costs(num_seqs)[1] * self._slowness
+
     def elapsed(self, num_steps: Floats, num_seqs: float, num_prefill: Floats) -> Floats:
         """Return the expected seconds of that many steps from now, in which so many tokens of prompts are computed. The
         machine is expected to return from its present slowness to what it mostly was."""
         slow_steps = PHASE_STEPS * -np.expm1(-num_steps / PHASE_STEPS)
         slowness = 1.0 + (self._slowness - 1.0) * slow_steps / np.maximum(num_steps, 1e-9)
-        seconds: Floats = (self._fit(num_seqs, 0.0) * num_steps + self._costs[2] * num_prefill) * slowness
+        seconds: Floats = (self._fit(num_seqs, 0.0) * num_steps + self._find_costs(num_seqs)[2] * num_prefill) * slowness
         return seconds
 
     @property
@@ -218,8 +249,24 @@ class StepTimeModel:
         return self._recent_s / self._recent_fit_s if self._recent_fit_s > 0.0 else 1.0
 
     def _fit(self, num_seqs: float, num_prefill: float) -> float:
-        step_s, seq_s, prefill_s = self._costs
+        step_s, seq_s, prefill_s = self._find_costs(num_seqs)
         return step_s + seq_s * num_seqs + prefill_s * num_prefill
+
+    def _find_costs(self, num_seqs: float) -> tuple[float, float, float]:
+        """Return the costs of a step, of a sequence and of a token of a prompt in steps of about that size."""
+        size = _size_of(num_seqs)
+        costs = self._costs.get(size)
+        if costs is None:
+            weights = SIZE_WEIGHT ** np.abs(np.arange(MAX_SIZES) - size)
+            moments, products = np.tensordot(weights, self._moments, 1), weights @ self._products
+            count = moments[0, 0]
+            costs = _fit_costs(moments / count, products / count) if count else (0.0, 0.0, 0.0)
+            self._costs[size] = costs
+        return costs
+
+
+def _size_of(num_seqs: float) -> int:
+    return min(round(math.log2(max(num_seqs, 1.0))), MAX_SIZES - 1)
 
 
 def _fit_costs(moments: Floats, products: Floats) -> tuple[float, float, float]:

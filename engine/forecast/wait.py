@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from time import perf_counter
@@ -30,6 +30,8 @@ MIN_PAUSE_STEPS = 8
 """Steps between two simulations at least; so many make no difference to a wait."""
 MAX_SIMULATIONS = 64
 """Groups whose simulation is kept."""
+EVERYBODY = (math.inf, "")
+"""The group of all that wait, in their order."""
 RATE = 1.0 / 64
 """Weight of the latest observation in running means."""
 
@@ -129,6 +131,10 @@ class QueueState(Protocol):
         """Return how many sequences of the tenant wait."""
         ...
 
+    def __iter__(self) -> Iterator[QueuedSequence]:
+        """Yield the sequences in the order of admission."""
+        ...
+
     def groups(self, priority: int, tenant: str, most: int, now: float) -> list[WaitingGroup]:
         """Return the groups that matter for the tenant, its own first, with `most` sequences at most."""
         ...
@@ -180,6 +186,13 @@ class _Draw(NamedTuple):
     """Share of its worst case that a sequence holds."""
 
 
+def _find_groups(key: tuple[float, str], state: EngineState) -> list[WaitingGroup]:
+    if key == EVERYBODY:
+        return [WaitingGroup(*key, 1.0, 0.0, list(islice(state.queue, MAX_SIMULATED)), 0.0, 0.0)]
+    priority, tenant = key
+    return state.queue.groups(int(priority), tenant, MAX_SIMULATED, state.now)
+
+
 class WaitForecast:
     """Simulates the schedule some times, with outputs drawn from what recent ones were like, and with steps that take
     what recent ones took. The simulation is kept until the engine has moved on and its cost is a small share of the
@@ -199,7 +212,7 @@ class WaitForecast:
         self._computed_share = 1.0
         """Share of prompts' tokens that is computed and not found in the prefix cache."""
         self._leave_rate = 0.0
-        self._simulations: OrderedDict[tuple[int, str], _Simulation] = OrderedDict()
+        self._simulations: OrderedDict[tuple[float, str], _Simulation] = OrderedDict()
         self._next_simulation_at = -math.inf
         """Until then MAX_SHARE is spent, and old simulations are used again."""
         self._mean_running = self._mean_prefill = 0.0
@@ -224,7 +237,7 @@ class WaitForecast:
     def token_prices(self, num_seqs: int) -> tuple[float, float]:
         """Return what a token gained is worth while `num_seqs` decode, and what one more costs, in seconds."""
         step_s = self._steps.seconds(num_seqs)
-        return step_s / num_seqs, self._steps.seconds(num_seqs + 1) - step_s
+        return step_s / num_seqs, self._steps.sequence_seconds(num_seqs)
 
     def speeds(self, num_seqs: int) -> dict[str, float]:
         """Return the fields of EngineStats about the speed while `num_seqs` sequences run; 0 while it is not known."""
@@ -264,9 +277,10 @@ class WaitForecast:
             self._calibration.observe_error(predicted_s, sequence.predicted_deviation_s, actual_s)
 
     def _note_gone(self, sequence: QueuedSequence) -> None:
-        simulation = self._simulations.get((sequence.priority, sequence.tenant))
-        if simulation is not None:
-            simulation.num_gone += 1
+        for key in ((sequence.priority, sequence.tenant), EVERYBODY):
+            simulation = self._simulations.get(key)
+            if simulation is not None:
+                simulation.num_gone += 1
 
     # -- predictions
 
@@ -288,21 +302,35 @@ class WaitForecast:
         if not self._examples or (has_room and num_blocks <= self._num_free(state)):
             return WaitPrediction(0.0, is_warm=self.is_warm)
         num_ahead = state.queue.num_waiting(priority, tenant)
-        simulation = self._find_simulation(priority, tenant, num_ahead, state)
-        start_s, deviation_s = simulation.curve.at(num_ahead + simulation.num_gone, num_blocks)
-        wait_s = max(start_s - (state.now - simulation.at), 0.0)
+        wait_s, deviation_s = self._predict_start((priority, tenant), num_ahead, num_blocks, state)
         if not self.is_warm:
             return WaitPrediction(wait_s, math.inf)
         earliest_s = self._calibration.earliest(wait_s, deviation_s)
         return WaitPrediction(wait_s, deviation_s, earliest_s, is_warm=True)
 
-    def _find_simulation(self, priority: int, tenant: str, num_ahead: int, state: EngineState) -> _Simulation:
-        key, began = (priority, tenant), self._clock()
+    def predict_return(self, num_before: int, sequence: QueuedSequence, state: EngineState) -> float:
+        """Predict in how many seconds so many sequences have been admitted, whoever's, and the place of one more is
+        free: `sequence`, which was refused, and those before it, which wait or will have come back by then."""
+        key = sequence.priority, sequence.tenant
+        is_alone = state.queue.num_waiting(*key) == len(state.queue)
+        return self._predict_start(key if is_alone else EVERYBODY, num_before, sequence.worst_case_blocks, state)[0]
+
+    def _predict_start(
+        self, key: tuple[float, str], num_ahead: int, num_blocks: int, state: EngineState
+    ) -> tuple[float, float]:
+        """Return mean and standard deviation of the seconds until a sequence of the group starts that has so many of it
+        before it."""
+        simulation = self._find_simulation(key, num_ahead, state)
+        start_s, deviation_s = simulation.curve.at(num_ahead + simulation.num_gone, num_blocks)
+        return max(start_s - (state.now - simulation.at), 0.0), deviation_s
+
+    def _find_simulation(self, key: tuple[float, str], num_ahead: int, state: EngineState) -> _Simulation:
+        began = self._clock()
         is_spent = began < self._next_simulation_at
-        kept = self._simulations.get(key) or (self._find_similar(priority) if is_spent else None)
+        kept = self._simulations.get(key) or (self._find_similar(key[0]) if is_spent else None)
         if kept is not None and kept.reaches(num_ahead) and (is_spent or kept.is_current(began, len(state.queue))):
             return kept
-        groups = state.queue.groups(priority, tenant, MAX_SIMULATED, state.now)
+        groups = _find_groups(key, state)
         curve = self._simulate(groups, num_ahead, state)
         ended = self._clock()
         self._next_simulation_at = ended + (ended - began) / MAX_SHARE
@@ -313,7 +341,7 @@ class WaitForecast:
             self._simulations.popitem(last=False)
         return simulation
 
-    def _find_similar(self, priority: int) -> _Simulation | None:
+    def _find_similar(self, priority: float) -> _Simulation | None:
         """Return the latest simulation of a group that goes no later than the priority: a new tenant's first sequence
         starts about when the next one of a tenant does that has waited."""
         latest = reversed(self._simulations.items())

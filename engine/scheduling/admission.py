@@ -6,15 +6,20 @@ from typing import Any, Generic, NamedTuple, Protocol
 
 from engine.config import EngineConfig
 from engine.forecast.wait import EngineState, RunningSequence, WaitForecast, WaitPrediction
-from engine.scheduling.fair_share import Q, QueuedWork
+from engine.scheduling.arrivals import EARLY_S, PromisedPlaces
+from engine.scheduling.fair_share import Q
 from engine.scheduling.queue import WaitingQueue
 from engine.statistics import EngineStats
 from engine.types import BACKGROUND_PRIORITY, EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 MIN_RETRY_AFTER_S = 1.0
-MAX_RETRY_AFTER_S = 60.0
-"""Bounds of `Retry-After`: no client hammers a full queue, and none stays away for long on a mere forecast."""
+MAX_RETRY_AFTER_S = 3600.0
+"""Bounds of `Retry-After`: no client hammers a full queue, and none stays away for ever on a mere forecast."""
+MAX_COLD_RETRY_AFTER_S = 60.0
+"""The same while the forecast has observed little."""
+SLOW_SHARE = 1.15
+"""How much longer than predicted it may take until a place in the queue is free."""
 
 
 class Backlog(NamedTuple, Generic[Q]):
@@ -35,6 +40,7 @@ class AdmissionController(Generic[Q]):
         self._config = config
         self.queue: WaitingQueue[Q] = WaitingQueue(config.tenant_weights)
         self.forecast = WaitForecast(info, clock, is_chunk_chosen=config.chooses_chunk)
+        self.promised = PromisedPlaces()
         self._num_foreground_waiting = 0
 
     def admit_to_queue(
@@ -51,19 +57,62 @@ class AdmissionController(Generic[Q]):
         """Check whether the new sequence may wait, and set what is expected of it. `free_blocks` is how many blocks no
         running sequence reserves. Raises OVERLOADED if the queue is full or the predicted wait over `most_wait_s`,
         DEADLINE if the wait would be too long; never for a request that a lost engine had accepted (`was_accepted`)."""
-        prediction = self.forecast.predict(sequence, EngineState(running, self.queue, free_blocks, now))
+        state = EngineState(running, self.queue, free_blocks, now)
+        prediction = self.forecast.predict(sequence, state)
         if not was_accepted:
-            waiting = WaitingLoad(
-                backlog.num_waiting,
-                self.queue.num_tokens,
-                backlog.num_places,
-                lambda: backlog.num_waiting + 1 - self._count_started(sequence, backlog),
-            )
-            check_queue_limits(sequence.request, waiting, self._config, prediction)
+            self._check_queue(sequence, backlog, prediction, state)
             if most_wait_s is not None and prediction.wait_s > most_wait_s:
                 raise _wait_too_long(most_wait_s, prediction)
         self.queue.arrivals.observe(sequence.priority, sequence.tenant, now)
         sequence.predicted_wait_s, sequence.predicted_deviation_s = prediction.wait_s, prediction.deviation_s
+
+    def _check_queue(
+        self, sequence: Q, backlog: Backlog[Q], prediction: WaitPrediction, state: EngineState
+    ) -> None:
+        """Raise OVERLOADED if the queue is full, DEADLINE if the wait would be too long. A place in the queue that was
+        promised is kept for the request that comes back for it."""
+        self.promised.expire(state.now)
+        key = _request_key(sequence.request) if self.promised else None
+        due = None if key is None else self.promised.due_of(key)
+        is_back = due is not None and due <= state.now + EARLY_S
+        num_promised = 0 if is_back else self.promised.num_expected(state.now + prediction.wait_s)
+        waiting = WaitingLoad(
+            backlog.num_waiting,
+            self.queue.num_tokens,
+            backlog.num_places,
+            lambda: backlog.num_waiting + 1 - self._count_started(sequence, backlog),
+            num_promised,
+        )
+        excess = find_excess(sequence.request, waiting, self._config)
+        if key is not None and (is_back or (due is not None and excess is None)):
+            self.promised.take(key)
+        if excess is not None:
+            raise _queue_full(excess, prediction, self._promise(sequence, backlog, state, is_back=is_back))
+        if prediction.is_warm:
+            check_deadlines(sequence.request, prediction)
+
+    def _promise(self, sequence: Q, backlog: Backlog[Q], state: EngineState, *, is_back: bool) -> float:
+        """Return in how many seconds there will be a place in the queue, which is kept until then. One that came too
+        early is told the same time again, and one that is back goes before those that are not due yet."""
+        key = _request_key(sequence.request)
+        due = self.promised.due_of(key)
+        if due is not None and not is_back:
+            return max(due - state.now, MIN_RETRY_AFTER_S)
+        num_promised = self.promised.num_expected(state.now if is_back else math.inf)
+        wait_s = self._predict_place(backlog.num_waiting + num_promised, sequence, state)
+        self.promised.add(key, state.now, wait_s)
+        return wait_s
+
+    def _predict_place(self, num_before: int, sequence: Q, state: EngineState) -> float:
+        """Predict when a request that has so many before it finds a place, though the engine may be a little slower: in
+        the middle of the queue where that is long."""
+        limit = self._config.max_queued_requests
+        places = ((limit // 2, 1.0), (max(limit - 1, 0), SLOW_SHARE))
+        waits = [
+            share * self.forecast.predict_return(max(num_before - place, 0), sequence, state) for place, share in places
+        ]
+        most_s = MAX_RETRY_AFTER_S if self.forecast.is_warm else MAX_COLD_RETRY_AFTER_S
+        return min(_retry_after_s(max(waits)), most_s)
 
     def _count_started(self, sequence: Q, backlog: Backlog[Q]) -> int:
         """Return how many sequences the next step would take, with the new one in its place in the order."""
@@ -105,30 +154,32 @@ class WaitingLoad(NamedTuple):
     count_held_back: Callable[[], int]
     """Returns how many requests, with the new one, the next step would not take. To be called only where the other
     counts do not decide, because it looks for blocks and prefixes."""
+    num_promised: int = 0
+    """Requests that are expected back before the new one would start, and have places in the queue."""
 
 
-def check_queue_limits(
-    request: GenerateRequest, waiting: WaitingLoad, config: EngineConfig, prediction: WaitPrediction
-) -> None:
-    """Raise OVERLOADED if the queue is full, with the predicted wait, and DEADLINE if the request would wait too long.
+def find_excess(request: GenerateRequest, waiting: WaitingLoad, config: EngineConfig) -> str | None:
+    """Return by how much the queue is too long for the new request; None if it may wait, or starts at once.
 
     `max_queued_requests` counts only the requests that the next step cannot take, for want of places or of blocks.
     `max_queued_tokens` counts those of all that wait, and does not apply while the next step takes all of them and this
     request.
     """
-    excess = _excess_requests(waiting, config) or _excess_tokens(request, waiting, config)
-    if excess is not None:
-        raise _queue_full(excess, prediction)
-    if prediction.is_warm:
-        _check_deadline("queue_timeout_s", request.queue_timeout_s, prediction, 0.0)
-        _check_deadline("timeout_s", request.timeout_s, prediction, prediction.service_s)
+    return _excess_requests(waiting, config) or _excess_tokens(request, waiting, config)
+
+
+def check_deadlines(request: GenerateRequest, prediction: WaitPrediction) -> None:
+    """Raise DEADLINE if the request would wait too long."""
+    _check_deadline("queue_timeout_s", request.queue_timeout_s, prediction, 0.0)
+    _check_deadline("timeout_s", request.timeout_s, prediction, prediction.service_s)
 
 
 def check_reported_queue(stats: EngineStats, max_num_seqs: int, config: EngineConfig) -> None:
     """Raise OVERLOADED if, by an engine's last report, any request that comes now finds a full queue."""
     num_blocked = stats.num_waiting - (max_num_seqs - stats.num_running)
     if num_blocked >= config.max_queued_requests:
-        raise _queue_full(_too_many(num_blocked, config), WaitPrediction(stats.predicted_wait_s))
+        prediction = WaitPrediction(stats.predicted_wait_s)
+        raise _queue_full(_too_many(num_blocked, 0, config), prediction, _retry_after_s(stats.predicted_wait_s))
 
 
 def check_waiting(num_waiting: int, info: EngineInfo, config: EngineConfig) -> None:
@@ -161,16 +212,20 @@ def deadline_error(sequence: HasDeadlines, now: float) -> SluiceError:
 
 
 def _excess_requests(waiting: WaitingLoad, config: EngineConfig) -> str | None:
-    limit, num_blocked = config.max_queued_requests, waiting.num_requests + 1 - waiting.num_places
+    limit = config.max_queued_requests - waiting.num_promised
+    num_blocked = waiting.num_requests + 1 - waiting.num_places
     if waiting.num_requests < limit:
         return None
-    if num_blocked <= limit:
+    if num_blocked <= max(limit, 0):
         num_blocked = waiting.count_held_back()
-    return _too_many(num_blocked - 1, config) if num_blocked > limit else None
+    if num_blocked <= max(limit, 0):
+        return None
+    return _too_many(num_blocked - 1, waiting.num_promised, config)
 
 
-def _too_many(num_blocked: int, config: EngineConfig) -> str:
-    return f"{num_blocked} requests wait and the limit is {config.max_queued_requests} (--max-queue-size)"
+def _too_many(num_blocked: int, num_promised: int, config: EngineConfig) -> str:
+    promised = f", {num_promised} that were refused come back before this one" if num_promised else ""
+    return f"{num_blocked} requests wait{promised} and the limit is {config.max_queued_requests} (--max-queue-size)"
 
 
 def _excess_tokens(request: GenerateRequest, waiting: WaitingLoad, config: EngineConfig) -> str | None:
@@ -186,8 +241,12 @@ def _excess_tokens(request: GenerateRequest, waiting: WaitingLoad, config: Engin
     )
 
 
-def _queue_full(excess: str, prediction: WaitPrediction) -> SluiceError:
-    retry_after_s = _retry_after_s(prediction)
+def _request_key(request: GenerateRequest) -> int:
+    """Return what tells a request that comes back from others."""
+    return hash((request.tenant, request.adapter, request.sampling.max_tokens, *request.prompt_token_ids))
+
+
+def _queue_full(excess: str, prediction: WaitPrediction, retry_after_s: float) -> SluiceError:
     return SluiceError(
         ErrorCode.OVERLOADED,
         f"the queue is full: {excess}; the wait would be about {_seconds(prediction.wait_s)}, "
@@ -198,7 +257,7 @@ def _queue_full(excess: str, prediction: WaitPrediction) -> SluiceError:
 
 def _wait_too_long(most_wait_s: float, prediction: WaitPrediction) -> SluiceError:
     message = f"the wait would be about {_seconds(prediction.wait_s)}, and the client takes {_seconds(most_wait_s)}"
-    error = SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=_retry_after_s(prediction))
+    error = SluiceError(ErrorCode.OVERLOADED, message, retry_after_s=_retry_after_s(prediction.wait_s))
     error.predicted_wait_s = prediction.wait_s
     return error
 
@@ -207,7 +266,7 @@ def _check_deadline(name: str, limit_s: float | None, prediction: WaitPrediction
     if limit_s is None or prediction.earliest_s + service_s <= limit_s:
         return
     service = f" and the answer take {_seconds(service_s)} more" if prediction.wait_s <= limit_s else ""
-    retry_after_s = _retry_after_s(prediction)
+    retry_after_s = _retry_after_s(prediction.wait_s)
     raise SluiceError(
         ErrorCode.DEADLINE,
         f"the wait would be about {_seconds(prediction.wait_s)}{service} and {name} is {limit_s:g} s; "
@@ -217,8 +276,8 @@ def _check_deadline(name: str, limit_s: float | None, prediction: WaitPrediction
     )
 
 
-def _retry_after_s(prediction: WaitPrediction) -> float:
-    return min(max(prediction.wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+def _retry_after_s(wait_s: float) -> float:
+    return min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
 
 def _seconds(wait_s: float) -> str:

@@ -1,7 +1,9 @@
-"""Learns how often requests of each priority and tenant come."""
+"""The requests to come: how often those of each priority and tenant do, and which were told to come back."""
 
 import math
+from bisect import bisect_right, insort
 from collections import OrderedDict
+from heapq import heappop, heappush
 
 PAUSE_GAPS, MIN_PAUSE_S, MAX_PAUSE_S = 16.0, 0.1, 10.0
 """A source pauses that has been silent for so many of its mean gaps, within these seconds."""
@@ -74,3 +76,66 @@ class ArrivalRates:
     def sources(self) -> list[tuple[int, str]]:
         """Return the priorities and tenants of which some came."""
         return list(self._sources)
+
+
+EARLY_S = 0.25
+"""A request that comes back so much before its time is taken for punctual."""
+LATE_S, LATE_SHARE = 2.0, 0.1
+"""A place is kept for so long after its time, in seconds and as a share of the time until then."""
+MAX_PROMISES = 4096
+RETURN_RATE = 1.0 / 32
+"""Weight of the latest promise in the share of requests that come back."""
+
+
+class PromisedPlaces:
+    """The requests that were refused and told when to come back, each known by a key. They stand in line: who is
+    refused later is told a later time, and one that comes too early keeps its time. Those that do not come back
+    count less and less."""
+
+    def __init__(self) -> None:
+        self._due_of: dict[int, list[float]] = {}
+        self._due: list[float] = []
+        self._ends: list[tuple[float, int, float]] = []
+        """When each place is given up, its key and its time; a heap with those of places that were taken too."""
+        self._return_share = 1.0
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, key: int, now: float, wait_s: float) -> None:
+        """Keep a place for a request that comes back in `wait_s`."""
+        if len(self._due) >= MAX_PROMISES:
+            return
+        due = now + wait_s
+        insort(self._due_of.setdefault(key, []), due)
+        insort(self._due, due)
+        heappush(self._ends, (due + max(LATE_S, LATE_SHARE * wait_s), key, due))
+
+    def due_of(self, key: int) -> float | None:
+        """Return when the request was told to come back; None if it was not."""
+        times = self._due_of.get(key)
+        return times[0] if times else None
+
+    def take(self, key: int) -> None:
+        """Give the request its place, as it is back."""
+        self._remove(key, self._due_of[key][0])
+        self._return_share += RETURN_RATE * (1.0 - self._return_share)
+
+    def expire(self, now: float) -> None:
+        """Give up the places of those that have not come back."""
+        while self._ends and self._ends[0][0] <= now:
+            _, key, due = heappop(self._ends)
+            if due in self._due_of.get(key, ()):
+                self._remove(key, due)
+                self._return_share -= RETURN_RATE * self._return_share
+
+    def num_expected(self, until: float = math.inf) -> int:
+        """Return how many are expected back by then."""
+        return round(self._return_share * bisect_right(self._due, until))
+
+    def _remove(self, key: int, due: float) -> None:
+        times = self._due_of[key]
+        times.remove(due)
+        if not times:
+            del self._due_of[key]
+        del self._due[bisect_right(self._due, due) - 1]
