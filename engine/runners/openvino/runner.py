@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder
 from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.source import open_decoder
+from engine.runners.openvino.weights.compression import NONE
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import available_bytes, num_cores
 
@@ -34,6 +36,9 @@ UNPADDED_ROWS = 32
 FINE_ROWS = 64
 FINE, COARSE = 4, 16
 """Numbers of rows that are fast are multiples of FINE up to FINE_ROWS, and of COARSE beyond."""
+COMPRESSED_ROWS = 2
+"""Least rows of a step in f32 with compressed weights: the kernel for a single row adds in another order, and would
+give a sequence other logits alone than in a batch."""
 _COPIED = 128
 """Rows of scores that take about as much memory as the copies of keys and values."""
 MAX_PADDED_SIZE = 1 << 17
@@ -52,16 +57,28 @@ class OpenVinoRunner:
         cpu = ",".join(cpu_capabilities())  # kernels of another CPU round differently
         self.block_identity = f"{ov.get_version()} {info.dtype} {info.quantization} {cpu} {session.layout.description}"
         self._scratch_block = info.num_blocks
+        is_compressed = decoder.quantization != NONE
+        self._least_rows = COMPRESSED_ROWS if is_compressed and info.dtype == "f32" else 1
 
     def run(self, batch: StepBatch) -> FloatArray:
         """Run one forward pass, or several of a model that pads its sequences; see `Runner.run`."""
         parts = split_batch(batch) if self._decoder.pads_sequences else []
         if len(parts) <= 1:
-            return self._session.run(pad_batch(batch, self._scratch_block))
+            return self._run_part(batch)
         logits = np.empty((len(batch.sampled_rows), self.info.row_size), np.float32)
         for part, sampled in parts:
-            logits[sampled] = self._session.run(pad_batch(part, self._scratch_block))
+            logits[sampled] = self._run_part(part)
         return logits
+
+    def _run_part(self, batch: StepBatch) -> FloatArray:
+        num_sampled = len(batch.sampled_rows)
+        if 0 < num_sampled < self._least_rows:  # the last layer has only the rows that sample
+            rows = np.resize(batch.sampled_rows, self._least_rows)
+            return self._session.run(self._pad(replace(batch, sampled_rows=rows)))[:num_sampled]
+        return self._session.run(self._pad(batch))
+
+    def _pad(self, batch: StepBatch) -> StepBatch:
+        return pad_batch(batch, self._scratch_block, self._least_rows)
 
     def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
         """See `AdapterRunner.read_adapter`."""
@@ -206,10 +223,11 @@ class _InputVector:
 # to 30 % longer than the next one that does, and each new number is compiled when it first occurs.
 
 
-def pad_batch(batch: StepBatch, scratch_block: int) -> StepBatch:
-    """Add up to 15 sequences of one token each to `batch`. They are not sampled, and all write to `scratch_block`."""
+def pad_batch(batch: StepBatch, scratch_block: int, least_rows: int = 1) -> StepBatch:
+    """Add up to 15 sequences of one token each to `batch`, so that it has `least_rows`. They are not sampled, and all
+    write to `scratch_block`."""
     num_tokens = len(batch.token_ids)
-    added = num_padding(num_tokens)
+    added = max(num_padding(num_tokens), least_rows - num_tokens)
     if not added:
         return batch
     none, more = np.zeros(added, np.int32), np.arange(1, added + 1, dtype=np.int32)

@@ -13,6 +13,7 @@ from engine.runners.base import FloatArray, StepBatch
 from engine.runners.openvino.runner import OpenVinoRunner, load_runner
 from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
+from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
 from tests.goldens.checkpoints import Blueprint, write_checkpoint
 
 NAN_BYTE = 0xFF
@@ -115,4 +116,26 @@ def test_a_step_larger_than_all_before_is_computed_right(name: str, dtype: str, 
         first: FloatArray = runner.run(batch).copy()
         assert np.isfinite(first).all()
         np.testing.assert_array_equal(first, runner.run(batch))
+    runner.close()
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_in_f32_a_token_has_the_same_logits_alone_and_in_any_batch(
+    name: str, quantization: str, tmp_path: Path
+) -> None:
+    """To the last bit, with compressed weights too."""
+    config = EngineConfig(
+        model_path=str(checkpoint_path(name)),
+        dtype="f32",
+        quantization=quantization,
+        cache_path=str(tmp_path),
+        num_blocks=160,
+        num_threads=1,
+    )
+    runner = load_runner(config)
+    alone = runner.run(uniform_batch(num_seqs=1, num_new=1, num_past=40)).copy()
+    for num_seqs in (2, 3, 7, 16, 33, 64):
+        together = runner.run(uniform_batch(num_seqs, num_new=1, num_past=40))
+        np.testing.assert_array_equal(together[0], alone[0])
     runner.close()
