@@ -16,7 +16,7 @@ EDGES: Floats = np.unique(np.round(2.0 ** (np.arange(81) / 4.0))) - 1.0
 """Edges of the bins, in tokens: from 0 to a million, each about a fifth longer than the last."""
 ENDING_MEMORY = 1.0 - 1.0 / 256
 """Factor by which each ending of a class reduces the weight of earlier ones: the last few hundred count."""
-CHANGE_RATE, CHANGE_SPREADS, CHANGE_MEMORY = 1.0 / 16, 3.5, 0.1
+CHANGE_RATE, CHANGE_SPREADS, CHANGE_MEMORY = 1.0 / 16, 3.5, 0.02
 """Another kind of load has come where the mean of the logarithms of the latest dozen or so lengths is so many standard
 deviations from that of all. Then earlier endings count for little."""
 PRIOR_WEIGHT = 2.0
@@ -35,6 +35,7 @@ class Sized(Protocol):
     """The properties of a sequence that tell how long its output may become."""
 
     tenant: str
+    num_prompt: int
     max_tokens: int
     num_output: int
     can_stop: bool
@@ -75,8 +76,8 @@ class _EndingRates:
             self._mean, self._num_observed = self._latest, 1.0 / CHANGE_RATE
 
 class OutputLengths:
-    """Models the length of outputs by classes: those of a tenant with about the same `max_tokens`, wider classes where
-    a class has seen little."""
+    """Models the length of outputs by classes: those of a tenant with about the same `max_tokens` and prompts of about
+    the same length, wider classes where a class has seen little."""
 
     def __init__(self) -> None:
         self._classes: OrderedDict[SizeClass, _EndingRates] = OrderedDict()
@@ -152,10 +153,12 @@ class OutputLengths:
         return np.concatenate(([0.0], np.cumsum(steps)))
 
 
-def _classes_of(sequence: Sized) -> tuple[SizeClass, SizeClass, SizeClass]:
-    """Return the classes of a sequence, from the widest to the narrowest."""
-    size = round(2.0 * math.log2(sequence.max_tokens))
-    return (sequence.can_stop,), (sequence.can_stop, size), (sequence.can_stop, size, sequence.tenant)
+def _classes_of(sequence: Sized) -> tuple[SizeClass, ...]:
+    """Return the classes of a sequence, from the widest to the narrowest. Questions about documents, summaries and chats
+    differ in their prompts more than in their `max_tokens`."""
+    can_stop, size = sequence.can_stop, round(2.0 * math.log2(sequence.max_tokens))
+    prompt = round(0.5 * math.log2(sequence.num_prompt + 1))
+    return (can_stop,), (can_stop, size), (can_stop, size, sequence.tenant), (can_stop, size, sequence.tenant, prompt)
 
 
 def _bin_of(num_output: float) -> tuple[int, float]:

@@ -64,6 +64,7 @@ class _Example:
     """The size of a request as it came: others like it are assumed to follow."""
 
     tenant: str
+    num_prompt: int
     max_tokens: int
     num_output: int
     can_stop: bool
@@ -73,7 +74,8 @@ class _Example:
     @classmethod
     def of(cls, sequence: QueuedSequence) -> "_Example":
         size, blocks = sequence.num_tokens, sequence.worst_case_blocks
-        return cls(sequence.tenant, sequence.max_tokens, sequence.num_output, sequence.can_stop, size, blocks)
+        prompt, limit, num_output = sequence.num_prompt, sequence.max_tokens, sequence.num_output
+        return cls(sequence.tenant, prompt, limit, num_output, sequence.can_stop, size, blocks)
 
 
 class RunningSequence(Sized, Protocol):

@@ -112,6 +112,8 @@ class InflightExecutor:
         self._is_stalled = False
         """Whether the last step had nothing to run."""
         self._last_emit = 0.0
+        self._ended = 0.0
+        """When the last step ended."""
 
     def _make_returns(self, tiers: KvTiers) -> PrefixReturns:
         return PrefixReturns(tiers, self.kv, self._policy, self.info, self._intake.forecast.pace, self._clock)
@@ -132,7 +134,8 @@ class InflightExecutor:
 
     def step(self) -> None:
         """Wait for work if there is none, then run one batch and emit its events."""
-        commands = self._drain(self._idle_wait_s())
+        idle_wait_s = self._idle_wait_s()
+        commands = self._drain(idle_wait_s)
         started = self._clock()
         self._recorder.begin(started)
         self._handle(commands)
@@ -154,8 +157,11 @@ class InflightExecutor:
             self._recorder.mark("emit")
             step = self._recorder.end(plan, len(self._running), len(self._intake))
             forecast = self._intake.forecast
-            forecast.observe_step(step.num_seqs, step.num_prefill, step.seconds)
+            # The time since the last step is part of a wait too, unless the engine had nothing to do.
+            began = started if idle_wait_s else self._ended
+            forecast.observe_step(step.num_seqs, step.num_prefill, self._clock() - began)
             forecast.pace.observe(step.num_prefill, step.runner_seconds)
+        self._ended = self._clock()
 
     def stats(self) -> EngineStats:
         pool = self.kv.pool
@@ -266,10 +272,12 @@ class InflightExecutor:
 
     def _count_started(self, waiting: Iterable[Sequence]) -> int:
         """Return how many of `waiting` the next step would take. One that waits a few steps to share a prefix counts,
-        with all its blocks."""
+        with all its blocks, unless the whole batch goes before it."""
         running = list(self._running.values())
         limits = StepLimits(self._config.max_num_seqs, self._config.max_num_batched_tokens, self.kv.pool.num_free)
-        candidates = (replace(each, is_delayed=False) for each in self.kv.candidates(waiting, running))
+        candidates = self.kv.candidates(waiting, running)
+        if self._policy.is_in_flight:
+            candidates = (replace(each, is_delayed=False) for each in candidates)
         return len(self._policy.decide(running, candidates, limits, self.kv.num_private_blocks).admitted)
 
     def _draft(self, running: list[Sequence]) -> None:

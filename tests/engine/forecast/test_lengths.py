@@ -1,4 +1,5 @@
 import random
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ class Output:
     max_tokens: int = 1000
     tenant: str = ""
     can_stop: bool = True
+    num_prompt: int = 50
 
 
 def learned(outputs: list[Output]) -> OutputLengths:
@@ -46,6 +48,27 @@ def test_tenants_are_told_apart() -> None:
     assert lengths.expect(Output(0, tenant="short")) == pytest.approx(20.0, rel=0.3)
     assert lengths.expect(Output(0, tenant="long")) == pytest.approx(200.0, rel=0.3)
     assert 50.0 < lengths.expect(Output(0, tenant="new")) < 200.0
+
+
+def test_questions_about_documents_are_told_from_chats() -> None:
+    """Both of one tenant and with the same max_tokens."""
+    lengths = learned([Output(20, num_prompt=900) if n % 2 else Output(200, num_prompt=40) for n in range(400)])
+    assert lengths.expect(Output(0, num_prompt=800)) == pytest.approx(20.0, rel=0.3)
+    assert lengths.expect(Output(0, num_prompt=50)) == pytest.approx(200.0, rel=0.3)
+
+
+def test_another_kind_of_load_is_noticed_within_two_dozen_endings() -> None:
+    """Two hundred long answers would count for most of the next ones otherwise."""
+    rng = random.Random(1)
+    longs = [Output(rng.randint(200, 500)) for _ in range(200)]
+    shorts = [Output(round(rng.lognormvariate(3.2, 0.5))) for _ in range(24)]
+    assert learned([*longs, *shorts]).expect(Output(0)) < 80.0
+
+
+def test_lengths_that_vary_much_are_one_kind_of_load() -> None:
+    rng = random.Random(2)
+    mixed = [Output(round(rng.lognormvariate(4.0, 1.0)) + 1, max_tokens=100_000) for _ in range(600)]
+    assert learned(mixed).expect(Output(0, max_tokens=100_000)) == pytest.approx(90.0, rel=0.3)
 
 
 def test_at_first_only_the_short_ones_have_ended() -> None:

@@ -18,6 +18,17 @@ def test_it_finds_what_a_step_a_sequence_and_a_token_of_a_prompt_cost() -> None:
     assert time.seconds(32, 512) == pytest.approx(0.0226, rel=0.15)
 
 
+def test_steps_of_another_size_are_not_forgotten_and_not_drawn_a_line_through() -> None:
+    """A step of 64 takes less than a line through those of 1 to 4 says, and thousands of small ones change nothing."""
+    time, rng = StepTimeModel(), random.Random(0)
+    for count, sizes in ((500, (48, 64)), (4000, (1, 2, 3, 4))):
+        for _ in range(count):
+            num_seqs = rng.choice(sizes)
+            time.observe(num_seqs, 0, 0.0015 * num_seqs**0.4 * rng.uniform(0.9, 1.1))
+    assert time.seconds(64) == pytest.approx(0.0015 * 64**0.4, rel=0.15)
+    assert time.seconds(2) == pytest.approx(0.0015 * 2**0.4, rel=0.15)
+
+
 def test_steps_that_are_all_alike_say_nothing_of_a_token() -> None:
     time = StepTimeModel()
     for _ in range(10):

@@ -23,6 +23,7 @@ class View:
     start_deadline: float = math.inf
     deadline: float = math.inf
     num_output: int = 0
+    num_prompt: int = 10
     can_stop: bool = True
     predicted_wait_s: float = 0.0
     predicted_deviation_s: float = 0.0
