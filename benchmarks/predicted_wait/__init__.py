@@ -1,6 +1,6 @@
 """Compares predicted waits with actual ones, and counts what is refused by them, under bursts, ramps, mixed lengths,
 shared prefixes, tenants, clients that leave and a noisy machine: in an engine in simulated time, with a model, and in a
-fleet of two engines.
+fleet of two engines. `retries` has clients that a full queue refuses.
 
 A wait is the time from a request's submit in the engine to its admission. Errors are relative to the actual wait. They
 count for waits of MIN_WAIT_S and more: a shorter one lasts a few steps, and nobody is refused for it. Each trial begins
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.figures import Figure, ReportProgress, Target
-from benchmarks.predicted_wait import fleet
+from benchmarks.predicted_wait import fleet, retries
 from benchmarks.predicted_wait.engines import RealEngine, VirtualEngine
 from benchmarks.predicted_wait.trial import Outcome
 from benchmarks.predicted_wait.workloads import WORKLOADS, Arrival, Workload
@@ -130,6 +130,7 @@ def measure(num_repeats: int, model: Path | None, only: str, report: ReportProgr
     for name, make in makers.items():
         if only in name:
             figures += _measure_engine(name, make(), num_repeats, report)
+            figures += retries.measure(name, make(), num_repeats, report)
     if only in "fleet":
         figures += fleet.measure(num_repeats, model or find_checkpoint(None), report)
     return figures

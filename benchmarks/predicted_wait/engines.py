@@ -96,11 +96,13 @@ class VirtualEngine:
     """The executor in simulated time. The same seed gives the same trial."""
 
     @contextmanager
-    def trial(self, workload: Workload, seed: int) -> Iterator[Trial]:
+    def trial(
+        self, workload: Workload, seed: int, *, max_num_seqs: int = MAX_NUM_SEQS, queue_size: int = sys.maxsize
+    ) -> Iterator[Trial]:
         """Make an engine for one trial."""
         clock = VirtualClock()
         runner = VirtualRunner(clock, seed, Costs(), num_blocks=workload.num_blocks, is_noisy=workload.is_noisy)
-        config = EngineConfig(model_path="", max_num_seqs=MAX_NUM_SEQS, max_queued_requests=sys.maxsize)
+        config = EngineConfig(model_path="", max_num_seqs=max_num_seqs, max_queued_requests=queue_size)
         yield Trial(runner, config, clock)
 
 
@@ -119,13 +121,15 @@ class RealEngine:
         self._checkpoint = checkpoint
 
     @contextmanager
-    def trial(self, workload: Workload, seed: int) -> Iterator[Trial]:
+    def trial(
+        self, workload: Workload, seed: int, *, max_num_seqs: int = MAX_NUM_SEQS, queue_size: int = sys.maxsize
+    ) -> Iterator[Trial]:
         """Load the model for one trial."""
         config = EngineConfig(
             model_path=str(self._checkpoint),
             num_blocks=workload.num_blocks,
-            max_num_seqs=MAX_NUM_SEQS,
-            max_queued_requests=sys.maxsize,
+            max_num_seqs=max_num_seqs,
+            max_queued_requests=queue_size,
         )
         runner = load_runner(config)
         try:

@@ -38,6 +38,8 @@ class Outcome:
 
     arrival: Arrival
     submitted_at: float = 0.0
+    """The time of its last submit, in seconds of the clock."""
+    first_submitted_at: float = math.nan
     predicted_s: float = 0.0
     is_refused: bool = False
     """Whether its deadline was found too early at submit; an exempt request is served all the same."""
@@ -117,13 +119,15 @@ class Trial:
         """Send a refused request again when it was told to, in the whole seconds of HTTP."""
         outcome = self.outcomes[number]
         outcome.told_s.append(retry_after_s)
-        latency_s = self._rng.uniform(0.0, MAX_LATENCY_S)
-        heapq.heappush(self._due, (now + retry_after_s + latency_s, number, Submit(number, _request(number, outcome.arrival))))
+        at = now + retry_after_s + self._rng.uniform(0.0, MAX_LATENCY_S)
+        heapq.heappush(self._due, (at, number, Submit(number, _request(number, outcome.arrival))))
 
     def begin(self, stream_id: int) -> Outcome:
         """Return the outcome of a request that is submitted now."""
         outcome = self.outcomes[stream_id]
         outcome.submitted_at = self._clock.now()
+        if math.isnan(outcome.first_submitted_at):
+            outcome.first_submitted_at = outcome.submitted_at
         if outcome.arrival.patience_s != math.inf:
             self._cancel_at(outcome.submitted_at + outcome.arrival.patience_s, stream_id)
         return outcome

@@ -69,6 +69,12 @@ def bursts(rng: random.Random, count: int, rate: float) -> Iterator[float]:
         yield crowd * 0.9 * count / 4 / rate + rng.uniform(0.0, 0.02)
 
 
+def at_once(rng: random.Random, count: int, rate: float) -> Iterator[float]:
+    """Yield one crowd, within a moment."""
+    for _ in range(count):
+        yield rng.uniform(0.0, 0.02)
+
+
 def ramp(rng: random.Random, count: int, rate: float) -> Iterator[float]:
     """Yield a load that grows from half of what the engine can serve to twice as much, and shrinks back."""
     at_s = 0.0
@@ -107,6 +113,11 @@ def mixed(rng: random.Random) -> Arrival:
     max_tokens = rng.choice([16, 32, 64, 128, 256])
     prompt = _lognormal(rng, 90, 1.0, 2, 600)
     return Arrival(_tokens(rng, prompt), max_tokens, rng.randint(max_tokens // 2, max_tokens))
+
+
+def document(rng: random.Random) -> Arrival:
+    """Draw a question about a long text, with a short answer and the same max_tokens as a chat."""
+    return Arrival(_tokens(rng, rng.randint(300, 800)), 128, _lognormal(rng, 20, 0.5, 2, 128))
 
 
 def early_end(rng: random.Random) -> Arrival:
