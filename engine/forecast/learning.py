@@ -75,6 +75,7 @@ class _EndingRates:
             self.ended *= CHANGE_MEMORY
             self._mean, self._num_observed = self._latest, 1.0 / CHANGE_RATE
 
+
 class OutputLengths:
     """Models the length of outputs by classes: those of a tenant with about the same `max_tokens` and prompts of about
     the same length, wider classes where a class has seen little."""
@@ -154,8 +155,8 @@ class OutputLengths:
 
 
 def _classes_of(sequence: Sized) -> tuple[SizeClass, ...]:
-    """Return the classes of a sequence, from the widest to the narrowest. Questions about documents, summaries and chats
-    differ in their prompts more than in their `max_tokens`."""
+    """Return the classes of a sequence, from the widest to the narrowest. Questions about documents and chats differ in
+    their prompts more than in their `max_tokens`."""
     can_stop, size = sequence.can_stop, round(2.0 * math.log2(sequence.max_tokens))
     prompt = round(0.5 * math.log2(sequence.num_prompt + 1))
     return (can_stop,), (can_stop, size), (can_stop, size, sequence.tenant), (can_stop, size, sequence.tenant, prompt)
@@ -244,7 +245,9 @@ class StepTimeModel:
         machine is expected to return from its present slowness to what it mostly was."""
         slow_steps = PHASE_STEPS * -np.expm1(-num_steps / PHASE_STEPS)
         slowness = 1.0 + (self._slowness - 1.0) * slow_steps / np.maximum(num_steps, 1e-9)
-        seconds: Floats = (self._fit(num_seqs, 0.0) * num_steps + self._find_costs(num_seqs)[2] * num_prefill) * slowness
+        seconds: Floats = (
+            self._fit(num_seqs, 0.0) * num_steps + self._find_costs(num_seqs)[2] * num_prefill
+        ) * slowness
         return seconds
 
     @property

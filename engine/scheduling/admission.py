@@ -66,9 +66,7 @@ class AdmissionController(Generic[Q]):
         self.queue.arrivals.observe(sequence.priority, sequence.tenant, now)
         sequence.predicted_wait_s, sequence.predicted_deviation_s = prediction.wait_s, prediction.deviation_s
 
-    def _check_queue(
-        self, sequence: Q, backlog: Backlog[Q], prediction: WaitPrediction, state: EngineState
-    ) -> None:
+    def _check_queue(self, sequence: Q, backlog: Backlog[Q], prediction: WaitPrediction, state: EngineState) -> None:
         """Raise OVERLOADED if the queue is full, DEADLINE if the wait would be too long. A place in the queue that was
         promised is kept for the request that comes back for it."""
         self.promised.expire(state.now)

@@ -173,8 +173,8 @@ class SchedulingOptions:
         _DEFAULTS.max_queued_requests,
         integer(0),
         "REQUESTS",
-        "most requests waiting to be admitted; one more gets 429 with Retry-After. More hides overload from clients "
-        "behind long waits",
+        "most requests waiting to be admitted, for want of places or of KV blocks; one more gets 429 with Retry-After, "
+        "which says when there will be a place for it. More hides overload from clients behind long waits",
     )
     max_queued_tokens: int | None = option(
         "--max-queue-tokens",

@@ -1,5 +1,4 @@
 import random
-import random
 from dataclasses import dataclass
 
 import numpy as np

@@ -23,6 +23,7 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.engine.test_validation import INFO
 from tests.errors import error_of
 
+
 def request(
     num_tokens: int = 10, *, timeout_s: float | None = None, queue_timeout_s: float | None = None, num_resumed: int = 0
 ) -> GenerateRequest:
