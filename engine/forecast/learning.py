@@ -16,7 +16,7 @@ EDGES: Floats = np.unique(np.round(2.0 ** (np.arange(81) / 4.0))) - 1.0
 """Edges of the bins, in tokens: from 0 to a million, each about a fifth longer than the last."""
 ENDING_MEMORY = 1.0 - 1.0 / 256
 """Factor by which each ending of a class reduces the weight of earlier ones: the last few hundred count."""
-CHANGE_RATE, CHANGE_SPREADS, CHANGE_MEMORY = 1.0 / 16, 3.5, 0.02
+CHANGE_RATE, CHANGE_SPREADS, CHANGE_MEMORY = 1.0 / 16, 6.0, 0.02
 """Another kind of load has come where the mean of the logarithms of the latest dozen or so lengths is so many standard
 deviations from that of all. Then earlier endings count for little."""
 PRIOR_WEIGHT = 2.0
