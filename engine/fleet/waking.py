@@ -60,7 +60,10 @@ class WakingRoom:
     def refuse_if_full(self) -> None:
         """Raise OVERLOADED where as many requests are held as may be."""
         if len(self._held) >= self._settings.max_requests:
-            raise self._error(ErrorCode.OVERLOADED, f"{len(self._held)} requests wait already for an engine to start")
+            limit = f"the limit is {self._settings.max_requests} (--wake-max-requests)"
+            raise self._error(
+                ErrorCode.OVERLOADED, f"{len(self._held)} requests wait for an engine to start, and {limit}"
+            )
 
     async def wait(self, *, has_begun: bool = False) -> None:
         """Wait for an engine. Raises OVERLOADED where the room is full, UNAVAILABLE where none comes in time; both say
@@ -74,7 +77,7 @@ class WakingRoom:
             async with asyncio.timeout(self._settings.timeout_s):
                 await woken
         except TimeoutError:
-            problem = f"no engine of this model has started within {self._settings.timeout_s:g} s"
+            problem = f"no engine of this model has started within {self._settings.timeout_s:g} s (--wake-timeout-secs)"
             raise self._error(ErrorCode.UNAVAILABLE, problem) from None
         finally:
             self._held.discard(woken)

@@ -78,7 +78,8 @@ class RemoteLlmModel(Model):
         if len(self._tasks.jobs) >= options.concurrency + options.max_queue_size:
             message = (
                 f"model '{self.name}' has {options.concurrency} requests at {options.host} and "
-                f"{options.max_queue_size} waiting, the most of both that its configuration allows"
+                f"{options.max_queue_size} waiting, the most of both that its configuration allows "
+                "(concurrency, max_queue_size)"
             )
             raise SluiceError(ErrorCode.OVERLOADED, message)
 

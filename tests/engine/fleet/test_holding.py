@@ -145,7 +145,7 @@ async def test_what_is_held_ends_in_time_and_by_its_client(tmp_path: Path) -> No
         late = await failure_of(patient)
         assert (late.code, late.message) == (
             ErrorCode.UNAVAILABLE,
-            "no engine of this model has started within 3 s; try again in 27 s",
+            "no engine of this model has started within 3 s (--wake-timeout-secs); try again in 27 s",
         )
         assert client.num_held == 0
 

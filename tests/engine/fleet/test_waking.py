@@ -36,7 +36,10 @@ async def test_requests_wait_for_the_engine_and_no_more_than_may() -> None:
     held = [await hold(room), await hold(room)]
     assert (room.num_held, room.waking_s) == (2, 0.0)
     clock.now += 10.0
-    with pytest.raises(SluiceError, match="2 requests wait already for an engine to start; try again in 20 s") as full:
+    with pytest.raises(
+        SluiceError,
+        match=r"2 requests wait for an engine to start, and the limit is 2 \(--wake-max-requests\); try again in 20 s",
+    ) as full:
         await room.wait()
     assert (full.value.code, full.value.retry_after_s) == (ErrorCode.OVERLOADED, 20.0)
     clock.now += 30.0
@@ -55,7 +58,8 @@ async def test_requests_wait_for_the_engine_and_no_more_than_may() -> None:
 async def test_one_that_has_waited_long_enough_hears_when_to_try_again() -> None:
     room, clock = make_room(timeout_s=0.001)
     with pytest.raises(
-        SluiceError, match=r"no engine of this model has started within 0\.001 s; try again in 30 s"
+        SluiceError,
+        match=r"no engine of this model has started within 0\.001 s \(--wake-timeout-secs\); try again in 30 s",
     ) as late:
         await room.wait()
     assert (late.value.code, late.value.retry_after_s) == (ErrorCode.UNAVAILABLE, 30.0)
