@@ -16,7 +16,7 @@ from benchmarks.predicted_wait.engines import RealEngine, VirtualEngine
 from benchmarks.predicted_wait.trial import Outcome
 from benchmarks.predicted_wait.workloads import Mix, Pattern, Workload, at_once, chat, document, steady
 
-NUM_REQUESTS, NUM_PLACES, QUEUE_SIZE = 160, 4, 32
+NUM_REQUESTS, NUM_PLACES, QUEUE_SIZE = 96, 4, 32
 """A place is free about twenty times a second, and clients come back at whole seconds."""
 MIN_WAIT_S = 0.5
 FIRST_RETRY_TARGET = Target(90.0, is_ceiling=False)
