@@ -59,7 +59,7 @@ def run_phases(engine: VirtualEngine | RealEngine, seed: int) -> Iterator[Result
     rng = random.Random(seed)
     workload = Workload("retries", chat, steady)
     with engine.trial(workload, seed, max_num_seqs=NUM_PLACES, queue_size=QUEUE_SIZE) as trial:
-        rates = {}
+        rates: dict[Mix, float] = {}
         for phase in (*COLD, *PHASES):
             times = phase.pattern(rng, NUM_REQUESTS, rates.get(phase.mix, 1.0))
             outcomes = trial.run([replace(phase.mix(rng), at_s=at_s) for at_s in times])

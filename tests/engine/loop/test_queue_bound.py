@@ -17,7 +17,7 @@ BLOCK_SIZE = 4
 
 def bench(num_blocks: int, max_queued_requests: int, **limits: object) -> ScriptedExecutor:
     runner = EchoRunner(num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=64)
-    return ScriptedExecutor(runner, max_queued_requests=max_queued_requests, **limits)
+    return ScriptedExecutor(runner, None, max_queued_requests=max_queued_requests, **limits)
 
 
 def num_held_back(it: ScriptedExecutor) -> int:
