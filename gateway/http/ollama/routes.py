@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 
 from gateway.calls import admit_prompt, note_prompt
 from gateway.http.bodies import dump_list, json_response, read_body, read_fields
+from gateway.http.errors import TIMEOUT_HEADER
 from gateway.http.ollama import models
 from gateway.http.ollama.reply import LineStreamResponse, OllamaReply, PieceReader, error_line, join_pieces
 from gateway.http.ollama.requests import (
@@ -29,7 +30,7 @@ from gateway.http.ollama.schemas import (
 )
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import refuse_without_effect, relaxed_parts, warning_header
-from gateway.http.request import TIMEOUT_HEADER, get_request_id, parse_scheduling, run_in_time, run_while_connected
+from gateway.http.request import get_request_id, parse_scheduling, run_in_time, run_while_connected
 from gateway.http.tools import parse_with_schemas
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService

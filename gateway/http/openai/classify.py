@@ -8,11 +8,12 @@ from pydantic import Field
 
 from gateway.calls import note_prompt
 from gateway.http.bodies import dump_list, read_fields
+from gateway.http.errors import TIMEOUT_HEADER
 from gateway.http.openai.embeddings import Input, TokenLimit
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, UNUSED
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import RequestObject
-from gateway.http.request import TIMEOUT_HEADER, get_request_id, run_in_time
+from gateway.http.request import get_request_id, run_in_time
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag.classifier import TextClassifier

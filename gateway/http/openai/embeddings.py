@@ -9,10 +9,11 @@ from pydantic_core import PydanticCustomError
 
 from gateway.calls import admit_prompt, note_prompt
 from gateway.http.bodies import dump_list, read_fields
+from gateway.http.errors import TIMEOUT_HEADER
 from gateway.http.openai.schemas import MAX_MODEL_CHARS, TokenIds, prompt_kind
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import RequestObject, union_error
-from gateway.http.request import TIMEOUT_HEADER, get_request_id, run_in_time
+from gateway.http.request import get_request_id, run_in_time
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.answers.cache import Embedder

@@ -9,12 +9,12 @@ from pydantic import Discriminator, Field, Tag
 
 from gateway.calls import note_prompt
 from gateway.http.bodies import dump_list, read_fields
-from gateway.http.errors import COHERE_RERANK
+from gateway.http.errors import COHERE_RERANK, TIMEOUT_HEADER
 from gateway.http.openai.embeddings import MAX_INPUTS, Texts
 from gateway.http.openai.schemas import MAX_MODEL_CHARS
 from gateway.http.openapi import describe_body
 from gateway.http.parsing import RequestObject, text_or_list, text_or_object, union_error
-from gateway.http.request import TIMEOUT_HEADER, get_request_id, run_in_time
+from gateway.http.request import get_request_id, run_in_time
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from pipelines.rag.retrieval.reranker import EncoderReranker, LlmReranker, ModelReranker

@@ -2,8 +2,9 @@ import openai
 import pytest
 
 from gateway.access.control import TENANT_HEADER
+from gateway.http.errors import QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER
 from gateway.http.openai.schemas import ChatCompletionRequest
-from gateway.http.request import PRIORITY_HEADER, QUEUE_TIMEOUT_HEADER, TIMEOUT_HEADER
+from gateway.http.request import PRIORITY_HEADER
 from gateway.sessions import STICKY_HEADER
 from pipelines.rag import owner_keys
 from tests.gateway.http.live import LiveServer
