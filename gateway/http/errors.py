@@ -192,6 +192,8 @@ def error_headers(error: SluiceError) -> dict[str, str]:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        # What the clients of OpenAI and Anthropic prefer: in whole seconds many would come back at once.
+        headers["retry-after-ms"] = str(max(1, math.ceil(error.retry_after_s * 1000)))
     if error.code is ErrorCode.UNAUTHENTICATED:
         headers["www-authenticate"] = 'Bearer realm="sluice"'
     if error.code is ErrorCode.TOO_LARGE:

@@ -33,11 +33,16 @@ def test_unknown_model_has_openai_s_code() -> None:
     assert orjson.loads(response.body)["error"]["code"] == "model_not_found"
 
 
-@pytest.mark.parametrize(("seconds", "header"), [(0.2, "1"), (1.0, "1"), (2.1, "3")])
-def test_retry_after_is_whole_seconds_rounded_up(seconds: float, header: str) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "header", "exact"), [(0.2, "1", "200"), (1.0, "1", "1000"), (2.1, "3", "2100"), (0.0, "1", "1")]
+)
+def test_retry_after_is_whole_seconds_rounded_up_and_exact_in_milliseconds(
+    seconds: float, header: str, exact: str
+) -> None:
     response = error_response("/v1/x", SluiceError(ErrorCode.OVERLOADED, "full", retry_after_s=seconds))
     assert response.status_code == 429
     assert response.headers["retry-after"] == header
+    assert response.headers["retry-after-ms"] == exact
 
 
 def test_an_unexpected_error_tells_the_client_nothing_but_the_id(caplog: pytest.LogCaptureFixture) -> None:
