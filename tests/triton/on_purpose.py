@@ -33,6 +33,13 @@ _REASONS = {
     "what no parser reads, because it is nested too deeply, is an invalid request": "http/large/unclosed_arrays",
     "what is outside /v2 is refused in OpenAI's shape": """
         http/route//v2 http/route/V2 http/route/metrics http/route/v1""",
+    "a compressed body where none is read is refused as that, not as JSON that cannot be parsed": """
+        http/request_coding/index""",
+    "HEAD is answered wherever GET is, as HTTP asks of every server": """
+        http/server_metadata_head http/health/live_head http/health/ready_head http/method/server_head
+        http/method/live_head http/method/ready_head http/method/metadata_head http/method/config_head
+        http/method/model_ready_head http/method/stats_head http/method/all_stats_head http/method/shm_status_head
+        http/method/cuda_status_head""",
     "the root says what this server is, and where things are": "http/route/",
 }
 

@@ -90,7 +90,7 @@ def _refuse(api: APIRouter, path: str, reason: str) -> None:
     async def refuse() -> Response:
         raise SluiceError(ErrorCode.UNIMPLEMENTED, reason)
 
-    api.add_api_route(path, refuse, methods=["HEAD", "POST", "DELETE"], include_in_schema=False)
+    api.add_api_route(path, refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
 
 
 def _entry(model: AnyModel) -> dict[str, Any]:

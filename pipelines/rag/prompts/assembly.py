@@ -88,7 +88,7 @@ async def assemble_prompt(
 
     Raises SluiceError INVALID for a question that does not fit by itself.
     """
-    draft = _Draft(tokens.escape(question), retrieved, history, style, tokens, await tokens.takes_system())
+    draft = _Draft(tokens.escape(question), retrieved, history, style, tokens)
     room = budget.for_prompt - await draft.count_frame()
     if room < 0:
         raise _too_long(budget, -room)
@@ -190,7 +190,6 @@ class _Draft:
         history: Sequence[ChatMessage],
         style: PromptStyle,
         tokens: PromptTokens,
-        takes_system: bool,
     ) -> None:
         self._question = question
         self._sources = [each.source for each in retrieved]
@@ -204,7 +203,6 @@ class _Draft:
         self._system = "\n\n".join(part for part in (_instructions(style), join_system_messages(turns)) if part)
         self._style = style
         self._tokens = tokens
-        self._takes_system = takes_system
 
     async def count_frame(self) -> int:
         """Count the tokens that every prompt of this question has: all but passages and earlier turns."""
@@ -244,9 +242,7 @@ class _Draft:
         return self._conversation([message for exchange in recent for message in exchange], question)
 
     def _conversation(self, history: Sequence[ChatMessage], question: str) -> tuple[ChatMessage, ...]:
-        if self._takes_system:
-            return build_messages(self._system, history, question)
-        return _prepend_system(build_messages("", history, question), self._system)
+        return build_messages(self._system, history, question)
 
     def _passages(self, ordered: Sequence[int]) -> list[str]:
         return [self._passage(index, number) for number, index in enumerate(ordered, 1)]
@@ -259,14 +255,6 @@ class _Draft:
 def _instructions(style: PromptStyle) -> str:
     instructions = style.template.instructions if style.instructions is None else style.instructions
     return instructions.replace(NO_ANSWER_PLACE, style.no_answer)
-
-
-def _prepend_system(messages: tuple[ChatMessage, ...], system: str) -> tuple[ChatMessage, ...]:
-    """Put the instructions before the first question, for a model that takes no system message."""
-    if not system:
-        return messages
-    first, *others = messages
-    return (ChatMessage(first.role, f"{system}\n\n{first.content}"), *others)
 
 
 def join_system_messages(messages: Sequence[ChatMessage]) -> str:

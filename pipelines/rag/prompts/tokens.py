@@ -51,10 +51,6 @@ class PromptTokens(ABC):
         counts = await self.count_texts([message.content for message in messages])
         return [count + _TOKENS_PER_MESSAGE for count in counts]
 
-    @abstractmethod
-    async def takes_system(self) -> bool:
-        """Whether a conversation may begin with a system message; some chat templates reject one."""
-
 
 class TokenizerTokens(PromptTokens):
     """Counts exactly, with the model's tokenizer and chat template. Without a template it counts what one would add."""
@@ -64,7 +60,6 @@ class TokenizerTokens(PromptTokens):
         self._tokenizer = tokenizer
         self._count_text = lru_cache(_NUM_CACHED)(lambda text: len(tokenizer.encode_words(text, "context")))
         self._has_template: bool | None = None
-        self._takes_system: bool | None = None
 
     async def count_chat(self, messages: Sequence[ChatMessage]) -> int:
         if self._has_template is None:
@@ -78,12 +73,6 @@ class TokenizerTokens(PromptTokens):
             return [self._count_text(text) for text in texts]
 
         return count() if sum(map(len, texts)) <= INLINE_CHARS else await asyncio.to_thread(count)
-
-    async def takes_system(self) -> bool:
-        if self._takes_system is None:
-            user = ChatMessage("user", "?")
-            self._takes_system = await self._renders(ChatMessage("system", "!"), user) or not await self._renders(user)
-        return self._takes_system
 
     async def _renders(self, *messages: ChatMessage) -> bool:
         try:
@@ -110,9 +99,6 @@ class EstimatedTokens(PromptTokens):
 
     async def count_texts(self, texts: Sequence[str]) -> list[int]:
         return [self._count(text) for text in texts]
-
-    async def takes_system(self) -> bool:
-        return True
 
     def _count(self, text: str) -> int:
         num_ascii = len(text.encode("ascii", "ignore"))

@@ -57,8 +57,8 @@ FOR_NEW_KEYS = {
 }
 """Paths that a key reaches whose groups nobody named, beside those of every key and those under NEW_KEYS_FOLDERS."""
 NEW_KEYS_FOLDERS = (
-    *("/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches", "/v1/streams", "/v1/rag"),
-    *("/v2/systemsharedmemory", "/v2/cudasharedmemory"),
+    *("/v1/messages/batches", "/v1/responses", "/v1/conversations", "/v1/files", "/v1/batches"),
+    *("/v1/streams", "/v1/rag", "/v2/systemsharedmemory", "/v2/cudasharedmemory"),
 )
 """Where each key has things of its own, and shared memory, which --allow-client-shm allows."""
 NEW_KEYS_ACTIONS = ("/infer", "/generate", "/generate_stream", "/config")

@@ -71,7 +71,7 @@ def test_a_refusal_has_the_protocol_s_shape(live: LiveServer, api: str, is_neste
     assert (error["type"] == "permission_error") if is_nested else error.startswith("this server")
 
 
-@pytest.mark.parametrize("host", ["evil.example:8000", "127.0.0.1.evil.example", "a@127.0.0.1", "evil.example."])
+@pytest.mark.parametrize("host", ["evil.example:8000", "127.0.0.1.evil.example", "evil.example."])
 def test_a_name_that_leads_here_reads_nothing(live: LiveServer, host: str) -> None:
     assert live.get("/v1/admin/requests", headers={"host": host}).status_code == 403
 

@@ -99,7 +99,7 @@ def test_a_stream_ends_when_its_key_expires(keys: Keys) -> None:
     header = keys.make(name="brief", expires_at=time() + 1.0)
     with held(keys), keys.live.client.stream("POST", "/v1/completions", json=LONG, headers=header) as response:
         read = [each for each in response.iter_lines() if each]
-    assert json.loads(read[-1].removeprefix("data: "))["error"]["code"] == "unauthenticated"
+    assert json.loads(read[-1].removeprefix("data: "))["error"]["code"] == "invalid_api_key"
 
 
 def test_the_streams_of_other_keys_go_on(keys: Keys) -> None:

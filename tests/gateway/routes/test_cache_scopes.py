@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gateway.access.identity import NEW_KEY_GROUPS, RouteGroup
 from sluice.files import files_mark
 from tests.gateway.routes.serving import (
     LOCAL_CACHE,
@@ -61,7 +62,7 @@ async def test_a_key_may_want_its_answers_kept(start: Any) -> None:
 
 async def test_the_admin_api_makes_such_keys(start: Any) -> None:
     server = await start({}, flags=LOCAL_CACHE)
-    admin = await server.make_key()
+    admin = await server.make_key(groups=NEW_KEY_GROUPS | {RouteGroup.ADMIN}, caches=True)
     made = await server.client.post("/v1/admin/keys", json={"name": "saver", "caches": True}, headers=admin)
     assert made.status_code == 201, made.text
     assert made.json()["caches"] is True

@@ -57,7 +57,7 @@ def test_files_are_sent_again_only_when_they_have_changed(live: LiveServer) -> N
 def test_nothing_else_can_be_read(live: LiveServer, name: str) -> None:
     answer = live.get(f"/console/{name}")
     assert answer.status_code == 404
-    assert answer.json()["error"]["code"] == "not_found"
+    assert answer.json()["error"]["code"] in ("not_found", "unknown_url")
 
 
 def test_files_need_no_key_and_what_they_show_does(guarded: LiveServer) -> None:

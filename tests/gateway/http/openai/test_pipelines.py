@@ -333,7 +333,7 @@ def test_an_error_of_the_step_that_looks_things_up_has_the_client_s_name(it: Pip
     [
         ({"temperature": 5}, "temperature must be between 0 and 2, got 5.0"),
         ({"top_p": 0}, "top_p must be greater than 0 and at most 1, got 0.0"),
-        ({"seed": -2}, "seed must be greater than or equal to -1, got -2"),
+        ({"min_p": 2}, "min_p must be between 0 and 1, got 2.0"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -114,7 +114,8 @@ def test_ready(small: SmallServer) -> None:
 
 def test_head_has_no_body(small: SmallServer) -> None:
     response = small.client.head("/v2")
-    assert (response.status_code, response.content) == (405, b"")
+    assert (response.status_code, response.content) == (200, b"")
+    assert response.headers["content-length"] == small.get("/v2").headers["content-length"]
 
 
 def test_a_version_too_long_for_any_number(small: SmallServer) -> None:

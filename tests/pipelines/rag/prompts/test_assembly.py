@@ -18,7 +18,7 @@ from pipelines.rag.prompts.assembly import (
     select_contents,
 )
 from pipelines.rag.prompts.templates import TEMPLATES, TemplateName
-from pipelines.rag.prompts.tokens import EstimatedTokens, PromptTokens, TokenizerTokens
+from pipelines.rag.prompts.tokens import PromptTokens, TokenizerTokens
 from pipelines.text.citations import Source
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import ChatMessage
@@ -164,17 +164,6 @@ async def test_control_tokens_in_any_text_are_words(rill: Tokenizer, tokens: Pro
         plain = await rill.encode_chat([ChatMessage(each.role, "x") for each in prompt.messages])
         assert [each for each in token_ids if each in CONTROL_IDS] == [each for each in plain if each in CONTROL_IDS]
         assert prompt.kept == (msgspec.structs.replace(source, id=1),)
-
-
-async def test_a_model_without_system_messages_gets_the_instructions_with_the_first_question() -> None:
-    class NoSystem(EstimatedTokens):
-        async def takes_system(self) -> bool:
-            return False
-
-    history = [ChatMessage("user", "Hi"), ChatMessage("assistant", "Hello")]
-    prompt = await prompt_of(NoSystem(4.0), [], history=history, style=style(instructions="Be exact."))
-    assert [each.role for each in prompt.messages] == ["user", "assistant", "user"]
-    assert prompt.messages[0].content == "Be exact.\n\nHi"
 
 
 async def test_prompts_share_their_beginning_up_to_the_first_other_passage(

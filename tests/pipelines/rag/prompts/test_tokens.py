@@ -17,7 +17,6 @@ TURNS = [ChatMessage("user", "What is a sluice for?"), ChatMessage("assistant", 
 async def test_a_conversation_is_counted_as_the_model_gets_it(rill: Tokenizer) -> None:
     tokens = TokenizerTokens(rill)
     assert await tokens.count_chat(TURNS) == len(await rill.encode_chat(TURNS))
-    assert await tokens.takes_system()
 
 
 async def test_turns_add_no_more_than_is_counted_for_them(rill: Tokenizer) -> None:
@@ -36,17 +35,18 @@ def with_template(rill: Tokenizer, template: str | None) -> TokenizerTokens:
     return TokenizerTokens(Tokenizer(made))
 
 
-async def test_a_template_that_refuses_system_messages_is_known(rill: Tokenizer) -> None:
+async def test_instructions_count_where_a_template_refuses_system_messages(rill: Tokenizer) -> None:
     refuses = (
         "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ messages[0].content }}"
     )
-    assert not await with_template(rill, refuses).takes_system()
+    tokens, question = with_template(rill, refuses), ChatMessage("user", "What is a sluice for?")
+    with_instructions = await tokens.count_chat([ChatMessage("system", "Be exact."), question])
+    assert with_instructions == await tokens.count_chat([ChatMessage("user", f"Be exact.\n\n{question.content}")])
 
 
 async def test_a_tokenizer_without_a_template_counts_what_one_would_add(rill: Tokenizer) -> None:
     tokens = with_template(rill, None)
     assert await tokens.count_chat(TURNS) == sum(await tokens.count_turns(TURNS))
-    assert await tokens.takes_system()
 
 
 async def test_an_estimate_counts_characters() -> None:
