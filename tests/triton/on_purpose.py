@@ -36,7 +36,7 @@ _REASONS = {
     "a compressed body where none is read is refused as that, not as JSON that cannot be parsed": """
         http/request_coding/index""",
     "HEAD is answered wherever GET is, as HTTP asks of every server": """
-        http/server_metadata_head http/health/live_head http/health/ready_head http/method/server_head
+        http/health/live_head http/health/ready_head http/method/server_head
         http/method/live_head http/method/ready_head http/method/metadata_head http/method/config_head
         http/method/model_ready_head http/method/stats_head http/method/all_stats_head http/method/shm_status_head
         http/method/cuda_status_head""",
@@ -65,3 +65,6 @@ outputs (refused), and shared memory without a key (INVALID) or of no size (a si
 
 BY_CHANCE = {"http/index/after_unload": "whether the model is gone yet, right after it was unloaded"}
 """Answers that may differ or be equal."""
+
+IN_SAMPLE = frozenset({"http/server_metadata_head"})
+"""Exchanges of the sample that differ for one of these reasons, and that no other recording has."""

@@ -7,7 +7,7 @@ import pytest
 
 from tests.server_process import ServerProcess
 from tests.triton.compare import Verdict
-from tests.triton.on_purpose import BY_CHANCE, NEWER, ON_PURPOSE
+from tests.triton.on_purpose import BY_CHANCE, IN_SAMPLE, NEWER, ON_PURPOSE
 from tests.triton.records import read_exchanges
 from tests.triton.replay import EXCHANGES, replay
 from tests.triton.server import MODELS, copy_models, serving
@@ -42,7 +42,7 @@ def different_answers(server: ServerProcess, exchanges: Path) -> dict[str, tuple
 def test_the_sample_is_answered_as_recorded(examined: ServerProcess) -> None:
     """This test runs first: the questions below leave a model that cannot be loaded."""
     different = different_answers(examined, SAMPLE)
-    assert {name: reasons for name, reasons in different.items() if name not in NEWER | ON_PURPOSE.keys()} == {}
+    assert {name: reasons for name, reasons in different.items() if name not in NEWER | IN_SAMPLE} == {}
 
 
 @pytest.mark.long
