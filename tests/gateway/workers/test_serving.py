@@ -199,7 +199,10 @@ async def test_limits_hold_over_all_workers_and_every_request_is_in_the_ledger(
         assert await asyncio.to_thread(keys_command, ["create", *arguments, "--quiet", state]) == 0
         return {"authorization": f"Bearer {capsys.readouterr().out.strip()}"}
 
-    admin, limited = await make_key("--name=admin"), await make_key("--name=few", "--requests-per-minute=7")
+    admin, limited = (
+        await make_key("--name=admin", "--groups=admin"),
+        await make_key("--name=few", "--requests-per-minute=7"),
+    )
     frugal = await make_key("--name=frugal", f"--tokens-per-day={3 * 17 + 5}")
     server = await asyncio.to_thread(start_server, WORKERS, state)
 
