@@ -162,6 +162,7 @@ def test_a_name_of_128_characters_is_taken(chat_live: LiveServer) -> None:
     tools = [{"name": "mcp__" + "x" * 123, "input_schema": {"type": "object"}}]
     counted = chat_live.post(PATH + "/count_tokens", {"model": MODEL, "messages": TURNS, "tools": tools})
     assert counted.json()["input_tokens"] > 20, counted.text
+    say(chat_live, f'<tool_call>\n{{"name": "{tools[0]["name"]}", "arguments": {{}}}}\n</tool_call>')
     answer = chat_live.post(PATH, {**BODY, "tools": tools, "tool_choice": {"type": "any"}})
     assert answer.json()["content"][-1]["name"] == tools[0]["name"], answer.text
 
