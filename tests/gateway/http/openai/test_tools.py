@@ -286,6 +286,7 @@ def test_keywords_that_are_null_are_as_if_left_out(chat_live: LiveServer) -> Non
 def test_a_name_of_128_characters_is_called(chat_live: LiveServer) -> None:
     name = "mcp__" + "x" * 123
     tools = [{"type": "function", "function": {"name": name}}]
+    say(chat_live, f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>')
     answer = chat_live.post(PATH, CHAT | {"tools": tools, "tool_choice": "required", "reasoning_effort": "none"})
     assert answer.json()["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == name, answer.text
 
