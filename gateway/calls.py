@@ -18,7 +18,7 @@ from gateway.access.ring import KeyRing
 from sluice.errors import SluiceError
 
 OpenStreams = dict[Callable[[SluiceError], None], Identity]
-"""What ends each stream that is open, with the stream's sender."""
+"""Open streams: the function that ends each, and the identity that sent it."""
 CACHED = "cached"
 """How a call ends whose answer was kept, instead of a finish reason."""
 BATCH = "batch"

@@ -125,7 +125,7 @@ class LocalFile:
     id: str
     path: Path
     encoding: str = ""
-    """What the user says that the file is in, "" if nothing was said."""
+    """The encoding that the user names, "" for none."""
 
     async def content_hash(self) -> str:
         """Return the hash that the server computes for the document. Raises OSError."""

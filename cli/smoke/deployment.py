@@ -56,7 +56,7 @@ class Deployment:
         """A model that makes vectors of texts; "" where there is none."""
         self._metrics_url = target.metrics_url
         self._grpc: JsonObject | None = None
-        """What the server says of its gRPC, once it was asked."""
+        """The server's description of its gRPC, None before the first request for it."""
         headers = {} if target.api_key is None else {"authorization": f"Bearer {target.api_key}"}
         self._http = httpx.AsyncClient(
             headers=headers,

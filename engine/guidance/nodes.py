@@ -1,4 +1,4 @@
-"""What a single schema says: its types, its parts, the values and members that it names."""
+"""Reads a single schema: its types, its parts, the values and members that it names."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -60,7 +60,7 @@ class Place:
     """A keyword that is left to the caller."""
     out: dict[str, Any] = field(default_factory=dict)
     parts: list[dict[str, Any]] = field(default_factory=list)
-    """What must match too, and needs a schema of its own."""
+    """Schemas that must match too, each on its own."""
     is_never: bool = False
 
 

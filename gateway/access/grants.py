@@ -1,4 +1,4 @@
-"""What one key may give to another: nothing that it does not have itself."""
+"""Checks that a key gives another no right that it lacks itself."""
 
 import ipaddress
 from fnmatch import fnmatchcase

@@ -66,6 +66,7 @@ _SCHEMA = Schema(
 
 
 MARKER_SUFFIX = ".required"
+"""Ends the name of the empty file that says that a store has had keys."""
 
 
 class SqliteKeys:

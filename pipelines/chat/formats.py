@@ -34,7 +34,7 @@ class Tool(msgspec.Struct, frozen=True):
     name: str
     parameters: dict[str, Any]
     relaxed: tuple[str, ...] = ()
-    """What the client's schema says and calls are not held to."""
+    """Keywords of the client's schema that the grammar leaves out."""
 
 
 def parse_tools(tools: Sequence[dict[str, Any]]) -> list[Tool]:

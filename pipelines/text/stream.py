@@ -250,7 +250,7 @@ class StreamRecord(Protocol):
 
 
 class RequestPart(Protocol):
-    """What is counted once for the generations of a shared request that one model has."""
+    """A model's share of a request with several generations, which is counted once."""
 
     def close(self) -> None:
         """Count the request: its generations have ended."""

@@ -15,7 +15,7 @@ _LIBRARIES = {
     "dali": "decode and resize in a Python model (Pillow, torchvision), for instance as a step of an ensemble",
     "fil": "convert the trees to model.onnx (onnxmltools, skl2onnx), or predict in a Python model (treelite)",
 }
-"""What to use in place of Triton's backends that are C++ libraries, by their names."""
+"""Replacements for Triton's backends that are C++ libraries, by name."""
 _ANY_LIBRARY = (
     'backend: "python" with a model.py, or DIR/{name}/model.py for --backend-directory DIR: C++ libraries '
     "(libtriton_{name}.so) are not loaded"

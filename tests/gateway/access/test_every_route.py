@@ -62,7 +62,7 @@ NEW_KEYS_FOLDERS = (
 )
 """Where each key has things of its own, and shared memory, which --allow-client-shm allows."""
 NEW_KEYS_ACTIONS = ("/infer", "/generate", "/generate_stream", "/config")
-"""What such a key does with models of the v2 protocol."""
+"""Actions of such a key on models of the v2 protocol."""
 OPEN_RPCS = {
     *("/inference.GRPCInferenceService/ServerLive", "/inference.GRPCInferenceService/ServerReady"),
     *("/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", "/grpc.health.v1.Health/List"),
