@@ -18,6 +18,7 @@ PACKAGES = ("sluice", "engine", "serving", "pipelines", "gateway", "cli", "load"
 TOWER = (
     "sluice",
     "engine",
+    "engine.models",
     "engine.runners",
     "engine.runners.openvino",
     "engine.sampling",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from engine.model_folder import ModelFormat
-from engine.runners.openvino.weights.checkpoint import INDEX, WHOLE, weight_files
+from engine.models.weights.files import INDEX, WHOLE, weight_files
 from pipelines.text.transformers_tokenizer import TOKENIZER_FILES
 
 CONFIG = "config.json"

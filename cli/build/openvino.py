@@ -9,10 +9,9 @@ from cli.build.options import BuildOptions, Dtype, UsageError
 from cli.build.source import SourceCheckpoint
 from cli.build.steps import BuildStep, CompressStep, ConvertStep, CopyStep
 from engine.model_folder import ModelFormat
+from engine.models.weights.files import NONE, QUANTIZATIONS, compressed_file
 from engine.runners.openvino.runtime import OPENVINO
 from engine.runners.openvino.source import FolderKind, check_folder, identify_folder
-from engine.runners.openvino.weights.checkpoint import compressed_file
-from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS
 from sluice.errors import SluiceError
 
 _DTYPES = {Dtype.AUTO: "", Dtype.BFLOAT16: "bf16", Dtype.FLOAT32: "f32"}

@@ -22,12 +22,13 @@ from cli.build.checkpoint_files import (
 from cli.build.options import BuildError
 from engine.config import EngineConfig
 from engine.model_folder import ModelFormat
+from engine.models.weights.assembled import stored_tensors
+from engine.models.weights.files import compressed_file, weight_files
+from engine.models.weights.mapped import StoredTensor
 from engine.runners.openvino.convert import convert
 from engine.runners.openvino.source import cache_folder
-from engine.runners.openvino.weights.assembled import stored_tensors
-from engine.runners.openvino.weights.checkpoint import CheckpointWeights, compressed_file, weight_files
+from engine.runners.openvino.weights.checkpoint import CheckpointWeights
 from engine.runners.openvino.weights.compression import compress
-from engine.runners.openvino.weights.mapped import StoredTensor
 
 Advance = Callable[[int], None]
 """Receives the number of bytes that were written since the last call, for a progress bar."""

@@ -10,8 +10,7 @@ import msgspec
 from cli.doctor.facts import ModelFacts, ModelSize
 from cli.gpus import ComputeCapability
 from engine.model_folder import ModelFormat, model_format
-from engine.runners.openvino.weights.checkpoint import compressed_file
-from engine.runners.openvino.weights.compression import QUANTIZATIONS
+from engine.models.weights.files import QUANTIZATIONS, compressed_file
 from engine.runtimes import runtimes_for
 from sluice.errors import ErrorCode, SluiceError
 

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
+from engine.arrays import ByteArray, FloatArray, IntArray
 
-IntArray = NDArray[np.int32]
-FloatArray = NDArray[np.float32]
-ByteArray = NDArray[np.uint8]
+__all__ = ["AdapterRunner", "BlockRunner", "ByteArray", "FloatArray", "IntArray", "Runner", "RunnerInfo", "StepBatch"]
 
 
 @dataclass(frozen=True, slots=True)

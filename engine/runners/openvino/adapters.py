@@ -7,9 +7,9 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from engine.models.weights.lora import Matrices, read_adapter
 from engine.runners.base import FloatArray, IntArray
 from engine.runners.openvino.graph.adapters import MASK, stack_names
-from engine.runners.openvino.weights.adapter import Matrices, read_adapter
 
 _NOBODY = -1
 

@@ -14,7 +14,7 @@ from engine.config import EngineConfig
 from engine.runners.base import ByteArray
 from engine.runners.openvino.graph.model import is_cache
 from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
-from engine.runners.openvino.weights.mapped import shared_tensor
+from engine.runners.openvino.weights.shared import shared_tensor
 from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)

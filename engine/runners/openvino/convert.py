@@ -18,7 +18,7 @@ from threading import Thread
 from typing import IO
 
 from engine.model_folder import read_json
-from engine.runners.openvino.config.config_file import ConfigFile
+from engine.models.config.config_file import ConfigFile
 from sluice.errors import ErrorCode, SluiceError
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from engine.model_folder import read_json
-from engine.runners.openvino.config.config_file import ConfigFile, PositiveInt, read_eos_token_ids
+from engine.models.config.config_file import ConfigFile, PositiveInt, read_eos_token_ids
 from engine.runners.openvino.graph.adapters import named_parameter
 from engine.runners.openvino.graph.model import (
     MAX_CONTEXT_LEN,

@@ -12,6 +12,7 @@ import numpy as np
 import openvino as ov
 
 from engine.config import EngineConfig
+from engine.models.weights.files import NONE
 from engine.runners.base import ByteArray, FloatArray, IntArray, RunnerInfo, StepBatch
 from engine.runners.openvino.adapters import AdapterStacks
 from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limits, choose_num_blocks
@@ -19,7 +20,6 @@ from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder
 from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.source import open_decoder
-from engine.runners.openvino.weights.compression import NONE
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import available_bytes, num_cores
 

@@ -5,22 +5,22 @@ from enum import Enum, auto
 from pathlib import Path
 
 import openvino as ov
-from msgspec.structs import replace
 
 from engine.config import EngineConfig, Task
 from engine.model_folder import read_json, served_task
-from engine.runners.openvino.architectures import ARCHITECTURES, check_stateless, read_decoder_config, read_model_type
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.config.rope import LongRope
+from engine.models.architectures import ARCHITECTURES, check_stateless, read_decoder_config, read_model_type
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.config.rope import LongRope
+from engine.models.weights.assembled import write_assembled
+from engine.models.weights.files import NONE, QUANTIZATIONS, weight_files
 from engine.runners.openvino.convert import can_convert, convert
 from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.experts import FEW_EXPERTS
 from engine.runners.openvino.graph.model import Decoder, build_model, choose_max_model_len
 from engine.runners.openvino.graph.paged_attention import check_cache_dtype
 from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
-from engine.runners.openvino.weights.assembled import write_assembled
-from engine.runners.openvino.weights.checkpoint import CheckpointWeights, weight_files
-from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, compress
+from engine.runners.openvino.weights.checkpoint import CheckpointWeights
+from engine.runners.openvino.weights.compression import compress
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)
@@ -100,15 +100,21 @@ def _build(config: EngineConfig, directory: Path, kind: ov.Type) -> Decoder:
     adapters = AdapterInputs(kind) if has_adapters else None
     model_config = read_decoder_config(directory)
     check_cache_dtype(model_config, config.kv_cache_dtype)
-    if model_config.latent is not None and config.kv_cache_dtype == "u8":
-        model_config = replace(model_config, latent=replace(model_config.latent, pads_values=True))
     max_model_len = choose_max_model_len(
         config.max_model_len, model_config.max_position_embeddings, model_config.longest_context
     )
     _log_longrope(model_config, max_model_len)
     weights = open_weights(directory, config.quantization, cache_folder(config))
+    model = build_model(
+        model_config,
+        weights,
+        max_model_len,
+        has_head=not is_embedder,
+        adapters=adapters,
+        pads_values=config.kv_cache_dtype == "u8",
+    )
     return Decoder(
-        model=build_model(model_config, weights, max_model_len, has_head=not is_embedder, adapters=adapters),
+        model=model,
         weights=weights,
         model_type=model_config.model_type,
         vocab_size=model_config.vocab_size,

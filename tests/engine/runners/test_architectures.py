@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
+from engine.models.architectures import read_decoder_config
 from engine.runners.base import FloatArray, Runner
-from engine.runners.openvino.architectures import read_decoder_config
 from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill

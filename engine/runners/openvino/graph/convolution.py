@@ -1,9 +1,5 @@
-"""Short convolutions over a sequence's tokens, in the place of attention (LFM2).
-
-A token needs the inputs of the few before it. Those are kept in the KV cache, half of each as a key and half as a
-value: so they are shared, freed and computed again with the blocks of their tokens, as any other layer's, at the price
-of more memory than the last few inputs of each sequence would take.
-"""
+"""Short convolutions over a sequence's tokens, whose inputs are kept in the KV cache: half of each as a key and half as
+a value."""
 
 from dataclasses import dataclass
 
@@ -12,11 +8,15 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.opset15 import bitwise_right_shift
 
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.graph.layers import Context, linear
+from engine.models.kernels import Heads
 from engine.runners.openvino.graph.nodes import TO_THE_END, floating, ints32, ints64, part
-from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE, Heads, paged_attention, zero_after
-from sluice.errors import ErrorCode, SluiceError
+from engine.runners.openvino.graph.paged_attention import (
+    BLOCK_SIZE,
+    Caches,
+    PagedInputs,
+    paged_attention,
+    zero_after,
+)
 
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 
@@ -30,17 +30,17 @@ class EarlierToken:
     exists: ov.Node
 
 
-def earlier_tokens(context: Context) -> list[EarlierToken]:
+def earlier_tokens(paged: PagedInputs, position_ids: ov.Node, convolution_size: int) -> list[EarlierToken]:
     """Return the places of the tokens 1, 2, … positions before each, as many as the convolution sees."""
-    paged, zero = context.paged, ints32([0])
-    rows = ops.range(ops.constant(np.int32(0)), _length(context.position_ids), ops.constant(np.int32(1)), "i32")
+    zero = ints32([0])
+    rows = ops.range(ops.constant(np.int32(0)), _length(position_ids), ops.constant(np.int32(1)), "i32")
     ends = part(paged.subsequence_begins, 1, TO_THE_END, 0)
     is_after = ops.less_equal(ops.unsqueeze(ends, ints64([0])), ops.unsqueeze(rows, ints64([1])))
     sequence = ops.reduce_sum(ops.convert(is_after, "i32"), ints64([1]), False)
     tables = ops.gather(paged.block_indices_begins, sequence, zero)
     found = []
-    for distance in range(1, context.config.convolution_size):
-        position = ops.subtract(context.position_ids, ints32([distance]))
+    for distance in range(1, convolution_size):
+        position = ops.subtract(position_ids, ints32([distance]))
         inside = ops.maximum(position, zero)
         # In integers: a position of some thousands is not exact in bf16.
         number = bitwise_right_shift(inside, ints32([_BLOCK_BITS]))
@@ -55,61 +55,37 @@ def _length(x: ov.Node) -> ov.Node:
     return ops.gather(ops.shape_of(x, "i32"), ops.constant(np.int32(0)), ops.constant(np.int32(0)))
 
 
-def short_convolution(context: Context, x: ov.Node, layer: int, earlier: list[EarlierToken]) -> ov.Node:
-    """Return out(c * convolution(b * v)), where b, c and v are projections of x."""
-    config, name = context.config, f"model.layers.{layer}.conv"
-    size, bias = config.hidden_size, config.convolution_bias
-    both = linear(context, x, f"{name}.in_proj", 3 * size, bias=bias)
-    before, after, values = (part(both, each * size, (each + 1) * size, 1) for each in range(3))
-    inputs = ops.multiply(before, values)
-    taps = context.weights.constant(f"{name}.conv.weight", (size, 1, config.convolution_size))
-    total = ops.multiply(inputs, _tap(taps, config.convolution_size - 1))
-    stored = _Stored.write(context, inputs, layer)
+def convolve(
+    x: ov.Node, taps: ov.Node, caches: Caches, paged: PagedInputs, heads: Heads, earlier: list[EarlierToken]
+) -> ov.Node:
+    """See `Kernels.convolve`. `heads` hold half of a token's x each."""
+    total = ops.multiply(x, _tap(taps, len(earlier)))
+    stored = _Stored.write(x, caches, paged, heads)
     for distance, token in enumerate(earlier, 1):
-        total = ops.add(total, ops.multiply(stored.read(token), _tap(taps, config.convolution_size - 1 - distance)))
-    if bias:
-        total = ops.add(total, context.weights.constant(f"{name}.conv.bias", (size,)))
-    return linear(context, ops.multiply(after, total), f"{name}.out_proj", size, bias=bias)
+        total = ops.add(total, ops.multiply(stored.read(token), _tap(taps, len(earlier) - distance)))
+    return total
 
 
 def _tap(taps: ov.Node, number: int) -> ov.Node:
     return ops.reshape(part(taps, number, number + 1, 2), ints64([1, -1]), False)
 
 
-def cache_heads(config: DecoderConfig) -> Heads:
-    """Return the heads that hold half of an input. The number of query heads and the size are those of the layers with
-    attention, because the nodes of a graph share buffers that are made for the first: with other numbers OpenVINO
-    2026.4 writes beyond them. Raises UNIMPLEMENTED if half an input does not fit."""
-    count, rest = divmod(config.hidden_size // 2, config.head_dim)
-    if rest or config.num_heads % count:
-        message = (
-            f"hidden_size {config.hidden_size} with {config.num_heads} heads of {config.head_dim} is not supported"
-        )
-        raise SluiceError(
-            ErrorCode.UNIMPLEMENTED,
-            f"{message} in this family; half of it must be heads, whose number divides that of the attention",
-            param="model_path",
-        )
-    return Heads(config.num_heads, count, config.head_dim)
-
-
 @dataclass(frozen=True, slots=True)
 class _Stored:
     """The inputs of a layer's convolution in the KV cache, this step's included."""
 
-    caches: tuple[ov.Node, ov.Node]
+    caches: Caches
     heads: Heads
     zero: ov.Node
     """A zero that is not computed before this step's inputs are written."""
 
     @classmethod
-    def write(cls, context: Context, inputs: ov.Node, layer: int) -> "_Stored":
-        heads, caches = cache_heads(context.config), context.caches[layer]
+    def write(cls, inputs: ov.Node, caches: Caches, paged: PagedInputs, heads: Heads) -> "_Stored":
         half = heads.num_kv_heads * heads.head_dim
         key, value = part(inputs, 0, half, 1), part(inputs, half, TO_THE_END, 1)
         # The node of attention writes; each token attends to itself alone, which costs almost nothing.
         query = ops.tile(key, ints64([1, heads.num_heads // heads.num_kv_heads]))
-        written = paged_attention(query, key, value, caches, context.paged, heads, scale=1.0, window=1)
+        written = paged_attention(query, key, value, caches, paged, heads, scale=1.0, window=1)
         return cls(caches, heads, zero_after(written))
 
     def read(self, token: EarlierToken) -> ov.Node:

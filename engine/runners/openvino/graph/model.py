@@ -1,24 +1,22 @@
 """Builds the OpenVINO model of a checkpoint: the inputs of one step in, logits of the sampled rows out."""
 
-import logging
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.architectures import find_architecture
-from engine.runners.openvino.config.decoder_config import DecoderConfig
+from engine.models.architectures import find_architecture
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.kernels import Context
+from engine.models.text_model import compute_hidden, compute_logits
+from engine.models.weights.names import TextModelTensors
 from engine.runners.openvino.graph.adapters import AdapterInputs, named_parameter
-from engine.runners.openvino.graph.layers import Context, rotation
-from engine.runners.openvino.graph.nodes import scaled, softcapped
+from engine.runners.openvino.graph.kernels import GraphKernels
 from engine.runners.openvino.graph.paged_attention import PagedInputs
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights
-from engine.runners.openvino.weights.text_model import EMBEDDING, HEAD, HEAD_BIAS, POSITIONS, TextModelTensors
+from engine.runners.openvino.weights.named import NamedWeights
 from sluice.errors import invalid
-
-logger = logging.getLogger(__name__)
 
 STEP_INPUTS = (
     "token_ids",
@@ -70,17 +68,17 @@ def build_model(
     *,
     has_head: bool = True,
     adapters: AdapterInputs | None = None,
+    pads_values: bool = False,
 ) -> ov.Model:
     """Build the graph. One that `has_head` False returns hidden states [num_sampled, hidden_size] for logits. With
     `adapters`, its projections have inputs for LoRA adapters, which are added there.
 
     Inputs: STEP_INPUTS [-1] i32, MAX_CONTEXT_LEN [] i32, `key_cache.N` and `value_cache.N`, whose type and shape the
     compiler chooses. Output: logits [num_sampled, vocab_size] f32. `max_model_len` is the length of the longest
-    sequence (see `rope`), by default what the model was made for.
+    sequence (see `rope`), by default what the model was made for. For `pads_values` see `GraphKernels`.
 
     Raises SluiceError if the checkpoint does not match its config.json, or is not supported.
     """
-    architecture = find_architecture(config.model_type)
     step = {name: named_parameter(name, [-1], ov.Type.i32) for name in STEP_INPUTS}
     max_context_len = named_parameter(MAX_CONTEXT_LEN, [], ov.Type.i32)
     caches = tuple((_cache(f"{_KEY_CACHE}{i}"), _cache(f"{_VALUE_CACHE}{i}")) for i in range(config.num_layers))
@@ -91,29 +89,21 @@ def build_model(
         block_indices_begins=step["block_indices_begins"],
         max_context_len=max_context_len,
     )
+    names = TextModelTensors(weights.tensors, find_architecture(config.model_type).names)
+    names.check_num_layers(config)
     longest = max_model_len or config.max_position_embeddings
-    ropes = {layer.rope for layer in config.layers if layer.rope is not None}
-    rotations = {rope: rotation(rope, config.head_dim, longest, step["position_ids"]) for rope in ropes}
-    tensors = TextModelTensors(weights, architecture.names)
-    tensors.check_num_layers(config)
-    context = Context(config, tensors, paged, step["position_ids"], rotations, caches, adapters)
-    embedding = tensors.constant(EMBEDDING, (config.vocab_size, config.hidden_size))
-    zero = ops.constant(np.int32(0))
-    embedded = scaled(ops.gather(embedding, step["token_ids"], zero), config.embedding_scale)
-    hidden = architecture.decoder(context, _with_positions(context, embedded))
-    sampled = ops.gather(hidden, step["sampled_rows"], zero)
-    head = _head(config, tensors, embedding) if has_head else None
-    head_bias = tensors.constant(HEAD_BIAS, (config.vocab_size,)) if has_head and config.head_bias else None
-    tensors.check_leftovers(config)
+    named = NamedWeights(weights, names)
+    kernels = GraphKernels(config, named, step, paged, caches, longest, adapters=adapters, pads_values=pads_values)
+    context = Context(config, kernels)
+    output = compute_hidden(context)
+    if has_head:
+        output = compute_logits(context, output, has_own_head=names.has_own_head)
+    else:
+        output = ops.convert(output, "f32")
+    names.check_leftovers(config)
     parameters = [*step.values(), max_context_len, *(cache for pair in caches for cache in pair)]
     parameters += adapters.parameters if adapters is not None else []
-    if head is None:
-        return ov.Model([ops.result(ops.convert(sampled, "f32"))], parameters, config.model_type)
-    logits = ops.matmul(sampled, head, False, True)
-    if head_bias is not None:
-        logits = ops.add(logits, head_bias)
-    logits = softcapped(scaled(logits, config.logit_scale), config.logit_softcap)
-    return ov.Model([ops.result(logits)], parameters, config.model_type)
+    return ov.Model([ops.result(output)], parameters, config.model_type)
 
 
 def choose_max_model_len(requested: int | None, default: int, most: int | None = None) -> int:
@@ -131,23 +121,6 @@ def choose_max_model_len(requested: int | None, default: int, most: int | None =
 def is_cache(name: str) -> bool:
     """Return whether the input `name` is a layer's key or value cache."""
     return name.startswith((_KEY_CACHE, _VALUE_CACHE))
-
-
-def _head(config: DecoderConfig, tensors: TextModelTensors, embedding: ov.Node) -> ov.Node:
-    if config.tie_word_embeddings:
-        if not tensors.has_own_head:
-            return embedding
-        logger.warning("the model has an LM head of its own, though by config.json it is tied to the embedding")
-    return tensors.constant(HEAD, (config.vocab_size, config.hidden_size))
-
-
-def _with_positions(context: Context, embedded: ov.Node) -> ov.Node:
-    """Add the embedding of each token's position, for a model that has those in the place of ropes."""
-    config = context.config
-    if not config.has_position_embeddings:
-        return embedded
-    positions = context.weights.constant(POSITIONS, (config.max_position_embeddings, config.hidden_size))
-    return ops.add(embedded, ops.gather(positions, context.position_ids, ops.constant(np.int32(0))))
 
 
 def _cache(name: str) -> ov.Node:

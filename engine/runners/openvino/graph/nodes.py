@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
+from openvino.op import Constant
 
 TO_THE_END = np.iinfo(np.int64).max
 """The end of a slice that has all from its begin on."""
@@ -42,6 +43,26 @@ def num_features(x: ov.Node) -> int:
     output = x.output(0) if isinstance(x, ov.Node) else x  # paged attention has several outputs
     size: int = output.partial_shape[-1].get_length()
     return size
+
+
+def values_of(weight: ov.Node) -> np.ndarray:
+    """Return a stored vector as f32 values, for computations at build time."""
+    node = weight if isinstance(weight, Constant) else weight.input_value(0).get_node()
+    values: np.ndarray = node.get_data(dtype=np.float32)
+    return values
+
+
+def largest(x: ov.Node, count: int) -> tuple[ov.Node, ov.Node]:
+    """Return the `count` largest values of each row, and their columns."""
+    found = ops.topk(x, ops.constant(np.int32(count)), -1, "max", "value", index_element_type="i32")
+    values, columns = found.outputs()
+    return values, columns
+
+
+def last_axis(x: ov.Node) -> int:
+    output = x.output(0) if isinstance(x, ov.Node) else x
+    rank: int = output.partial_shape.rank.get_length()
+    return rank - 1
 
 
 Activation = Callable[[ov.Node], ov.Node]

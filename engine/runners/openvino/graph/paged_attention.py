@@ -14,7 +14,8 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from engine.runners.openvino.config.decoder_config import DecoderConfig
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.kernels import Heads, Scores
 from engine.runners.openvino.graph.nodes import floating, ints32, ints64, scaled, softcapped
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -34,22 +35,15 @@ class PagedInputs:
     max_context_len: ov.Node
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Number and size of the heads of a layer's attention."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    value_dim: int | None = None
-    """Size of the heads of values, if it is another than that of queries and keys."""
+Caches = tuple[ov.Node, ov.Node]
+"""Key and value cache of a layer."""
 
 
 def paged_attention(
     query: ov.Node,
     key: ov.Node,
     value: ov.Node,
-    caches: tuple[ov.Node, ov.Node],
+    caches: Caches,
     paged: PagedInputs,
     heads: Heads,
     *,
@@ -127,15 +121,6 @@ def _make_node(inputs: list[ov.Node]) -> ov.Node:
 _LOWEST = float(np.finfo(np.float32).min)
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Options of the scores: products times `scale`, squeezed into ± `softcap`, over the last `window` tokens."""
-
-    scale: float
-    softcap: float
-    window: int | None
-
-
 def check_cache_dtype(config: DecoderConfig, kv_cache_dtype: str) -> None:
     """Check the cache type. Raises SluiceError INVALID if the graph reads blocks itself and cannot read that type."""
     if config.attention_softcap is not None and kv_cache_dtype == "u8":
@@ -154,7 +139,7 @@ def capped_attention(
     query: ov.Node,
     key: ov.Node,
     value: ov.Node,
-    caches: tuple[ov.Node, ov.Node],
+    caches: Caches,
     paged: PagedInputs,
     heads: Heads,
     scores: Scores,
@@ -173,7 +158,7 @@ def zero_after(x: ov.Node) -> ov.Node:
 
 
 def _attend(
-    query: ov.Node, caches: tuple[ov.Node, ov.Node], blocks: ov.Node, paged: PagedInputs, heads: Heads, scores: Scores
+    query: ov.Node, caches: Caches, blocks: ov.Node, paged: PagedInputs, heads: Heads, scores: Scores
 ) -> ov.Node:
     """Attend in all sequences at once, each with rows and slots up to those of the longest.
 

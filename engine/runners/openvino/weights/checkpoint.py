@@ -1,27 +1,19 @@
 """A checkpoint's weights as OpenVINO constants, without a copy and without torch."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
 import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import Constant
 
+from engine.models.weights.assembled import AssembledTensor, Weight, assemble, stored_tensors
+from engine.models.weights.files import NONE, map_files, stored_quantization, weight_files
+from engine.models.weights.mapped import StoredTensor
 from engine.runners.openvino.graph.nodes import ints64, part
-from engine.runners.openvino.weights.assembled import AssembledTensor, Weight, assemble, stored_tensors
-from engine.runners.openvino.weights.compression import NONE, QUANTIZATIONS, SCALES, ZEROS, CompressedTensor, pair_up
-from engine.runners.openvino.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
+from engine.runners.openvino.weights.compression import CompressedTensor, pair_up
+from engine.runners.openvino.weights.shared import FLOAT_TYPES, stored_tensor
 from sluice.errors import ErrorCode, SluiceError, invalid
-
-INDEX = "model.safetensors.index.json"
-WHOLE = "model.safetensors"
-_NOT_OURS = ("consolidated", "adapter_")
-"""Prefixes of other files beside some checkpoints: the same weights in their maker's layout, and adapters."""
-
-
-class _Index(msgspec.Struct, frozen=True):
-    weight_map: dict[str, str]
 
 
 class CheckpointWeights:
@@ -42,17 +34,9 @@ class CheckpointWeights:
     def open(cls, directory: Path) -> "CheckpointWeights":
         """Map the weights in `directory`. Raises SluiceError: NOT_FOUND without files, INVALID for a damaged one, or a
         tensor in two."""
-        tensors: dict[str, StoredTensor] = {}
         files = weight_files(directory)
-        for path in files:
-            found = map_tensors(path)
-            if twice := found.keys() & tensors.keys():
-                raise _stored_twice(min(twice), files)
-            tensors.update(found)
-        stored = next((kind for kind in QUANTIZATIONS for path in files if path.name == compressed_file(kind)), None)
-        if stored is not None:
-            return cls(tensors, pair_up(tensors), stored)
-        return cls(assemble(tensors))
+        tensors, stored = map_files(files), stored_quantization(files)
+        return cls(assemble(tensors)) if stored == NONE else cls(tensors, pair_up(tensors), stored)
 
     def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
         """Return tensor `name` as an f32 node. Raises SluiceError if it is missing or has another shape or dtype."""
@@ -84,55 +68,12 @@ class CheckpointWeights:
             raise invalid("model_path", f"tensor {name!r} has shape {found}; by config.json it must be {shape}")
         return stored, compressed
 
-    def leftovers(self, used: Container[str]) -> list[str]:
-        """Return the names of the tensors that are neither `used` nor a part of one that is, sorted."""
-        parts = {f"{name}{suffix}" for name in self._compressed for suffix in (SCALES, ZEROS) if name in used}
-        return sorted(name for name in self.tensors if name not in used and name not in parts)
-
     def release_pages(self) -> None:
         """Release the resident pages of the maps. If they are accessed again, they are read from the files. Once
         inference has run, the compiled model has the weights in its own layout."""
         parts = [part for compressed in self._compressed.values() for part in compressed.parts]
         for stored in {id(stored.file): stored for stored in stored_tensors((*self.tensors.values(), *parts))}.values():
             stored.release()
-
-
-def compressed_file(quantization: str) -> str:
-    """Return the name of the file of compressed matrices in a built checkpoint; other tensors are in another file."""
-    return f"model-{quantization}.safetensors"
-
-
-def weight_files(directory: Path) -> list[Path]:
-    """Return the files of a checkpoint: the single file, else those in its index, else all that can be part of it.
-    Raises NOT_FOUND without any, or if a file in the index is missing, INVALID for a malformed index."""
-    if (directory / WHOLE).is_file():
-        return [directory / WHOLE]
-    index = directory / INDEX
-    if index.is_file():
-        return _indexed(index)
-    paths = sorted(path for path in directory.glob("*.safetensors") if not path.name.startswith(_NOT_OURS))
-    if not paths:
-        raise SluiceError(ErrorCode.NOT_FOUND, f"{directory} holds no *.safetensors file", param="model_path")
-    return paths
-
-
-def _indexed(index: Path) -> list[Path]:
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (ValueError, RecursionError) as error:
-        raise invalid("model_path", f"{index} is no index of weights: {error}") from error
-    paths = [index.parent / name for name in sorted(set(weight_map.values()))]
-    missing = [path.name for path in paths if not path.is_file()]
-    if missing:
-        message = f"{index.parent} lacks {', '.join(missing)}, which {INDEX} names; is the download complete?"
-        raise SluiceError(ErrorCode.NOT_FOUND, message, param="model_path")
-    return paths
-
-
-def _stored_twice(name: str, files: Sequence[Path]) -> SluiceError:
-    first, second, *_ = (path.name for path in files if name in map_tensors(path))
-    message = f"tensor {name!r} is in {first} and in {second}; remove the file that is not the model's"
-    return invalid("model_path", message)
 
 
 def _plain(name: str, stored: StoredTensor) -> ov.Node:
@@ -142,7 +83,7 @@ def _plain(name: str, stored: StoredTensor) -> ov.Node:
             f"tensor {name!r} is stored as {stored.dtype}; supported: {', '.join(FLOAT_TYPES)}",
             param="model_path",
         )
-    constant = Constant(stored.tensor(FLOAT_TYPES[stored.dtype], stored.shape), shared_memory=True)
+    constant = Constant(stored_tensor(stored, FLOAT_TYPES[stored.dtype], stored.shape), shared_memory=True)
     constant.set_friendly_name(name)
     if stored.dtype == "F32":
         return constant

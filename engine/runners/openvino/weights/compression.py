@@ -25,18 +25,15 @@ from numpy.typing import NDArray
 from openvino import opset13 as ops
 from openvino.op import Constant
 
-from engine.runners.base import FloatArray
-from engine.runners.openvino.weights.assembled import Weight
-from engine.runners.openvino.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
-from engine.runners.openvino.weights.tensor_file import OutputTensors, TensorPart, files_key, write_tensors
+from engine.arrays import FloatArray
+from engine.models.weights.assembled import Weight
+from engine.models.weights.files import INT4, INT8, SCALES, ZEROS
+from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
+from engine.models.weights.tensor_file import OutputTensors, TensorPart, files_key, write_tensors
+from engine.runners.openvino.weights.shared import stored_tensor
 
 logger = logging.getLogger(__name__)
 
-INT8, INT4 = "int8", "int4"
-NONE = "none"
-QUANTIZATIONS = (INT8, INT4)
-SCALES, ZEROS = ".scales", ".zeros"
-"""Suffixes of the tensors with the scales and zero points of a matrix, whose codes have its name."""
 GROUP = 64
 """Consecutive weights of a row that share a scale under int4. Fewer cost memory, more cost accuracy."""
 
@@ -92,7 +89,7 @@ class CompressedTensor:
 
 
 def _constant(stored: StoredTensor, kind: ov.Type, shape: tuple[int, ...], name: str = "") -> ov.Node:
-    constant = Constant(stored.tensor(kind, shape), shared_memory=True)
+    constant = Constant(stored_tensor(stored, kind, shape), shared_memory=True)
     if name:
         constant.set_friendly_name(name)
     return constant

@@ -7,7 +7,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.config_file import (
+from engine.models.config.config_file import (
     ConfigFile,
     base_config,
     every_nth_full,
@@ -15,9 +15,9 @@ from engine.runners.openvino.config.config_file import (
     read_ropes,
     unsupported,
 )
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, pre_norm, sandwich_norm
-from engine.runners.openvino.graph.layers import rms_norm_plus_one
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.decoder import Architecture, attention, normed_heads, pre_norm, sandwich_norm
+from engine.models.layers import rms_norm_plus_one
 
 _GELU = "gelu_pytorch_tanh"
 

@@ -8,9 +8,8 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.model_folder import read_json
-from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
-from engine.runners.openvino.config.rope import DEFAULT_THETA, Rope
-from engine.runners.openvino.graph.nodes import ACTIVATIONS
+from engine.models.config.decoder_config import ACTIVATIONS, DecoderConfig, Layer
+from engine.models.config.rope import DEFAULT_THETA, Rope
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 PositiveInt = Annotated[int, msgspec.Meta(gt=0)]

@@ -3,22 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import openvino as ov
-from openvino import opset13 as ops
+from engine.models.config.config_file import ConfigFile
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.kernels import Context, Heads, Scores, Tensor
+from engine.models.layers import Mlp, Norm, gated_mlp, rms_norm
+from engine.models.weights.names import PLAIN_NAMES, TensorNames
 
-from engine.runners.openvino.config.config_file import ConfigFile
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.graph.layers import Context, Mlp, Norm, gated_mlp, linear, rms_norm, rotate, uninterleaved
-from engine.runners.openvino.graph.nodes import floating, ints64, part, scaled
-from engine.runners.openvino.graph.paged_attention import Heads, Scores, capped_attention, paged_attention
-from engine.runners.openvino.weights.text_model import PLAIN_NAMES, TensorNames
-
-QueryKeyValue = tuple[ov.Node, ov.Node, ov.Node]
-Projection = Callable[[Context, ov.Node, int], QueryKeyValue]
+QueryKeyValue = tuple[Tensor, Tensor, Tensor]
+Projection = Callable[[Context, Tensor, int], QueryKeyValue]
 """(context, x, layer) -> query, key and value, each [num_tokens, heads * head_dim]."""
-HeadStep = Callable[[Context, ov.Node, str], ov.Node]
-"""(context, heads [num_tokens, num_heads, 1, head_dim], name of the layer's tensors + `.q` or `.k`) -> heads."""
-Attention = Callable[[Context, ov.Node, int], ov.Node]
+HeadStep = Callable[[Context, Tensor, str], Tensor]
+"""(context, heads, name of the layer's tensors + `.q` or `.k`) -> heads."""
+Attention = Callable[[Context, Tensor, int], Tensor]
 """(context, x, layer) -> what is added to x."""
 
 
@@ -27,7 +23,7 @@ class Architecture:
     """The way a model family reads its `config.json`, and the way its decoder is built."""
 
     configure: Callable[[ConfigFile], DecoderConfig]
-    decoder: Callable[[Context, ov.Node], ov.Node]
+    decoder: Callable[[Context, Tensor], Tensor]
     """(context, token embeddings [num_tokens, hidden_size]) -> hidden states before the LM head, same shape."""
     names: TensorNames = PLAIN_NAMES
 
@@ -37,13 +33,13 @@ class Architecture:
 
 def attention(
     context: Context,
-    x: ov.Node,
+    x: Tensor,
     layer: int,
     *,
     project: Projection | None = None,
     heads_step: HeadStep | None = None,
     last_step: HeadStep | None = None,
-) -> ov.Node:
+) -> Tensor:
     """Project, rotate queries and keys, attend, project back. `project` replaces the usual three matrices; `heads_step`
     is applied to each query and key head before it is rotated, `last_step` after."""
     query, key, value = (project or projections)(context, x, layer)
@@ -54,26 +50,22 @@ def attention(
     return project_back(context, attend(context, query, key, value, layer, heads), layer)
 
 
-def attend(context: Context, query: ov.Node, key: ov.Node, value: ov.Node, layer: int, heads: Heads) -> ov.Node:
+def attend(context: Context, query: Tensor, key: Tensor, value: Tensor, layer: int, heads: Heads) -> Tensor:
     """Return what each query head sees, [num_tokens, features]."""
-    config, paged, caches = context.config, context.paged, context.caches[layer]
-    scale, window = config.attention_scale, config.layers[layer].window
-    if config.attention_softcap is None:
-        sinks = _sinks(context, layer) if config.has_sinks else None
-        return paged_attention(query, key, value, caches, paged, heads, scale=scale, window=window, sinks=sinks)
-    scores = Scores(scale, config.attention_softcap, window)
-    return capped_attention(query, key, value, caches, paged, heads, scores)
+    config = context.config
+    scores = Scores(
+        config.attention_scale,
+        config.attention_softcap,
+        config.layers[layer].window,
+        f"{tensors_prefix(layer)}.sinks" if config.has_sinks else None,
+    )
+    return context.kernels.attend(query, key, value, layer, heads, scores)
 
 
-def project_back(context: Context, attended: ov.Node, layer: int) -> ov.Node:
+def project_back(context: Context, attended: Tensor, layer: int) -> Tensor:
     """Apply the output projection of attention."""
     name, config = f"{tensors_prefix(layer)}.o_proj", context.config
-    return linear(context, attended, name, config.hidden_size, bias=config.output_bias)
-
-
-def _sinks(context: Context, layer: int) -> ov.Node:
-    stored = context.weights.constant(f"{tensors_prefix(layer)}.sinks", (context.config.num_heads,))
-    return ops.reshape(stored, ints64([1, -1, 1, 1]), False)
+    return context.kernels.linear(attended, name, config.hidden_size, bias=config.output_bias)
 
 
 def tensors_prefix(layer: int) -> str:
@@ -81,38 +73,39 @@ def tensors_prefix(layer: int) -> str:
     return f"model.layers.{layer}.self_attn"
 
 
-def projections(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
+def projections(context: Context, x: Tensor, layer: int) -> QueryKeyValue:
     """Project to query, key and value by a matrix each."""
-    sizes, bias = _sizes(context), context.config.qkv_bias
-    query, key, value = (
-        linear(context, x, f"{tensors_prefix(layer)}.{letter}_proj", size, bias=bias)
-        for letter, size in zip("qkv", sizes, strict=True)
-    )
+    names = [f"{tensors_prefix(layer)}.{letter}_proj" for letter in "qkv"]
+    query, key, value = context.kernels.linears(x, names, _sizes(context), bias=context.config.qkv_bias)
     return query, key, value
 
 
-def fused_projections(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
+def fused_projections(context: Context, x: Tensor, layer: int) -> QueryKeyValue:
     """Project to query, key and value by one matrix."""
-    query, key, value = _sizes(context)
+    kernels, (query, key, value) = context.kernels, _sizes(context)
     total = query + key + value
-    fused = linear(context, x, f"{tensors_prefix(layer)}.qkv_proj", total, bias=context.config.qkv_bias)
-    return part(fused, 0, query, 1), part(fused, query, query + key, 1), part(fused, query + key, total, 1)
+    fused = kernels.linear(x, f"{tensors_prefix(layer)}.qkv_proj", total, bias=context.config.qkv_bias)
+    return (
+        kernels.part(fused, 0, query),
+        kernels.part(fused, query, query + key),
+        kernels.part(fused, query + key, total),
+    )
 
 
-def heads_of_three(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
+def heads_of_three(context: Context, x: Tensor, layer: int) -> QueryKeyValue:
     """Project to query, key and value by one matrix, whose rows are those of each head in turn (GPT-NeoX)."""
-    config = context.config
-    heads, size = config.num_heads, config.head_dim
-    fused = linear(context, x, f"{tensors_prefix(layer)}.qkv_proj", 3 * heads * size, bias=config.qkv_bias)
-    by_head = ops.reshape(fused, ints64([0, heads, 3, size]), True)
-    query, key, value = (ops.reshape(part(by_head, each, each + 1, 2), ints64([0, -1]), True) for each in range(3))
+    config, kernels = context.config, context.kernels
+    count, size = config.num_heads, config.head_dim
+    fused = kernels.linear(x, f"{tensors_prefix(layer)}.qkv_proj", 3 * count * size, bias=config.qkv_bias)
+    by_head = kernels.split_heads(fused, 3 * size)
+    query, key, value = (kernels.join_heads(kernels.part(by_head, each * size, (each + 1) * size)) for each in range(3))
     return query, key, value
 
 
 def normed_projections(norm: Norm) -> Projection:
     """Return a projection whose query and key are each normalized as a whole, over all heads."""
 
-    def project(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
+    def project(context: Context, x: Tensor, layer: int) -> QueryKeyValue:
         query, key, value = projections(context, x, layer)
         name = tensors_prefix(layer)
         return norm(context, query, f"{name}.q_norm"), norm(context, key, f"{name}.k_norm"), value
@@ -130,40 +123,40 @@ def optionally_normed_heads(norm: Norm) -> HeadStep:
     return lambda context, heads, name: norm(context, heads, f"{name}_norm") if context.config.has_head_norms else heads
 
 
-def paired_neighbours(context: Context, heads: ov.Node, name: str) -> ov.Node:
+def paired_neighbours(context: Context, heads: Tensor, name: str) -> Tensor:
     """Reorder the components that are rotated, for families that rotate neighbours. Queries and keys are reordered
     alike, so their products do not change."""
     config = context.config
     rope = next(layer.rope for layer in config.layers if layer.rope is not None)
-    return uninterleaved(heads, rope.rotary_dim(config.head_dim))
+    return context.kernels.uninterleave(heads, rope.rotary_dim(config.head_dim))
 
 
-def grown_queries(context: Context, heads: ov.Node, name: str) -> ov.Node:
+def grown_queries(context: Context, heads: Tensor, name: str) -> Tensor:
     """Scale query heads by their position; key heads do not change."""
-    growth = context.config.query_growth
+    growth, kernels = context.config.query_growth, context.kernels
     if growth is None or not name.endswith(".q"):
         return heads
-    turns = ops.floor(ops.divide(ops.convert(context.position_ids, "f32"), floating(growth.period)))
-    factor = ops.add(ops.multiply(ops.log(ops.add(turns, floating(1))), floating(growth.rate)), floating(1))
-    return ops.multiply(heads, ops.unsqueeze(factor, ints64([1, 2, 3])))
+    turns = kernels.floor(kernels.divide(kernels.positions, growth.period))
+    factor = kernels.add(kernels.multiply(kernels.log(kernels.add(turns, 1.0)), growth.rate), 1.0)
+    return kernels.multiply(heads, factor)
 
 
 def _position(
-    context: Context, x: ov.Node, layer: int, name: str, heads_step: HeadStep | None, last_step: HeadStep | None
-) -> ov.Node:
+    context: Context, x: Tensor, layer: int, name: str, heads_step: HeadStep | None, last_step: HeadStep | None
+) -> Tensor:
     """Split queries or keys into heads, apply `heads_step`, rotate them and apply `last_step`. The shape does not
     change."""
-    rope = context.config.layers[layer].rope
+    rope, kernels = context.config.layers[layer].rope, context.kernels
     if rope is None and heads_step is None and last_step is None:
         return x
-    heads = ops.reshape(x, ints64([0, -1, 1, context.config.head_dim]), True)
+    heads = kernels.split_heads(x, context.config.head_dim)
     if heads_step is not None:
         heads = heads_step(context, heads, name)
     if rope is not None:
-        heads = rotate(heads, context.rotations[rope])
+        heads = kernels.rotate(heads, rope)
     if last_step is not None:
         heads = last_step(context, heads, name)
-    return ops.reshape(heads, ints64([0, -1]), True)
+    return kernels.join_heads(heads)
 
 
 def _sizes(context: Context) -> tuple[int, int, int]:
@@ -176,8 +169,8 @@ def _sizes(context: Context) -> tuple[int, int, int]:
 
 
 def pre_norm(
-    context: Context, x: ov.Node, *, attention: Attention = attention, mlp: Mlp = gated_mlp, norm: Norm = rms_norm
-) -> ov.Node:
+    context: Context, x: Tensor, *, attention: Attention = attention, mlp: Mlp = gated_mlp, norm: Norm = rms_norm
+) -> Tensor:
     """Build Llama's stack: attention and MLP each read a normalized copy of the stream."""
     for layer in range(context.config.num_layers):
         name = f"model.layers.{layer}"
@@ -186,7 +179,7 @@ def pre_norm(
     return norm(context, x, "model.norm")
 
 
-def post_norm(context: Context, x: ov.Node, *, attention: Attention, norm: Norm = rms_norm) -> ov.Node:
+def post_norm(context: Context, x: Tensor, *, attention: Attention, norm: Norm = rms_norm) -> Tensor:
     """Build OLMo 2's stack: the outputs of attention and MLP are normalized before they are added."""
     for layer in range(context.config.num_layers):
         name = f"model.layers.{layer}"
@@ -196,8 +189,8 @@ def post_norm(context: Context, x: ov.Node, *, attention: Attention, norm: Norm 
 
 
 def sandwich_norm(
-    context: Context, x: ov.Node, *, norm: Norm, attention: Attention = attention, mlp: Mlp = gated_mlp
-) -> ov.Node:
+    context: Context, x: Tensor, *, norm: Norm, attention: Attention = attention, mlp: Mlp = gated_mlp
+) -> Tensor:
     """Build Gemma 2's stack: a norm before and after both attention and MLP."""
     for layer in range(context.config.num_layers):
         name = f"model.layers.{layer}"
@@ -210,22 +203,27 @@ def sandwich_norm(
 
 def parallel(
     context: Context,
-    x: ov.Node,
+    x: Tensor,
     *,
     attention: Attention = attention,
     mlp: Mlp = gated_mlp,
     norm: Norm = rms_norm,
     mlp_norm: str = "input_layernorm",
-) -> ov.Node:
+) -> Tensor:
     """Build GPT-J's stack: attention and MLP read the same stream, normalized once or each by itself."""
     for layer in range(context.config.num_layers):
         name = f"model.layers.{layer}"
         normed = norm(context, x, f"{name}.input_layernorm")
         read = normed if mlp_norm == "input_layernorm" else norm(context, x, f"{name}.{mlp_norm}")
-        updates = ops.add(attention(context, normed, layer), mlp(context, read, layer))
+        updates = context.kernels.add(attention(context, normed, layer), mlp(context, read, layer))
         x = _add(context, x, updates)
     return norm(context, x, "model.norm")
 
 
-def _add(context: Context, x: ov.Node, update: ov.Node) -> ov.Node:
-    return ops.add(x, scaled(update, context.config.residual_scale))
+def _add(context: Context, x: Tensor, update: Tensor) -> Tensor:
+    return context.kernels.add(x, scaled(context, update, context.config.residual_scale))
+
+
+def scaled(context: Context, x: Tensor, factor: float) -> Tensor:
+    """Return x * factor; x itself if the factor is 1."""
+    return x if factor == 1 else context.kernels.multiply(x, factor)

@@ -7,10 +7,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.model_folder import read_json
-from engine.runners.openvino.architectures import deepseek, experts, gemma, lfm2, llama, normed_heads, olmo, parallel
-from engine.runners.openvino.config.config_file import ConfigFile, read_eos_token_ids
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.graph.decoder import Architecture
+from engine.models.architectures import deepseek, experts, gemma, lfm2, llama, normed_heads, olmo, parallel
+from engine.models.config.config_file import ConfigFile, read_eos_token_ids
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.decoder import Architecture
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 ARCHITECTURES: dict[str, Architecture] = {

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.config_file import (
+from engine.models.config.config_file import (
     ConfigFile,
     WindowFields,
     base_config,
@@ -14,9 +14,9 @@ from engine.runners.openvino.config.config_file import (
     make_layers,
     read_ropes,
 )
-from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer
-from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, normed_projections, post_norm
-from engine.runners.openvino.graph.layers import rms_norm
+from engine.models.config.decoder_config import DecoderConfig, Layer
+from engine.models.decoder import Architecture, attention, normed_heads, normed_projections, post_norm
+from engine.models.layers import rms_norm
 from sluice.errors import invalid
 
 

@@ -3,17 +3,17 @@
 from functools import partial
 
 import msgspec
-import openvino as ov
 from msgspec.structs import replace
 
-from engine.runners.openvino.architectures.experts import read_experts, with_experts
-from engine.runners.openvino.config.config_file import FULL, ConfigFile, PositiveInt, base_config, unsupported
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.graph.convolution import earlier_tokens, short_convolution
-from engine.runners.openvino.graph.decoder import Architecture, attention, normed_heads, pre_norm
-from engine.runners.openvino.graph.experts import experts_mlp, gated_experts, sigmoid_router
-from engine.runners.openvino.graph.layers import Context, Mlp, gated_mlp, rms_norm
-from engine.runners.openvino.weights.text_model import TensorNames
+from engine.models.architectures.experts import read_experts, with_experts
+from engine.models.config.config_file import FULL, ConfigFile, PositiveInt, base_config, unsupported
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.convolution import short_convolution
+from engine.models.decoder import Architecture, attention, normed_heads, pre_norm
+from engine.models.experts import experts_mlp, gated_experts, sigmoid_router
+from engine.models.kernels import Context, Tensor
+from engine.models.layers import Mlp, gated_mlp, rms_norm
+from engine.models.weights.names import TensorNames
 from sluice.errors import invalid
 
 _CONVOLUTION = "conv"
@@ -75,12 +75,10 @@ def _intermediate_size(fields: _Lfm2Fields, stated: int) -> int:
 _attention = partial(attention, heads_step=normed_heads(rms_norm))
 
 
-def _decoder(context: Context, x: ov.Node, mlp: Mlp = gated_mlp) -> ov.Node:
-    earlier = earlier_tokens(context)
-
-    def mix(context: Context, x: ov.Node, layer: int) -> ov.Node:
+def _decoder(context: Context, x: Tensor, mlp: Mlp = gated_mlp) -> Tensor:
+    def mix(context: Context, x: Tensor, layer: int) -> Tensor:
         if context.config.layers[layer].is_convolution:
-            return short_convolution(context, x, layer, earlier)
+            return short_convolution(context, x, layer)
         return _attention(context, x, layer)
 
     return pre_norm(context, x, attention=mix, mlp=mlp)

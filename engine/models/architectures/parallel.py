@@ -4,10 +4,9 @@ GPT-NeoX has otherwise."""
 from functools import partial
 
 import msgspec
-import openvino as ov
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.config_file import (
+from engine.models.config.config_file import (
     SLIDING,
     ConfigFile,
     PositiveInt,
@@ -16,8 +15,8 @@ from engine.runners.openvino.config.config_file import (
     make_layers,
     unsupported,
 )
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.graph.decoder import (
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.decoder import (
     Architecture,
     attention,
     fused_projections,
@@ -27,14 +26,14 @@ from engine.runners.openvino.graph.decoder import (
     parallel,
     pre_norm,
 )
-from engine.runners.openvino.graph.layers import (
-    Context,
+from engine.models.kernels import Context, Tensor
+from engine.models.layers import (
     layer_norm,
     layer_norm_by_head,
     layer_norm_unbiased,
     plain_mlp,
 )
-from engine.runners.openvino.weights.text_model import TensorNames
+from engine.models.weights.names import TensorNames
 
 
 def _with_biases(config: DecoderConfig, norm_eps: float) -> DecoderConfig:
@@ -121,7 +120,7 @@ def configure_gpt_neox(file: ConfigFile) -> DecoderConfig:
     return replace(config, is_parallel=fields.use_parallel_residual)
 
 
-def _gpt_neox_decoder(context: Context, x: ov.Node) -> ov.Node:
+def _gpt_neox_decoder(context: Context, x: Tensor) -> Tensor:
     if context.config.is_parallel:
         norm = "post_attention_layernorm"
         return parallel(context, x, attention=_neox_attention, mlp=plain_mlp, norm=layer_norm, mlp_norm=norm)
@@ -215,7 +214,7 @@ def configure_cohere2(file: ConfigFile) -> DecoderConfig:
 _norm_cohere_heads = optionally_normed_heads(layer_norm_by_head)
 
 
-def _cohere_heads(context: Context, heads: ov.Node, name: str) -> ov.Node:
+def _cohere_heads(context: Context, heads: Tensor, name: str) -> Tensor:
     return paired_neighbours(context, _norm_cohere_heads(context, heads, name), name)
 
 

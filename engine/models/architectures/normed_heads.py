@@ -4,15 +4,13 @@ from functools import partial
 
 import msgspec
 import numpy as np
-import openvino as ov
 from msgspec.structs import replace
-from openvino import opset13 as ops
 
-from engine.runners.openvino.architectures.llama import configure_llama
-from engine.runners.openvino.config.config_file import ConfigFile, base_config, rope_section
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.config.rope import DEFAULT_THETA, DefaultRope
-from engine.runners.openvino.graph.decoder import (
+from engine.models.architectures.llama import configure_llama
+from engine.models.config.config_file import ConfigFile, base_config, rope_section
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.config.rope import DEFAULT_THETA, DefaultRope
+from engine.models.decoder import (
     Architecture,
     attention,
     normed_heads,
@@ -20,9 +18,9 @@ from engine.runners.openvino.graph.decoder import (
     pre_norm,
     sandwich_norm,
 )
-from engine.runners.openvino.graph.layers import Context, fused_gated_mlp, linear, plain_mlp, rms_norm, values_of
-from engine.runners.openvino.graph.nodes import floating
-from engine.runners.openvino.weights.text_model import TensorNames
+from engine.models.kernels import Context, Tensor
+from engine.models.layers import fused_gated_mlp, plain_mlp, rms_norm
+from engine.models.weights.names import TensorNames
 
 # -- Apertus: an ungated MLP, whose activation xIELU has parameters in each layer
 
@@ -45,27 +43,28 @@ def configure_apertus(file: ConfigFile) -> DecoderConfig:
     return replace(base_config(file, own_activation=_XIELU), qkv_bias=bias, output_bias=bias)
 
 
-def _apertus_mlp(context: Context, x: ov.Node, layer: int) -> ov.Node:
-    config, name = context.config, f"model.layers.{layer}.mlp"
+def _apertus_mlp(context: Context, x: Tensor, layer: int) -> Tensor:
+    config, kernels, name = context.config, context.kernels, f"model.layers.{layer}.mlp"
     if config.activation != _XIELU:
         return plain_mlp(context, x, layer)
-    wide = _xielu(context, linear(context, x, f"{name}.up_proj", config.intermediate_size), f"{name}.act_fn")
-    return linear(context, wide, f"{name}.down_proj", config.hidden_size)
+    wide = _xielu(context, kernels.linear(x, f"{name}.up_proj", config.intermediate_size), f"{name}.act_fn")
+    return kernels.linear(wide, f"{name}.down_proj", config.hidden_size)
 
 
-def _xielu(context: Context, x: ov.Node, name: str) -> ov.Node:
+def _xielu(context: Context, x: Tensor, name: str) -> Tensor:
     """Apply xIELU: a parabola above 0, an exponential below it."""
     above, below = (_softplus(_scalar(context, f"{name}.alpha_{sign}")) for sign in "pn")
     beta, eps = (_scalar(context, f"{name}.{part}", ()) for part in ("beta", "eps"))
-    straight = ops.multiply(x, floating(beta))
-    parabola = ops.multiply(ops.multiply(x, x), floating(above))
-    exponential = ops.subtract(ops.subtract(ops.exp(ops.minimum(x, floating(eps))), floating(1)), x)
-    curved = ops.select(ops.greater(x, floating(0)), parabola, ops.multiply(exponential, floating(beta + below)))
-    return ops.add(curved, straight)
+    kernels = context.kernels
+    straight = kernels.multiply(x, beta)
+    parabola = kernels.multiply(kernels.multiply(x, x), above)
+    exponential = kernels.subtract(kernels.subtract(kernels.exp(kernels.minimum(x, eps)), 1.0), x)
+    curved = kernels.select(kernels.greater(x, 0.0), parabola, kernels.multiply(exponential, beta + below))
+    return kernels.add(curved, straight)
 
 
 def _scalar(context: Context, name: str, shape: tuple[int, ...] = (1,)) -> float:
-    return float(values_of(context.weights.constant(name, shape)).reshape(()))
+    return float(context.kernels.values(name, shape).reshape(()))
 
 
 def _softplus(value: float) -> float:

@@ -2,17 +2,15 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
-import openvino as ov
 
-from engine.runners.openvino.config.decoder_config import DecoderConfig
-from engine.runners.openvino.weights.assembled import Weight
-from engine.runners.openvino.weights.checkpoint import CheckpointWeights
-from engine.runners.openvino.weights.compression import SCALES, ZEROS
-from engine.runners.openvino.weights.mapped import StoredTensor
+from engine.models.config.decoder_config import DecoderConfig
+from engine.models.weights.assembled import Weight
+from engine.models.weights.files import SCALES, ZEROS
+from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor
 from sluice.errors import invalid
 
 logger = logging.getLogger(__name__)
@@ -65,17 +63,17 @@ PLAIN_NAMES = TensorNames()
 
 
 class TextModelTensors:
-    """A checkpoint's tensors under the names of a plain text model, which is found by its embedding. It remembers which
-    of them were asked for."""
+    """The names of a checkpoint's `tensors` by those of a plain text model, which is found by its embedding. It
+    remembers which of them were asked for."""
 
-    def __init__(self, checkpoint: CheckpointWeights, names: TensorNames = PLAIN_NAMES) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, tensors: Mapping[str, Weight], names: TensorNames = PLAIN_NAMES) -> None:
+        self._tensors = tensors
         self._names = names
         self._layer_number = re.compile(rf"{names.layers}\.(\d+)\.")
         self._used: set[str] = set()
         self._prefixes = (names.body, names.head)
         for prefixes in _OTHER_PREFIXES:
-            if names.of_module(EMBEDDING).replace(names.body, prefixes[0], 1) in checkpoint.tensors:
+            if names.of_module(EMBEDDING).replace(names.body, prefixes[0], 1) in tensors:
                 self._prefixes = prefixes
 
     @property
@@ -83,22 +81,16 @@ class TextModelTensors:
         """Whether the checkpoint has an LM head that is not its embedding, whatever config.json says: transformers uses
         it then, and the configurations of several models in one are vague."""
         head, embedding = self._stored_name(HEAD), self._stored_name(EMBEDDING)
-        tensors = self._checkpoint.tensors
+        tensors = self._tensors
         return head in tensors and not all(
             _are_equal(tensors.get(head + suffix), tensors.get(embedding + suffix)) for suffix in ("", SCALES, ZEROS)
         )
 
-    def constant(self, name: str, shape: tuple[int, ...]) -> ov.Node:
-        """See `CheckpointWeights.constant`."""
+    def use(self, name: str) -> str:
+        """Return the stored name of a tensor that the model needs, whether the checkpoint has it or not."""
         stored_name = self._stored_name(name)
         self._used.add(stored_name)
-        return self._checkpoint.constant(stored_name, shape)
-
-    def matrices(self, name: str, shape: tuple[int, ...]) -> list[ov.Node]:
-        """See `CheckpointWeights.matrices`."""
-        stored_name = self._stored_name(name)
-        self._used.add(stored_name)
-        return self._checkpoint.matrices(stored_name, shape)
+        return stored_name
 
     def module(self, name: str) -> str:
         """Return the family's name of a projection, by which LoRA adapters know it."""
@@ -107,7 +99,7 @@ class TextModelTensors:
     def check_num_layers(self, config: DecoderConfig) -> None:
         """Raise INVALID if the checkpoint has tensors of more or fewer layers than config.json says. Layers that draft
         tokens (MTP) follow the others, and may be missing."""
-        layers = {name: layer for name in self._checkpoint.tensors if (layer := self._layer(name)) is not None}
+        layers = {name: layer for name in self._tensors if (layer := self._layer(name)) is not None}
         stored = max(layers.values(), default=-1) + 1
         if config.num_layers <= stored <= config.num_layers + config.num_draft_layers:
             return
@@ -122,7 +114,7 @@ class TextModelTensors:
         """Check the tensors that no part of the graph asked for. Raises INVALID if some belong to layers, which then
         compute something else than they were trained for; logs a warning about others that are not known to be
         harmless."""
-        names = [name for name in self._checkpoint.leftovers(self._used) if not self._is_harmless(name, config)]
+        names = [name for name in self._leftovers() if not self._is_harmless(name, config)]
         of_layers = [name for name in names if self._layer(name) is not None]
         if of_layers:
             raise invalid(
@@ -132,6 +124,13 @@ class TextModelTensors:
             )
         if names:
             logger.warning("the checkpoint has %s that the model does not use", _counted(names))
+
+    def _leftovers(self) -> list[str]:
+        """Return the names of the tensors that are neither used nor a part of one that is, sorted."""
+        stored = self._tensors
+        compressed = [name for name in self._used if name in stored and stored[name].dtype not in FLOAT_TYPES]
+        parts = {f"{name}{suffix}" for name in compressed for suffix in (SCALES, ZEROS)}
+        return sorted(name for name in stored if name not in self._used and name not in parts)
 
     def _is_harmless(self, name: str, config: DecoderConfig) -> bool:
         if name == self._stored_name(HEAD):  # the embedding, stored again

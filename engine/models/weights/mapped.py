@@ -1,24 +1,21 @@
-"""Memory-mapped tensors: safetensors files, and any map as an OpenVINO tensor. A mapped tensor takes no memory until it
-is read, and the memory can be released again."""
+"""Memory-mapped tensors of safetensors files. A mapped tensor takes no memory until it is read, and the memory can be
+released again."""
 
 import mmap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
-import openvino as ov
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from engine.runners.base import FloatArray
+from engine.arrays import FloatArray
 from sluice.errors import ErrorCode, SluiceError, invalid
 
-FLOAT_TYPES = {"BF16": ov.Type.bf16, "F16": ov.Type.f16, "F32": ov.Type.f32}
+FLOAT_TYPES = ("BF16", "F16", "F32")
+"""The types of weights that are not compressed."""
 _NUMPY_TYPES = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "I8": np.int8, "U8": np.uint8}
-_ELEMENTS = {1: np.uint8, 2: np.float16, 4: np.float32}
-"""A numpy type for each element size."""
 _HEADER_LENGTH_BYTES = 8
 
 
@@ -39,10 +36,6 @@ class StoredTensor:
     size_bytes: int
     dtype: str
     shape: tuple[int, ...]
-
-    def tensor(self, kind: ov.Type, shape: tuple[int, ...]) -> ov.Tensor:
-        """Return the bytes as a tensor of OpenVINO's `kind`, without a copy."""
-        return shared_tensor(self.file, self.offset, self.size_bytes, kind, shape)
 
     def matrix(self, number: int) -> "StoredTensor":
         """Return one of the parts along the first axis."""
@@ -70,7 +63,7 @@ def map_tensors(path: Path) -> dict[str, StoredTensor]:
     """Map the tensors of one file. Returns them by name. Raises SluiceError INVALID for a damaged file."""
     _check_intact(path)
     with path.open("rb") as handle:
-        # Copy-on-write, because OpenVINO accepts only writable buffers; nothing writes to them.
+        # Copy-on-write, because OpenVINO and torch take only writable buffers; nothing writes to them.
         file = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
     header_bytes = int.from_bytes(file[:_HEADER_LENGTH_BYTES], "little")
     base = _HEADER_LENGTH_BYTES + header_bytes
@@ -93,11 +86,3 @@ def _check_intact(path: Path) -> None:
         raise SluiceError(ErrorCode.NOT_FOUND, f"{path} does not exist", param="model_path") from error
     except SafetensorError as error:
         raise invalid("model_path", f"{path.name} is damaged: {error}") from error
-
-
-def shared_tensor(memory: mmap.mmap, offset: int, size_bytes: int, kind: ov.Type, shape: Sequence[int]) -> ov.Tensor:
-    """Return `size_bytes` of `memory` from `offset` as a tensor, not copied. The map's owner must keep it alive."""
-    # numpy has no bf16 and no 4-bit types, but OpenVINO only compares the size of the elements.
-    element = np.dtype(_ELEMENTS[kind.size])
-    flat = np.frombuffer(memory, element, size_bytes // kind.size, offset)
-    return ov.Tensor(flat, ov.Shape(list(shape)), kind)

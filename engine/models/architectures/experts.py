@@ -4,17 +4,15 @@ OLMoE, Phi-MoE and gpt-oss."""
 from functools import partial
 
 import msgspec
-import openvino as ov
 from msgspec.structs import replace
-from openvino import opset13 as ops
 
-from engine.runners.openvino.architectures.llama import (
+from engine.models.architectures.llama import (
     configure_granite,
     configure_mistral,
     configure_qwen2,
     configure_qwen3,
 )
-from engine.runners.openvino.config.config_file import (
+from engine.models.config.config_file import (
     ConfigFile,
     PositiveInt,
     base_config,
@@ -24,8 +22,8 @@ from engine.runners.openvino.config.config_file import (
     unsupported,
     with_window,
 )
-from engine.runners.openvino.config.decoder_config import DecoderConfig, Experts
-from engine.runners.openvino.graph.decoder import (
+from engine.models.config.decoder_config import DecoderConfig, Experts
+from engine.models.decoder import (
     Architecture,
     QueryKeyValue,
     attention,
@@ -33,14 +31,15 @@ from engine.runners.openvino.graph.decoder import (
     normed_projections,
     pre_norm,
 )
-from engine.runners.openvino.graph.experts import (
+from engine.models.experts import (
     clamped_experts,
     experts_mlp,
     gated_experts,
     softmax_router,
     sparse_mixer,
 )
-from engine.runners.openvino.graph.layers import Context, layer_norm, rms_norm
+from engine.models.kernels import Context, Tensor
+from engine.models.layers import layer_norm, rms_norm
 from sluice.errors import invalid
 
 
@@ -164,12 +163,13 @@ class _OlmoeFields(msgspec.Struct, frozen=True):
     clip_qkv: float | None = None
 
 
-def _clipped_projections(context: Context, x: ov.Node, layer: int) -> QueryKeyValue:
+def _clipped_projections(context: Context, x: Tensor, layer: int) -> QueryKeyValue:
     query, key, value = _normed_projections(context, x, layer)
     clip = context.config.qkv_clip
     if clip is None:
         return query, key, value
-    return ops.clamp(query, -clip, clip), ops.clamp(key, -clip, clip), ops.clamp(value, -clip, clip)
+    clamp = context.kernels.clamp
+    return clamp(query, -clip, clip), clamp(key, -clip, clip), clamp(value, -clip, clip)
 
 
 _normed_projections = normed_projections(rms_norm)

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from engine.runners.openvino.config.config_file import (
+from engine.models.config.config_file import (
     FULL,
     SLIDING,
     ConfigFile,
@@ -17,9 +17,9 @@ from engine.runners.openvino.config.config_file import (
     unsupported,
     with_window,
 )
-from engine.runners.openvino.config.decoder_config import DecoderConfig, Layer, QueryGrowth
-from engine.runners.openvino.config.rope import YarnRope
-from engine.runners.openvino.graph.decoder import (
+from engine.models.config.decoder_config import DecoderConfig, Layer, QueryGrowth
+from engine.models.config.rope import YarnRope
+from engine.models.decoder import (
     Architecture,
     attention,
     fused_projections,
@@ -28,7 +28,7 @@ from engine.runners.openvino.graph.decoder import (
     paired_neighbours,
     pre_norm,
 )
-from engine.runners.openvino.graph.layers import (
+from engine.models.layers import (
     fused_gated_mlp,
     layer_norm,
     plain_mlp,

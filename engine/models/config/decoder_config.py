@@ -1,10 +1,14 @@
-"""The configuration of a decoder with all defaults resolved, from which its graph is built."""
+"""The configuration of a decoder with all defaults resolved, from which it is built."""
 
 import math
 
 import msgspec
 
-from engine.runners.openvino.config.rope import Rope
+from engine.models.config.rope import Rope
+
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "relu2")
+"""Activation functions of MLPs, by their names in `config.json`. `relu2` is the square of relu; `gelu_new` and
+`gelu_pytorch_tanh` are the approximation by a tanh."""
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,9 +63,6 @@ class LatentAttention(msgspec.Struct, frozen=True, kw_only=True):
     value_dim: int
     pairs_neighbours: bool = True
     """Whether a component rotates with its neighbour, or with the one half of the rotated ones away."""
-    pads_values: bool = False
-    """Whether values are stored as long as keys. OpenVINO 2026.4 computes other answers from a cache in u8 with two
-    lengths when several sequences are in a step."""
 
 
 class QueryGrowth(msgspec.Struct, frozen=True):
