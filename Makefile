@@ -12,7 +12,13 @@ DYNAMO := build/dynamo-venv
 DYNAMO_VERSION := 1.6.1
 RAY := build/ray-venv
 TORCH := torch==2.13.0
+TRITON := triton==3.9.0; sys_platform == "linux" and platform_machine == "x86_64"
 PEFT := peft==0.21.2
+# What `make test-torch` runs over torch in place of OpenVINO: runners, hand-over, recovery, seeds, OpenAI's API.
+ON_TORCH := $(addprefix tests/engine/runners/test_,adapters.py architectures.py block_copies.py draft_model.py \
+  isolation.py loading.py runner.py) tests/engine/fleet/test_handover_live.py \
+  tests/gateway/test_recovery.py tests/gateway/http/test_live.py tests/gateway/http/openai \
+  tests/pipelines/llm/test_offline.py tests/triton/test_seeds.py
 MINUTES := 10
 # Each property has its share of the minutes. The log has thousands of refusals, and nothing of the one that failed.
 FUZZ := -n auto --dist load --show-capture=no
@@ -23,7 +29,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long quick fuzz soak test-torch test-clients test-vllm test-on-vllm test-dynamo test-ray test-gpu check format docs console vectors bench goldens clean
+.PHONY: help run test test-long quick fuzz soak test-torch test-clients test-vllm test-on-vllm test-dynamo test-ray test-gpu bench-gpu gpu-kit check format docs console vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,8 +49,9 @@ quick: $(VENV)/.dev ## the tests that start no process, no server and no model l
 soak: $(VENV)/.dev ## ten minutes of faults under traffic; longer: make soak HOURS=8, or MINUTES=30 ARGS="--seed 7"
 	$(BIN)/python -m load.chaos --minutes $(if $(HOURS),$$(($(HOURS) * 60)),$(MINUTES)) $(ARGS)
 
-test-torch: $(VENV)/.torch ## compare with transformers live, on fresh random weights (installs torch)
-	$(BIN)/python -m pytest -m torch
+test-torch: $(VENV)/.torch ## the torch runtime, and comparisons with transformers on fresh weights (installs torch)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m torch $(ARGS)
+	$(BIN)/python -m pytest --on-torch $(PARALLEL) -m "not long and not torch" --timeout=300 $(ON_TORCH) $(ARGS)
 
 test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others against a running server (1.3 GB in build/)
 	cd tests/clients && ../../$(CLIENTS)/bin/python -m pytest --rootdir . --confcutdir . -c pytest.ini .
@@ -94,6 +101,13 @@ vectors: $(VENV)/.dev ## encode the documentation for gateway/documentation.npz,
 bench: $(VENV)/.dev ## the figures of docs/performance.md; some: make bench ARGS="serving executor"
 	$(BIN)/python -m benchmarks $(ARGS)
 
+# A kit brings what its machine's Python lacks; there is no network to install more.
+bench-gpu: $(if $(wildcard wheels),,$(VENV)/.torch) ## measure on an NVIDIA GPU (about six minutes); some: make bench-gpu ARGS="--parts decoder"
+	$(if $(wildcard wheels),$(PYTHON),$(BIN)/python) -m benchmarks.gpu $(ARGS)
+
+gpu-kit: $(VENV)/.dev ## what such a machine without a network needs for that, in build/gpu-kit (under 50 MiB)
+	$(BIN)/python -m benchmarks.gpu.kit $(ARGS)
+
 goldens: $(GOLDENS)/.done ## record the expected tokens again, from transformers
 	$(GOLDENS)/bin/python -m tests.goldens.record
 	$(GOLDENS)/bin/python -m tests.goldens.record_families
@@ -122,9 +136,11 @@ $(VENV)/.docs: pyproject.toml | $(VENV)/.dev
 	@$(BIN)/python $(INSTALL) --editable '.[docs]'
 	@touch $@
 
+# torch for CUDA brings the Triton that fits it, torch for CPUs none (286 MB, 1 GB installed).
 $(VENV)/.torch: $(VENV)/.dev
 	@$(BIN)/python $(INSTALL) $(TORCH)
 	@$(BIN)/python $(INSTALL) $(PEFT)
+	@$(BIN)/python -c 'import triton' 2>/dev/null || $(BIN)/python $(INSTALL) '$(TRITON)'
 	@touch $@
 
 # uv finds versions that fit each other in seconds; pip looks for them for ten minutes.

@@ -1,6 +1,8 @@
 """The error of compressed weights and caches against float32, on the bundled model and this project's documents.
 
-    python -m benchmarks.agreement [CHECKPOINT]
+    python -m benchmarks.agreement [--torch] [CHECKPOINT]
+
+With `--torch` the variants of torch's runner, on the CPU, over the first texts: its products in 8 bits are slow there.
 
 Every text is read once (teacher forcing), so that a difference does not grow with what follows. Columns of the table:
 the share of positions at which the likeliest token is float32's; the mean Kullback-Leibler divergence of the
@@ -37,6 +39,12 @@ VARIANTS = (
     {"dtype": "bf16", "quantization": "int4"},
     {"dtype": "bf16", "quantization": "int4", "kv_cache_dtype": "u8"},
 )
+ON_TORCH = (
+    {"dtype": "bf16"},
+    {"dtype": "f32", "quantization": "fp8"},
+    {"dtype": "bf16", "quantization": "fp8"},
+)
+CHUNKS_ON_TORCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +60,16 @@ class Distance:
 
 def main() -> None:
     """Print the table."""
-    checkpoint = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "models" / "rill" / "1"
-    texts = list(read_texts(checkpoint))
+    on_torch, others = "--torch" in sys.argv[1:], [each for each in sys.argv[1:] if each != "--torch"]
+    checkpoint = Path(others[0]) if others else ROOT / "models" / "rill" / "1"
+    texts = list(read_texts(checkpoint))[: CHUNKS_ON_TORCH if on_torch else MAX_CHUNKS]
     exact = logits(load(checkpoint, "", dtype="f32"), texts)
     print(f"{len(texts)} texts of {LENGTH} tokens; perplexity of float32 {perplexity(exact, texts):.3f}\n")
     print("| weights | computed in | KV cache | same token | divergence | logit error, mean (max) | perplexity |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as cache:
-        for variant in VARIANTS:
-            runner = load(checkpoint, cache, **variant)
+        for variant in ON_TORCH if on_torch else VARIANTS:
+            runner = (load_on_torch if on_torch else load)(checkpoint, cache, **variant)
             print(row(runner, compare(logits(runner, texts), exact, texts)))
             runner.close()
 
@@ -68,6 +77,13 @@ def main() -> None:
 def load(checkpoint: Path, cache: str, **fields: str) -> Runner:
     """Load a runner with KV blocks for one text."""
     return load_runner(EngineConfig(model_path=str(checkpoint), num_blocks=16, cache_path=cache, **fields))  # type: ignore[arg-type]
+
+
+def load_on_torch(checkpoint: Path, cache: str, **fields: str) -> Runner:
+    """Load torch's runner on the CPU, which needs no folder for a cache."""
+    from engine.runners.torch import runner  # only where torch is installed
+
+    return runner.load_runner(EngineConfig(model_path=str(checkpoint), num_blocks=16, device="cpu", **fields))  # type: ignore[arg-type]
 
 
 def read_texts(checkpoint: Path) -> Iterator[list[int]]:
@@ -86,7 +102,7 @@ def logits(runner: Runner, texts: list[list[int]]) -> FloatArray:
 def _read(runner: Runner, text: list[int]) -> Iterator[FloatArray]:
     for start, stop in ((0, LENGTH // 2), (LENGTH // 2, LENGTH)):
         num_blocks = -(-stop // runner.info.block_size)
-        yield runner.run(
+        logits = runner.run(
             StepBatch(
                 token_ids=np.array(text[start:stop], np.int32),
                 position_ids=np.arange(start, stop, dtype=np.int32),
@@ -98,6 +114,7 @@ def _read(runner: Runner, text: list[int]) -> Iterator[FloatArray]:
                 max_context_len=stop,
             )
         )
+        yield logits.read()
 
 
 def compare(actual: FloatArray, exact: FloatArray, texts: list[list[int]]) -> Distance:

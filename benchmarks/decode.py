@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, Target
 from benchmarks.models import build_m
+from benchmarks.step_batches import step_batch
 from engine.config import EngineConfig
-from engine.runners.base import StepBatch
 from engine.runners.openvino.runner import load_runner
 from gateway.checkpoint import find_checkpoint
 
@@ -64,28 +64,11 @@ def main(checkpoint: str, weights: str) -> None:
     block_size = runner.info.block_size
     times = {}
     for num_seqs in NUM_SEQS:
-        batch = _batch([CONTEXT] * num_seqs, [1] * num_seqs, block_size, runner.info.num_blocks)
+        batch = step_batch([CONTEXT] * num_seqs, [1] * num_seqs, block_size, runner.info.num_blocks)
         times[_name(num_seqs)] = _median_ms(partial(runner.run, batch))
-    prompt = _batch([0], [PROMPT], block_size, runner.info.num_blocks)
+    prompt = step_batch([0], [PROMPT], block_size, runner.info.num_blocks)
     times[f"prompt of {PROMPT} tokens"] = _median_ms(partial(runner.run, prompt))
     sys.stdout.write(json.dumps(times) + "\n")
-
-
-def _batch(past: list[int], new: list[int], block_size: int, num_blocks: int) -> StepBatch:
-    """Make a step of sequences with so many past and new tokens, each in blocks of its own while there are enough."""
-    tables = [-(-(before + added) // block_size) for before, added in zip(past, new, strict=True)]
-    begins = np.cumsum([0, *new], dtype=np.int32)
-    positions = [np.arange(before, before + added) for before, added in zip(past, new, strict=True)]
-    return StepBatch(
-        token_ids=np.arange(begins[-1], dtype=np.int32) + 5,
-        position_ids=np.concatenate(positions).astype(np.int32),
-        past_lens=np.array(past, np.int32),
-        subsequence_begins=begins,
-        block_indices=np.arange(sum(tables), dtype=np.int32) % num_blocks,
-        block_indices_begins=np.cumsum([0, *tables], dtype=np.int32),
-        sampled_rows=begins[1:] - 1,
-        max_context_len=max(before + added for before, added in zip(past, new, strict=True)),
-    )
 
 
 def _median_ms(step: Callable[[], object]) -> float:

@@ -17,7 +17,9 @@ from engine.frames import Submit
 from engine.loop.executor import InflightExecutor
 from engine.process.bootstrap import collect_rarely
 from engine.process.transport import Transport
-from engine.runners.base import FloatArray, RunnerInfo, StepBatch
+from engine.runners.base import RunnerInfo, StepBatch
+from engine.sampling.cores import Cores
+from engine.sampling.host_logits import HostLogits
 from engine.types import GenerateRequest, SamplingParams
 
 NUM_STEPS = 200
@@ -49,12 +51,13 @@ class NullRunner:
             num_blocks=num_blocks,
         )
         self._logits = np.random.default_rng(0).normal(0.0, 3.0, (num_rows, VOCABULARY)).astype(np.float32)
+        self._cores = Cores()
 
-    def run(self, batch: StepBatch) -> FloatArray:
-        return self._logits[: len(batch.sampled_rows)]
+    def run(self, batch: StepBatch) -> HostLogits:
+        return HostLogits(self._logits[: len(batch.sampled_rows)], self._cores)
 
     def close(self) -> None:
-        """Do nothing: the runner holds no resources."""
+        self._cores.close()
 
 
 def measure(num_repeats: int, num_steps: int = NUM_STEPS) -> list[Figure]:

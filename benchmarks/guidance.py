@@ -105,7 +105,7 @@ def _each(constraints: list[Constraint], method: str) -> None:
 
 def _apply(constraints: list[Constraint], rows: FloatArray) -> None:
     for constraint, row in zip(constraints, rows, strict=True):
-        constraint.apply(row)
+        constraint.mask().apply(row)
 
 
 def _advance(constraint: Constraint, row: FloatArray, rng: np.random.Generator) -> Constraint | None:

@@ -1,10 +1,11 @@
-"""The models of the comparison in docs/performance.md: S, a Llama of 8 M, and M, of Qwen3-0.6B's shape with 0.47 B.
+"""The models of the comparison in docs/performance.md: S, a Llama of 8 M, and M, of Qwen3-0.6B's shape with 0.47 B: its
+vocabulary is smaller.
 
 Their weights are random. They are made without torch, in a second (S) or half a minute (M).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ Config = dict[str, Any]
 
 INITIALIZER_RANGE = 0.02
 
-_COMMON: Config = {
+COMMON: Config = {
     "dtype": "bfloat16",
     "hidden_act": "silu",
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
@@ -29,7 +30,7 @@ _COMMON: Config = {
     "eos_token_id": 5,
 }
 
-S: Config = _COMMON | {
+S: Config = COMMON | {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 8192,
@@ -44,7 +45,7 @@ S: Config = _COMMON | {
     "mlp_bias": False,
 }
 
-M: Config = _COMMON | {
+M: Config = COMMON | {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
     "vocab_size": 32000,
@@ -57,6 +58,8 @@ M: Config = _COMMON | {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
 }
+
+QWEN3_0_6B: Config = M | {"vocab_size": 151_936}
 
 
 def model_s(folder: Path, tokenizer: Path) -> Path:
@@ -78,7 +81,7 @@ def _checkpoint(checkpoint: Path, config: Config, tokenizer: Path) -> Path:
     checkpoint.mkdir(parents=True, exist_ok=True)
     (checkpoint / "config.json").write_text(json.dumps(config, indent=2))
     (checkpoint / "generation_config.json").write_text(json.dumps({"bos_token_id": 1, "eos_token_id": 5}))
-    _write_tokenizer(checkpoint, tokenizer, config["vocab_size"])
+    write_tokenizer(checkpoint, tokenizer, config["vocab_size"])
     # Last and by rename: a folder that has the file is complete.
     unfinished = checkpoint / "model.unfinished"
     _write_weights(unfinished, config)
@@ -103,12 +106,14 @@ def _random_weights(rng: np.random.Generator, shape: tuple[int, ...]) -> Bits:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def tensor_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the name, as transformers has it, and the shape of every tensor."""
     hidden, wide, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     query, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden)
     yield "model.norm.weight", (hidden,)
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}"
         yield f"{prefix}.input_layernorm.weight", (hidden,)
@@ -125,7 +130,8 @@ def tensor_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{prefix}.mlp.down_proj.weight", (hidden, wide)
 
 
-def _write_tokenizer(checkpoint: Path, source: Path, vocab_size: int) -> None:
+def write_tokenizer(checkpoint: Path, source: Path, vocab_size: int) -> None:
+    """Copy the tokenizer of the checkpoint `source`, filled up with made-up words to a size."""
     for name in ("tokenizer_config.json", "chat_template.jinja"):
         (checkpoint / name).write_bytes((source / name).read_bytes())
     tokenizer = json.loads((source / "tokenizer.json").read_bytes())

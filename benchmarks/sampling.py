@@ -7,6 +7,7 @@ import numpy as np
 from benchmarks.figures import Figure, Target
 from engine.runners.base import FloatArray
 from engine.sampling.cores import Cores
+from engine.sampling.host_logits import HostLogits
 from engine.sampling.sampler import sample
 from engine.sampling.state import SamplingState
 from engine.types import SamplingParams
@@ -79,7 +80,7 @@ def _step_ms(logits: FloatArray, fields: dict[str, float], cores: Cores, num_ste
     for _ in range(num_steps):
         fresh = logits.copy()
         started = time.perf_counter()
-        token_ids = sample(fresh, states, cores=cores).token_ids.tolist()
+        token_ids = sample(HostLogits(fresh, cores), states).token_ids.tolist()
         seconds.append(time.perf_counter() - started)
         for state, token_id in zip(states, token_ids, strict=True):
             state.observe(token_id)

@@ -31,6 +31,7 @@ class Runtime(StrEnum):
     AUTO = "auto"
     OPENVINO = "openvino"
     TENSORRT_LLM = "tensorrt_llm"
+    TORCH = "torch"
     VLLM = "vllm"
 
 
@@ -156,6 +157,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     """Threads of the runtime, and of choosing tokens. Default: one for each core."""
     runtime: Runtime = Runtime.AUTO
+    device: str = "auto"
+    """Where the runtime computes, if it can do so in several places: auto, cpu, cuda."""
     task: Task = Task.AUTO
     role: EngineRole = EngineRole.GENERATE
     """The engine's part in a fleet. Our own executor alone has PREFILL."""

@@ -69,11 +69,13 @@ class KvCacheManager:
     def _hashes_being_computed(self, running: Collection[Sequence]) -> set[BlockHash]:
         if not self._is_prefix_caching:
             return set()
-        prefilling = [sequence for sequence in running if sequence.num_tokens - sequence.num_computed > 1]
+        size = self._block_size
         return {
             block_hash
-            for sequence in prefilling
-            for block_hash in self._full_hashes(sequence)[sequence.num_computed // self._block_size :]
+            for sequence in running
+            if sequence.num_tokens - sequence.num_computed > 1
+            or sequence.num_computed >= (sequence.num_indexed_blocks + 1) * size  # by a step under way
+            for block_hash in self._full_hashes(sequence)[sequence.num_indexed_blocks :]
         }
 
     def _candidate(self, sequence: H, being_computed: set[BlockHash]) -> AdmissionCandidate[H]:

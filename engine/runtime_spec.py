@@ -80,6 +80,8 @@ class RuntimeSpec:
     """Its name in messages: "TensorRT-LLM"."""
     devices: str
     """The devices that it runs on, in messages: "NVIDIA GPUs"."""
+    device_names: tuple[str, ...] = ("auto",)
+    """The values of `EngineConfig.device` that it takes."""
     process: str
     """The module that is the engine's process."""
     formats: frozenset[ModelFormat]
@@ -170,6 +172,12 @@ class RuntimeSpec:
                 raise invalid(
                     name, f"{name} is for another runtime: {self.title} keeps its own blocks; {self.kv_tier_advice}"
                 )
+
+    def check_device(self, config: EngineConfig) -> None:
+        """Raise INVALID for a device that it cannot compute on, or cannot be told."""
+        if config.device not in self.device_names:
+            names = " or ".join(self.device_names)
+            raise invalid("device", f"device must be {names} on {self.title}, got {config.device!r}")
 
     def check_role(self, config: EngineConfig) -> None:
         """Raise INVALID if `config` asks for an engine that hands over prompts, which our own executor alone does."""

@@ -12,12 +12,13 @@ from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
 from engine.delegated.vllm.runtime import VLLM
 from engine.model_folder import ModelFormat, model_format, served_task
 from engine.runners.openvino.runtime import OPENVINO
+from engine.runners.torch.runtime import TORCH
 from engine.runtime_spec import Appraisal, Fitness, RuntimeSpec
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import num_gpus
 
 RUNTIMES: Mapping[Runtime, RuntimeSpec] = MappingProxyType(
-    {spec.runtime: spec for spec in (OPENVINO, TENSORRT_LLM, VLLM)}
+    {spec.runtime: spec for spec in (OPENVINO, TENSORRT_LLM, VLLM, TORCH)}
 )
 """All runtimes by name."""
 BUNDLED = next(spec for spec in RUNTIMES.values() if not spec.library)
@@ -55,8 +56,8 @@ def choose_runtime(
     is_installed: IsInstalled = RuntimeSpec.is_installed,
 ) -> RuntimeChoice:
     """Return the runtime that `config` asks for, else the one that suits its model on this machine best. Raises
-    UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder, or has no KV tiers of
-    ours and `config` asks for them."""
+    UNAVAILABLE where the runtime is not installed, INVALID where it cannot run such a folder on such a device, or
+    has no KV tiers of ours and `config` asks for them."""
     found = model_format(Path(config.model_path))
     if config.runtime is Runtime.AUTO:
         choice = best_runtime(config, found, count_gpus=count_gpus, is_installed=is_installed)
@@ -82,6 +83,7 @@ def choose_runtime(
             f"{config.model_path} is {found.phrase}, which {spec.title} cannot run; serve the HuggingFace checkpoint "
             f"that it was made of, or use {others}",
         )
+    spec.check_device(config)
     spec.check_kv_tiers(config)
     spec.check_role(config)
     return choice

@@ -6,7 +6,7 @@ import numpy as np
 
 from engine.blocks import BlockHash, HashChain, PromptOrigin, blocks_for, worst_case_blocks
 from engine.runners.base import IntArray
-from engine.sampling.state import Constraint, SamplingState
+from engine.sampling.state import Constraint, SamplingState, is_simple
 from engine.types import EngineInfo, FinishReason, GenerateRequest, SequenceTiming, TokenLogprob
 
 NO_ROW = -1
@@ -68,6 +68,7 @@ class Sequence:
         "last_token_id",
         "max_tokens",
         "may_return",
+        "needs_host",
         "num_accepted",
         "num_allocated_blocks",
         "num_cached_tokens",
@@ -77,6 +78,7 @@ class Sequence:
         "num_drafted",
         "num_indexed_blocks",
         "num_output",
+        "num_pending",
         "num_prompt",
         "num_replayed",
         "num_tokens",
@@ -138,6 +140,9 @@ class Sequence:
         self.num_tokens = len(self.token_ids)
         """Length of the context."""
         self.last_token_id = self.token_ids[-1]
+        """The last token of its context. While a step under way gives it one, this names the row: see `expect`."""
+        self.num_pending = 0
+        """1 while a step under way gives it a token that is fed back; 0 too where that is the last of its output."""
         self.max_tokens = params.max_tokens
         self.worst_case_blocks = worst_case_blocks(self.num_prompt, params.max_tokens, info.block_size)
         ends = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *info.eos_token_ids)
@@ -178,6 +183,8 @@ class Sequence:
         self.num_drafted = self.num_accepted = 0
         self.has_details = request.returns_metrics or request.returns_generation_logits
         """Whether all its events carry more than tokens and what sampling reports of them."""
+        self.needs_host = not is_simple(params) or request.returns_generation_logits or self.needs_prompt_logits
+        """Whether the device alone cannot choose its tokens: the host edits its logits, or reads them."""
         self.has_emitted = False
         """Whether its first event was sent."""
         self.has_sampling = False
@@ -198,8 +205,9 @@ class Sequence:
 
     @property
     def num_tokens_left(self) -> int:
-        """Tokens of the context to compute before the next one is sampled: 1 during decode."""
-        return self.num_tokens - self.num_computed
+        """Tokens of the context to compute before the next one is sampled: 1 during decode; 0 while a step under way
+        gives the last one of its output."""
+        return self.num_tokens - self.num_computed or self.num_pending
 
     def max_step_tokens(self, num_tokens_left: int) -> int:
         """Return how many of its last `num_tokens_left` context tokens may run in one step. Output that an earlier
@@ -215,7 +223,7 @@ class Sequence:
     @property
     def num_next_blocks(self) -> int:
         """Blocks beyond the allocated ones that it needs to sample its next token, drafts included."""
-        needed = blocks_for(self.num_tokens + len(self.drafts), self._block_size)
+        needed = blocks_for(self.num_tokens + self.num_pending + len(self.drafts), self._block_size)
         return max(needed - self.num_allocated_blocks, 0)  # a draft model may have allocated for drafts it did not make
 
     @property
@@ -237,6 +245,11 @@ class Sequence:
     def next_tokens(self, num_tokens: int) -> IntArray:
         """Return the next `num_tokens` tokens of the context to compute."""
         return np.array(self.token_ids[self.num_computed : self.num_computed + num_tokens], np.int32)
+
+    def expect(self, row: int) -> None:
+        """Note that the step under way gives it the token of that row."""
+        self.last_token_id = -1 - row
+        self.num_pending = int(self.num_output + 1 < self.max_tokens)
 
     def append(self, token_id: int, logprob: TokenLogprob | None = None) -> FinishReason | None:
         """Append the sampled token. Returns the finish reason if the sequence ends with it."""

@@ -18,6 +18,7 @@ from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.paths import CERTIFICATES, RILL_TOKENIZER, TESTS
 from tests.quick import is_quick, refuse_processes
 from tests.server_process import ServerProcess, StartServer, running_server
+from tests.under_test import use_torch
 
 # Before anything imports gRPC: its fork handlers kill one child in many of those that do not call exec at once.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # noqa: TID251 - as in serving/__init__.py
@@ -84,7 +85,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--on-vllm", action="store_true", help="the gateway's tests of an LLM, over vLLM in place of a stand-in"
     )
+    parser.addoption("--on-torch", action="store_true", help="tests of runners, engines and servers, over torch")
     parser.addoption("--quick", action="store_true", help="only tests that start no process, server or model library")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("on_torch"):
+        use_torch()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -111,6 +118,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Put the files that take longest before the others, so that at the end no worker has a long file to itself."""
     if config.getoption("on_vllm"):
         items[:] = [item for item in items if _is_of_any_engine(item)]
+    if config.getoption("on_torch"):
+        items[:] = [item for item in items if item.get_closest_marker("openvino") is None and _is_on_torch(item)]
     slow = [item for item in items if not is_quick(item)]
     if config.getoption("--quick"):
         config.hook.pytest_deselected(items=slow)
@@ -124,6 +133,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_of_any_engine(item: pytest.Item) -> bool:
     return "live" in getattr(item, "fixturenames", ()) and item.get_closest_marker("stand_in") is None
+
+
+def _is_on_torch(item: pytest.Item) -> bool:
+    """Whether it runs a model: of the tests of HTTP, those with a server that has one."""
+    fixtures = {"live", "server", "start_server"} & {*getattr(item, "fixturenames", ())}
+    is_of_http = (TESTS / "gateway/http") in item.path.parents
+    return item.get_closest_marker("stand_in") is None and bool(fixtures or not is_of_http)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

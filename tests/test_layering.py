@@ -22,7 +22,8 @@ FOREIGN_TO_SERVING = {"fastapi", "starlette", "pydantic", "uvicorn", "transforme
 LIBRARIES = {
     "tensorrt_llm": ("engine/delegated/tensorrt_llm",),
     "openvino": ("engine/runners/openvino", "serving/backends/openvino", "serving/backends/tensorflow"),
-    "torch": ("serving/backends/pytorch",),
+    "torch": ("engine/runners/torch", "serving/backends/pytorch"),
+    "triton": ("engine/runners/torch",),
     "tensorrt": ("serving/backends/tensorrt",),
     "onnxruntime": ("serving/backends/onnxruntime",),
     "dynamo": ("gateway/dynamo",),

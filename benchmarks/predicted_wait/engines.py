@@ -17,7 +17,8 @@ from benchmarks.predicted_wait.trial import Trial
 from benchmarks.predicted_wait.workloads import MAX_NUM_SEQS, VOCABULARY, Workload
 from engine.config import EngineConfig
 from engine.loop.load import load_runner
-from engine.runners.base import FloatArray, IntArray, RunnerInfo, StepBatch
+from engine.runners.base import IntArray, RunnerInfo, StepBatch
+from engine.sampling.host_logits import HostLogits
 
 BURN = "import sys, time; time.sleep({sleep}); end = time.time() + {burn}\nwhile time.time() < end: pass"
 """A program that computes without a pause, after a sleep."""
@@ -69,14 +70,14 @@ class VirtualRunner:
         self._is_noisy = is_noisy
         self._phase_ends_at, self._slowdown = 0.0, 1.0
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def run(self, batch: StepBatch) -> HostLogits:
         """Let the step's time pass, and give all weight to the token below the last one."""
         lengths = np.diff(batch.subsequence_begins)
         self._clock.sleep(self._seconds(int((lengths == 1).sum()), lengths, batch.past_lens))
         logits = np.zeros((len(batch.sampled_rows), VOCABULARY), np.float32)
         following = np.maximum(batch.token_ids[batch.sampled_rows] - 1, 0)
         logits[np.arange(len(following)), following] = 1.0
-        return logits
+        return HostLogits(logits)
 
     def _seconds(self, num_decoding: int, lengths: IntArray, past_lens: IntArray) -> float:
         costs, rng = self._costs, self._rng

@@ -24,7 +24,7 @@ from cli.build.steps import BuildStep, CopyStep, ToolStep, WriteStep
 from cli.build.tensorrt_llm import TENSORRT_LLM_BUILDER
 from engine.config import EngineConfig, Runtime
 from engine.model_folder import ModelFormat
-from engine.runtimes import best_runtime
+from engine.runtimes import BUNDLED, best_runtime
 
 VERSION = "1"
 CONFIG = "config.pbtxt"
@@ -128,12 +128,15 @@ def make_plan(
 
 
 def _auto_runtime(options: BuildOptions, source: SourceCheckpoint | None) -> Runtime:
-    """Return the only runtime that has what the options request; else the one that `sluice serve` would choose."""
+    """Return the only runtime that has what the options request; else the one that `sluice serve` would choose, if it
+    takes builds."""
     required = next((runtime for runtime, builder in _BUILDERS.items() if builder.is_required(options)), None)
     if required is not None:
         return required
     found = ModelFormat.HUGGINGFACE if source is None else source.format
-    return best_runtime(EngineConfig(model_path=""), found).runtime
+    best = best_runtime(EngineConfig(model_path=""), found).runtime
+    # What a runtime without builds of its own takes is a checkpoint, which the bundled one's build makes.
+    return best if best in _BUILDERS else BUNDLED.runtime
 
 
 def _download(source: HubModel, folder: Path) -> ToolStep:

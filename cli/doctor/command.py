@@ -127,7 +127,7 @@ def _check_target(target: ModelTarget, machine: MachineFacts) -> Iterator[Doctor
     except SluiceError as error:
         yield DoctorFinding(Severity.FAIL, target.name, error.message)
         return
-    options = ServingOptions(num_gpus, config.quantization, config.kv_cache_dtype, config.max_model_len)
+    options = ServingOptions(num_gpus, config.quantization, config.kv_cache_dtype, config.max_model_len, config.device)
     yield from check_model(model, machine, target.choice or _choose_runtime(config), options)
 
 

@@ -93,7 +93,7 @@ def _check_libraries(libraries: InstalledLibraries, driver: NvidiaDriver, runtim
         remedy = f"{spec.remedy}; the gpu image of docker-compose.yml has it so"
         if runtime is spec.runtime and spec.title not in present:
             yield fail(spec.title, "it is asked for and not installed", remedy)
-        elif driver.gpus and not present:
+        elif driver.gpus and not present and libraries.torch_cuda is None:
             yield warn(spec.title, "not installed, so the GPUs stay idle and the CPU does the work", remedy)
     if not present:
         return

@@ -42,6 +42,7 @@ class ServingOptions:
     quantization: str = "none"
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
+    device: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,8 @@ def check_model(
         yield fail(model.name, problem, f"serve it by {' or '.join(others)}, or another model")
         return
     yield ok(model.name, f"runs on {choice.spec.title}: {choice.reason}")
-    check_fit = _check_on_gpus if choice.spec.min_capability else _check_on_host
+    takes_gpu = "cuda" in choice.spec.device_names and options.device != "cpu" and bool(machine.driver.gpus)
+    check_fit = _check_on_gpus if choice.spec.min_capability or takes_gpu else _check_on_host
     yield from check_fit(model, machine, options)
 
 

@@ -52,7 +52,7 @@ def split_config(config: EngineConfig, num_replicas: int) -> list[EngineConfig]:
     if num_replicas == 1:
         return [config]
     gpus = visible_gpus()
-    if gpus and choose_runtime(config).runtime is not Runtime.OPENVINO:
+    if gpus and config.device != "cpu" and choose_runtime(config).runtime is not Runtime.OPENVINO:
         return _split_gpus(config, num_replicas, gpus)
     size = config.kv_cache_memory_bytes
     share = msgspec.structs.replace(

@@ -4,14 +4,14 @@ import threading
 from dataclasses import dataclass
 from enum import Enum
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.guidance.tokenizer import DIGITS, Vocabulary
 from engine.guidance.translate import reword_error
-from engine.runners.base import FloatArray
+from engine.runners.base import FloatArray, IntArray, TokenMask
 from engine.sampling.state import Constraint
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -72,13 +72,13 @@ class CompiledGrammar:
 
 class GrammarConstraint:
     """The `Constraint` of one sequence. Each state's mask is computed once, by a thread of the pool after `prepare` or
-    by `apply` itself. Once the grammar is complete, only end-of-sequence tokens are allowed."""
+    by `mask` itself. Once the grammar is complete, only end-of-sequence tokens are allowed."""
 
     def __init__(self, grammar: CompiledGrammar, matcher: "LLMatcher") -> None:
         self._grammar = grammar
         self._matcher = matcher
         self._lock = threading.Lock()  # the matcher allows one call at a time
-        self._mask: Mask | str | None = grammar.first
+        self._mask: TokenMask | str | None = grammar.first
         """The mask of the current state, or the reason why no token fits; None until it is computed."""
         self._digits = None if grammar.json is JsonExtent.NONE else DigitCounter(grammar.json)
 
@@ -86,16 +86,16 @@ class GrammarConstraint:
         if self._mask is None:
             self._grammar.threads.submit(self)
 
-    def apply(self, row: FloatArray) -> None:
-        """Apply the mask. Raises SluiceError INVALID if the grammar has become too complex or no token fits."""
+    def mask(self) -> TokenMask:
+        """Return the mask. Raises SluiceError INVALID if the grammar has become too complex or no token fits."""
         self.compute_mask()
         if isinstance(self._mask, str):
             raise self._failure(self._mask)
         assert self._mask is not None
-        self._mask.apply(row)
+        return self._mask
 
     def accept(self, token_id: int) -> None:
-        """Advance by a token. Raises SluiceError INTERNAL if the mask forbids it, INVALID as `apply` does."""
+        """Advance by a token. Raises SluiceError INTERNAL if the mask forbids it, INVALID as `mask` does."""
         with self._lock:
             is_consumed = self._matcher.consume_token(token_id)
             if self._digits is not None:
@@ -193,14 +193,6 @@ class MaskThreads:
 # -- masks, in the form that is fastest to apply to a row of logits
 
 
-class Mask(Protocol):
-    """A set of allowed tokens."""
-
-    def apply(self, row: FloatArray) -> None:
-        """Set the logits of all other tokens to -inf. Raises INVALID if the set is small and no token of it is left."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class FewAllowed:
     """A small set of allowed tokens, as in structure: a bracket, the next letters of a key, a digit."""
@@ -209,11 +201,13 @@ class FewAllowed:
 
     def apply(self, row: FloatArray) -> None:
         kept = row[self.token_ids]
-        if kept.max() == -np.inf:
-            others = "bad_words, allowed_token_ids, min_tokens or logit_bias"
-            raise invalid("grammar", f"the grammar allows only such tokens here as {others} forbid")
         row.fill(-np.inf)
         row[self.token_ids] = kept
+
+    def pack(self, vocab_size: int) -> IntArray:
+        bits = np.zeros(vocab_size, np.bool_)
+        bits[self.token_ids] = True
+        return _pack(bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +219,11 @@ class FewForbidden:
     def apply(self, row: FloatArray) -> None:
         row[self.token_ids] = -np.inf
 
+    def pack(self, vocab_size: int) -> IntArray:
+        bits = np.ones(vocab_size, np.bool_)
+        bits[self.token_ids] = False
+        return _pack(bits)
+
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
@@ -235,8 +234,19 @@ class Mixed:
     def apply(self, row: FloatArray) -> None:
         np.add(row, self.bias, out=row)
 
+    def pack(self, vocab_size: int) -> IntArray:
+        return _pack(self.bias == 0)
 
-def next_mask(matcher: "LLMatcher", vocabulary: Vocabulary, num_digits: int = MAX_DIGITS) -> Mask | str:
+
+def _pack(bits: NDArray[np.bool_]) -> IntArray:
+    """Return the bitmask of `bits` [vocab_size], in whole words."""
+    words = new_bitmask(len(bits))
+    packed = np.packbits(bits, bitorder="little")
+    words.view(np.uint8)[: len(packed)] = packed
+    return words
+
+
+def next_mask(matcher: "LLMatcher", vocabulary: Vocabulary, num_digits: int = MAX_DIGITS) -> TokenMask | str:
     """Return the mask of the next token, or the reason why none fits. It mostly runs without Python's lock. No token
     begins with more than `num_digits` digits, unless all that fit do."""
     bitmask = new_bitmask(vocabulary.tokenizer.vocab_size)
@@ -248,14 +258,14 @@ def next_mask(matcher: "LLMatcher", vocabulary: Vocabulary, num_digits: int = MA
     return to_mask(bitmask, vocabulary.num_usable, vocabulary.vocab_size, too_long) or NO_EXTENSION
 
 
-def new_bitmask(num_tokens: int) -> NDArray[np.int32]:
+def new_bitmask(num_tokens: int) -> IntArray:
     """Return an empty bitmask of one bit a token, in whole words."""
     return np.zeros(-(-num_tokens // WORD_BITS), dtype=np.int32)
 
 
 def to_mask(
-    bitmask: NDArray[np.int32], num_usable: int, vocab_size: int, unwanted: NDArray[np.bool_] | None = None
-) -> Mask | None:
+    bitmask: IntArray, num_usable: int, vocab_size: int, unwanted: NDArray[np.bool_] | None = None
+) -> TokenMask | None:
     """Return the mask of the set bits among the first `num_usable`, for rows of `vocab_size`; None without any. Those
     of `unwanted` [vocab_size] count only where no others are set."""
     bits = np.unpackbits(bitmask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)

@@ -84,7 +84,7 @@ class AdapterTable:
     def finish_changes(self, sequences: Callable[[], Iterable[Sequence]]) -> None:
         """Put into use what was read. The memory of removed adapters that none of `sequences`
         uses is freed."""
-        while self._changes and ((work := self._changes[0].work) is None or work.done()):
+        while self.is_ready:
             change = self._changes.popleft()
             if change.command is None:
                 self._drop(change)
@@ -97,6 +97,11 @@ class AdapterTable:
                 self._removed -= unused
                 self._changes.append(_Change(None, work=self._submit(self._runner.drop_adapters, unused)))
         self.is_changing = bool(self._changes or self._removed)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `finish_changes` puts something into use, or takes it out, now."""
+        return bool(self._changes) and ((work := self._changes[0].work) is None or work.done())
 
     def close(self) -> None:
         """Begin nothing more."""

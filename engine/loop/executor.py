@@ -35,11 +35,11 @@ from engine.loop.block_map import draw_block_map
 from engine.loop.handover import make_handover
 from engine.loop.intake import Intake
 from engine.loop.load import engine_info, make_drafter
+from engine.loop.lookahead import Lookahead, make_lookahead
 from engine.loop.recorder import StepRecorder
 from engine.loop.sequences import RunningSequences
 from engine.loop.step import BuiltBatch, build_batch, commit_tokens, observe_drafts, record_prompt
-from engine.runners.base import FloatArray, Runner
-from engine.sampling.cores import Cores
+from engine.runners.base import Logits, Runner
 from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import StepLimits, find_policy
 from engine.sequence import Sequence
@@ -101,12 +101,12 @@ class InflightExecutor:
         self._intake = Intake(self.info, config, clock)
         self._sequences = RunningSequences(self._intake, self.kv, self._recorder, clock, drafter)
         self._running = self._sequences.running
+        self._ahead = make_lookahead(runner, self._sequences, self._intake, self._recorder, clock)
         self._returns = None if tiers is None else self._make_returns(tiers)
         if self._handover is not None:
             self._handover.offer(self.kv.pool)
             self.info = msgspec.structs.replace(self.info, block_identity=self._handover.identity)
         self._predicted_wait_s = self._last_prediction = 0.0
-        self._cores = Cores(config.num_threads)
         self._inbox: deque[Command] = deque()
         self._is_shut_down = False
         self._is_stalled = False
@@ -123,6 +123,7 @@ class InflightExecutor:
         try:
             while not self._is_shut_down:
                 self.step()
+            self._finish_ahead()
         finally:
             if self._returns is not None:
                 self._returns.close()
@@ -130,7 +131,6 @@ class InflightExecutor:
                 self._handover.close()
             self._intake.close()
             self._adapters.close()
-            self._cores.close()
 
     def step(self) -> None:
         """Wait for work if there is none, then run one batch and emit its events."""
@@ -146,21 +146,25 @@ class InflightExecutor:
             self._change_adapters()
         if self._handover is not None and self._handover.is_sending:
             self._handover.send(copy_seconds(self._running.values()))
-        plan = self._plan()
+        plan, is_under_way = self._plan(), self._is_under_way
+        ahead = self._ahead if self._ahead is not None and self._ahead.takes(plan) else None
+        if is_under_way and ahead is None:
+            self._finish_ahead()
+            plan = self._plan()
         self._recorder.mark("plan")
         self._intake.note_admitted(candidate.sequence for candidate in plan.admitted)
-        if not plan.is_empty:
+        if ahead is not None:
+            self._run_ahead(ahead, plan, started)
+        elif not plan.is_empty:
             self._run_plan(plan)
-        self._is_stalled = plan.is_empty
+        self._is_stalled = plan.is_empty and not is_under_way
         self._emit_frame()
-        if not plan.is_empty:
+        if ahead is None and not plan.is_empty:
             self._recorder.mark("emit")
             step = self._recorder.end(plan, len(self._running), len(self._intake))
-            forecast = self._intake.forecast
             # The time since the last step is part of a wait too, unless the engine had nothing to do.
             began = started if idle_wait_s else self._ended
-            forecast.observe_step(step.num_seqs, step.num_prefill, self._clock() - began)
-            forecast.pace.observe(step.num_prefill, step.runner_seconds)
+            self._intake.observe_step(step, self._clock() - began)
         self._ended = self._clock()
 
     def stats(self) -> EngineStats:
@@ -206,7 +210,7 @@ class InflightExecutor:
     def _idle_wait_s(self) -> float:
         """Return how long to wait for commands."""
         is_sending = self._handover is not None and self._handover.is_sending
-        if self._running or is_sending or (self._intake.queue and not self._is_stalled):
+        if self._running or self._is_under_way or is_sending or (self._intake.queue and not self._is_stalled):
             return 0.0
         return POLL_S if self._intake or self._adapters.is_changing else HEARTBEAT_S
 
@@ -245,6 +249,8 @@ class InflightExecutor:
 
     def _change_adapters(self) -> None:
         """Put adapters into use that were read meanwhile."""
+        if self._adapters.is_ready:
+            self._finish_ahead()
         self._adapters.finish_changes(lambda: (*self._running.values(), *self._intake))
         if self._adapters.outcomes:
             self.info = msgspec.structs.replace(self.info, **self._adapters.facts())
@@ -310,7 +316,6 @@ class InflightExecutor:
             self._commit(plan, built, logits)
             self._recorder.mark("commit")
         except Exception:
-            log.exception("step %d failed; its sequences end in an error", self._recorder.counters.steps)
             self._sequences.fail_step(plan)
 
     def _apply(self, plan: StepPlan[Sequence]) -> None:
@@ -328,17 +333,18 @@ class InflightExecutor:
             num_prefill = sum(chunk.num_tokens for chunk in plan.prefill)
             self._returns.keep_reclaimed(num_prefill, is_decoding=bool(plan.decode))
 
-    def _run_batch(self, built: BuiltBatch) -> FloatArray:
+    def _run_batch(self, built: BuiltBatch) -> Logits:
         began = self._clock()
         logits = self._runner.run(built.step)
         self._recorder.record_run(began, self._clock())
         return logits
 
-    def _commit(self, plan: StepPlan[Sequence], built: BuiltBatch, logits: FloatArray) -> None:
+    def _commit(self, plan: StepPlan[Sequence], built: BuiltBatch, logits: Logits) -> None:
+        self._sequences.advance(plan)
         self._sequences.note_computed(plan)
         if built.prompt_rows:
-            record_prompt(built, logits, self._cores)
-        outcomes, failures = commit_tokens(built, logits, plan.num_drafts, self._cores)
+            record_prompt(built, logits)
+        outcomes, failures = commit_tokens(built, logits, plan.num_drafts)
         self._recorder.mark("sample")
         if plan.num_drafts:
             assert self._sequences.drafter is not None
@@ -346,10 +352,31 @@ class InflightExecutor:
         if self._sequences.drafter is not None and plan.decode:
             num_tokens = sum(len(sequence.fresh_token_ids) for sequence in plan.decode)
             self._intake.forecast.observe_tokens(len(plan.decode), num_tokens)
-        for sequence, error in failures:  # before indexing, so that no sequence shares what gave no finite logits
-            self._sequences.fail(sequence, error)
-        self.kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
-        self._sequences.take_outcomes(outcomes)
+        self._sequences.end_step(plan, outcomes, failures)
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether a step was launched whose tokens are not known yet."""
+        return self._ahead is not None and self._ahead.under_way is not None
+
+    def _finish_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.finish()
+
+    def _run_ahead(self, ahead: Lookahead, plan: StepPlan[Sequence], began: float) -> None:
+        """Launch the step, then commit the one before it: the device works meanwhile."""
+        launched = None
+        try:
+            if not plan.is_empty:
+                self._apply(plan)
+                launched = ahead.launch(plan, build_batch(plan, self.kv.tables), began)
+            self._recorder.mark("launch")
+        except Exception:
+            ahead.finish()
+            self._sequences.fail_step(plan)
+        else:
+            ahead.finish()
+            ahead.follow(launched)
 
     def _emit_frame(self) -> None:
         """Emit the events and failures of this step; without any, a heartbeat when one is due."""

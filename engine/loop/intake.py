@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.frames import Submit
+from engine.loop.recorder import Step
 from engine.sampling.state import Constraint
 from engine.scheduling.admission import AdmissionController, Backlog
 from engine.sequence import Sequence
@@ -41,6 +42,11 @@ class Intake(AdmissionController[Sequence]):
     def is_compiling(self) -> bool:
         """Whether a sequence waits for its grammar."""
         return len(self._grammars) > 0
+
+    def observe_step(self, step: Step, seconds: float) -> None:
+        """Let the forecast learn from a step that took so long, with the wait for it."""
+        self.forecast.observe_step(step.num_seqs, step.num_prefill, seconds)
+        self.forecast.pace.observe(step.num_prefill, step.runner_seconds)
 
     def get(self, stream_id: int) -> Sequence | None:
         """Return the sequence if it waits."""

@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import msgspec
 
-from engine.config import EngineConfig, EngineRole, Speculation
+from engine.config import EngineConfig, EngineRole, Runtime, Speculation
 from engine.kv_cache import KvCacheManager
 from engine.runners.base import Runner, RunnerInfo
 from engine.speculation.draft_model import DraftModel
@@ -16,6 +16,10 @@ from sluice.errors import SluiceError, invalid
 
 def load_runner(config: EngineConfig) -> Runner:
     """Load `config.model_path`. Raises SluiceError if it cannot be loaded."""
+    if config.runtime is Runtime.TORCH:
+        from engine.runners.torch.group import load_runner as load_torch
+
+        return load_torch(config)
     from engine.runners.openvino.runner import load_runner as load_openvino
 
     return load_openvino(config)
@@ -34,6 +38,7 @@ def load_draft_runner(config: EngineConfig, info: RunnerInfo) -> Runner | None:
             model_path=config.draft_model_path,
             num_blocks=info.num_blocks,
             max_model_len=None,
+            tensor_parallel_size=1,  # it is small
             lora_modules={},
             enable_lora=False,
         )

@@ -204,8 +204,9 @@ class StepRecorder(WorkRecorder):
         self.counters.runner_seconds += ended - began
         self.counters.steps += 1
 
-    def end(self, plan: StepPlan[Sequence], num_running: int, num_waiting: int) -> Step:
-        """End the step, whose plan was not empty, and return its record."""
+    def end(self, plan: StepPlan[Sequence], num_running: int, num_waiting: int, began: float | None = None) -> Step:
+        """End the step, whose plan was not empty, and return its record. `began` is for one that began before the
+        loop's iteration in which it ends."""
         num_decode, num_prefill = len(plan.decode), sum(chunk.num_tokens for chunk in plan.prefill)
         if self._is_profiled and len(self._profiled) < _MAX_PROFILED:
             self._profiled.append(
@@ -222,7 +223,7 @@ class StepRecorder(WorkRecorder):
                 )
             )
         num_tokens = num_prefill + num_decode + sum(plan.num_drafts)
-        num_seqs, seconds = num_decode + len(plan.prefill), self._clock() - self._began
+        num_seqs, seconds = num_decode + len(plan.prefill), self._clock() - (self._began if began is None else began)
         step = Step(num_seqs, num_decode, num_prefill, num_tokens, seconds, self._runner_seconds)
         self.record_step(step)
         return step

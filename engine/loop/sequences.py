@@ -1,5 +1,6 @@
 """The sequences that run: how they start, are charged, preempted and ended, and the events of that."""
 
+import logging
 import math
 from collections.abc import Callable
 
@@ -7,13 +8,15 @@ from engine.frames import request_failed
 from engine.kv_cache import KvCacheManager
 from engine.loop.intake import Intake
 from engine.loop.recorder import StepRecorder
-from engine.loop.step import Outcome, take_event
+from engine.loop.step import Failure, Outcome, take_event
 from engine.scheduling.admission import deadline_error
 from engine.scheduling.planner import StepPlan
 from engine.sequence import NO_ROW, Sequence
 from engine.speculation.drafter import Drafter
 from engine.types import FinishReason, RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
+
+log = logging.getLogger(__name__)
 
 CHARGED_TOKENS = 16
 """Output is charged to its tenant in pieces of this size: one by one it would take a tenth of the step's own time."""
@@ -91,30 +94,41 @@ class RunningSequences:
 
     # -- a step that has run
 
-    def note_computed(self, plan: StepPlan[Sequence]) -> None:
-        """Note what the sequences of a plan have computed, and the prefills that are complete with it."""
-        recorder = self._recorder
-        complete, num_prompt = [], 0
+    @staticmethod
+    def advance(plan: StepPlan[Sequence]) -> None:
+        """Count what the sequences of a plan compute."""
         for sequence in plan.decode:
             sequence.num_computed += 1
-            if sequence.num_output == 0:  # the last token of a prompt whose other tokens were in the cache
-                num_prompt += 1
-                complete.append(sequence)
+        for chunk in plan.prefill:
+            chunk.sequence.num_computed += chunk.num_tokens
+
+    def note_computed(self, plan: StepPlan[Sequence]) -> None:
+        """Note what a step has computed, and the prefills that are complete with it. Its tokens come after that."""
+        recorder = self._recorder
+        # the last token of a prompt whose other tokens were in the cache
+        complete = [sequence for sequence in plan.decode if sequence.num_output == 0]
+        num_prompt = len(complete)
         for chunk in plan.prefill:
             sequence = chunk.sequence
-            sequence.num_computed += chunk.num_tokens
             if sequence.timing is not None:
                 sequence.timing.add_chunk(recorder.run_began, recorder.run_ended, chunk.num_tokens)
             if not sequence.was_preempted:
                 num_prompt += chunk.num_tokens
-            if sequence.num_output == 0 and sequence.num_tokens_left == 0:
+            if sequence.num_output == 0 and sequence.num_computed == sequence.num_tokens:
                 complete.append(sequence)
         recorder.counters.prompt_tokens += num_prompt
         now = self._clock() if complete else 0.0
         for sequence in complete:
             recorder.record_prefill(now - sequence.submitted_at - sequence.queue_s)
 
-    def take_outcomes(self, outcomes: list[Outcome]) -> None:
+    def end_step(self, plan: StepPlan[Sequence], outcomes: list[Outcome], failures: list[Failure]) -> None:
+        """End a step that gave sequences tokens, and others errors."""
+        for sequence, error in failures:  # before indexing, so that no sequence shares what gave no finite logits
+            self.fail(sequence, error)
+        self._kv.index_full_blocks((*plan.decode, *(chunk.sequence for chunk in plan.prefill)))
+        self._take_outcomes(outcomes)
+
+    def _take_outcomes(self, outcomes: list[Outcome]) -> None:
         """Make the events of sequences that got tokens, and end those that are finished."""
         events, now, counters = self.events, self._clock(), self._recorder.counters
         for sequence, reason in outcomes:
@@ -164,7 +178,8 @@ class RunningSequences:
         self.failures.append(request_failed(sequence.stream_id, error))
 
     def fail_step(self, plan: StepPlan[Sequence]) -> None:
-        """Fail the sequences of a step that raised, and no others."""
+        """Log the exception of a step, and fail its sequences, no others."""
+        log.exception("step %d failed; its sequences end in an error", self._recorder.counters.steps)
         self._kv.pool.take_reclaimed()  # the step may have written to them
         error = SluiceError(ErrorCode.INTERNAL, "the engine failed while it worked on this request")
         admitted = (candidate.sequence for candidate in plan.admitted)

@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from engine.kv_cache import BlockTables
 from engine.loop.recorder import Counters
-from engine.runners.base import FloatArray, IntArray, StepBatch
-from engine.sampling.cores import ONE_CORE, Cores
-from engine.sampling.logprobs import prompt_logprobs
-from engine.sampling.sampler import sample
+from engine.runners.base import Draws, FloatArray, Ids, IntArray, Logits, StepBatch
+from engine.sampling.draws import collect_draws
+from engine.sampling.sampler import not_finite, sample
 from engine.scheduling.planner import StepPlan
 from engine.sequence import NO_ROW, Sequence
 from engine.speculation.drafter import Drafter
@@ -160,13 +159,41 @@ def _token_ids(plan: StepPlan[Sequence]) -> IntArray:
     return np.concatenate(list(chain((decoding,), pieces)))
 
 
+def draws_ahead(built: BuiltBatch) -> Draws | None:
+    """Return the parameters of the rows that draw at random, of a step whose tokens the device chooses; None without
+    any. The last token of a sequence may be unknown still."""
+    drawing = [(s, row) for s, row in zip(built.sampling, built.first_rows, strict=True) if s.sampling.is_random]
+    if not drawing:
+        return None
+    sequences, rows = zip(*drawing, strict=True)
+    num_ahead = [int(sequence.last_token_id < 0) for sequence in sequences]
+    return collect_draws([sequence.sampling for sequence in sequences], np.array(rows, np.intp), num_ahead)
+
+
 # -- output
 
 
+def commit_chosen(built: BuiltBatch, token_ids: Ids, peaks: FloatArray) -> tuple[list[Outcome], list[Failure]]:
+    """Append the tokens that the device has chosen for each row to the sequences that still run. `peaks` are the rows'
+    largest logits. Returns as `commit_tokens` does."""
+    chosen, is_finite = token_ids.tolist(), np.isfinite(peaks).tolist()
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
+    for sequence, row in zip(built.sampling, built.first_rows, strict=True):
+        if sequence.table_row == NO_ROW:
+            continue
+        sequence.num_pending = 0
+        if is_finite[row]:
+            outcomes.append((sequence, sequence.append(chosen[row])))
+        else:
+            failures.append((sequence, not_finite()))
+    return outcomes, failures
+
+
 def commit_tokens(
-    built: BuiltBatch, logits: FloatArray, num_drafts: tuple[int, ...], cores: Cores = ONE_CORE
+    built: BuiltBatch, logits: Logits, num_drafts: tuple[int, ...]
 ) -> tuple[list[Outcome], list[Failure]]:
-    """Sample from `logits` [num_sampled, vocab_size] and append the tokens to the sequences that still run.
+    """Sample from the logits of the step and append the tokens to the sequences that still run.
 
     `num_drafts` belongs to the first of `built.sampling`. Returns the outcomes, and the sequences whose logits were
     not finite or left no token to choose, each with the error. A draft token is accepted if it is the one sampled in
@@ -175,13 +202,13 @@ def commit_tokens(
     rows = [(s, row, 0) for s, row in zip(built.sampling, built.first_rows, strict=True) if s.table_row != NO_ROW]
     failed: dict[int, Failure] = {}
     if not num_drafts:
-        sampled = _sample_rows(rows, logits, failed, cores)
+        sampled = _sample_rows(rows, logits, failed)
         return [(row[0], reason) for row, reason in sampled], list(failed.values())
     granted = dict(zip((sequence.stream_id for sequence in built.sampling), num_drafts, strict=False))
     outcomes: dict[int, Outcome] = {}
     while rows:
         accepted = []
-        for (sequence, row, position), reason in _sample_rows(rows, logits, failed, cores):
+        for (sequence, row, position), reason in _sample_rows(rows, logits, failed):
             outcomes[sequence.stream_id] = (sequence, reason)
             has_draft = reason is None and position < granted.get(sequence.stream_id, 0)
             if has_draft and sequence.drafts[position] == sequence.last_token_id:
@@ -192,17 +219,13 @@ def commit_tokens(
 
 
 def _sample_rows(
-    rows: list[SampledRow], logits: FloatArray, failed: dict[int, Failure], cores: Cores
+    rows: list[SampledRow], logits: Logits, failed: dict[int, Failure]
 ) -> list[tuple[SampledRow, FinishReason | None]]:
     """Sample and append one token for each row; sequences that cannot have one are added to `failed`."""
-    is_every_row = len(rows) == len(logits)
+    is_every_row = len(rows) == logits.num_rows
     indices = None if is_every_row else np.array([row for _, row, _ in rows], np.intp)
-    kept = {
-        sequence.stream_id: logits[row].tobytes()
-        for sequence, row, _ in rows
-        if sequence.request.returns_generation_logits
-    }  # sampling may overwrite them
-    samples = sample(logits, [sequence.sampling for sequence, _, _ in rows], indices, cores)
+    kept = _keep_logits(rows, logits)  # sampling may edit them
+    samples = sample(logits, [sequence.sampling for sequence, _, _ in rows], indices)
     token_ids = samples.token_ids.tolist()
     if samples.is_plain and not kept:
         return [(row, row[0].append(token_id)) for row, token_id in zip(rows, token_ids, strict=True)]
@@ -222,6 +245,18 @@ def _sample_rows(
     return sampled
 
 
+def _keep_logits(rows: list[SampledRow], logits: Logits) -> dict[int, bytes]:
+    """Return the logits that requests want, by stream."""
+    wanted = [(sequence.stream_id, row) for sequence, row, _ in rows if sequence.request.returns_generation_logits]
+    if not wanted:
+        return {}
+    stream_ids, indices = zip(*wanted, strict=True)
+    return {
+        stream_id: values.tobytes()
+        for stream_id, values in zip(stream_ids, logits.read(np.array(indices, np.intp)), strict=True)
+    }
+
+
 def observe_drafts(plan: StepPlan[Sequence], drafter: Drafter, counters: Counters) -> None:
     """Tell the drafter how many of the step's drafts were accepted, and count them."""
     for sequence, num_drafts in zip(plan.decode, plan.num_drafts, strict=True):
@@ -235,18 +270,19 @@ def observe_drafts(plan: StepPlan[Sequence], drafter: Drafter, counters: Counter
             drafter.observe(sequence, num_drafts, num_accepted)
 
 
-def record_prompt(built: BuiltBatch, logits: FloatArray, cores: Cores = ONE_CORE) -> None:
-    """Record logits of prompts and log probabilities. Must come before sampling, which may overwrite the logits."""
+def record_prompt(built: BuiltBatch, logits: Logits) -> None:
+    """Record logits of prompts and log probabilities. Must come before sampling, which may edit the logits."""
     for rows in built.prompt_rows:
         sequence, first = rows.sequence, rows.first_row
         if rows.is_first:  # also where it begins anew, after a preemption
             sequence.prompt_logprobs, sequence.context_logits = [None], []
         if sequence.request.returns_context_logits:
-            sequence.context_logits.append(logits[first : first + rows.num_rows].tobytes())
+            sequence.context_logits.append(logits.read(np.arange(first, first + rows.num_rows)).tobytes())
         num_top = sequence.request.sampling.prompt_logprobs
         if num_top is not None:
-            token_logits = logits[first : first + len(rows.token_ids)]
-            sequence.prompt_logprobs += prompt_logprobs(token_logits, rows.token_ids, num_top, cores)
+            num_tokens = len(rows.token_ids)
+            indices = np.arange(first, first + num_tokens)
+            sequence.prompt_logprobs += logits.logprobs(indices, rows.token_ids, [num_top] * num_tokens)
 
 
 def take_event(sequence: Sequence, reason: FinishReason | None, now: float = 0.0) -> TokenEvent:

@@ -96,7 +96,7 @@ def heads_of_three(context: Context, x: Tensor, layer: int) -> QueryKeyValue:
     """Project to query, key and value by one matrix, whose rows are those of each head in turn (GPT-NeoX)."""
     config, kernels = context.config, context.kernels
     count, size = config.num_heads, config.head_dim
-    fused = kernels.linear(x, f"{tensors_prefix(layer)}.qkv_proj", 3 * count * size, bias=config.qkv_bias)
+    fused = kernels.linear(x, f"{tensors_prefix(layer)}.heads_qkv_proj", 3 * count * size, bias=config.qkv_bias)
     by_head = kernels.split_heads(fused, 3 * size)
     query, key, value = (kernels.join_heads(kernels.part(by_head, each * size, (each + 1) * size)) for each in range(3))
     return query, key, value

@@ -33,7 +33,7 @@ def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
     command line. The process never outlives the gateway, because an orphaned engine would keep its memory and cores for
     no use."""
     endpoint, parent, process_log, config_file = argv
-    _configure_logging(ProcessLog.from_argument(process_log))
+    configure_logging(ProcessLog.from_argument(process_log))
     # Only the gateway ends the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -48,7 +48,7 @@ def bootstrap(argv: list[str]) -> Iterator[tuple[EngineConfig, Transport]]:
         transport.close()
 
 
-def _configure_logging(process_log: ProcessLog) -> None:
+def configure_logging(process_log: ProcessLog) -> None:
     """Log to standard error, and to the process that collects lines where there is one."""
     handler = LimitedHandler()
     handler.setFormatter(JsonFormatter() if process_log.is_json else TextFormatter(_LOG_FORMAT))

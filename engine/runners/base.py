@@ -1,13 +1,50 @@
-"""The executor's interface to a runtime: run one ragged batch, return the logits of the sampled rows."""
+"""The executor's interface to a runtime: run one ragged batch, return the logits of the sampled rows.
+
+The logits stay where the runtime computed them. The sampler asks for what it needs: the most likely tokens, draws,
+edits, log probabilities. Its parameters come as arrays on the host, for many rows at once.
+"""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
+from enum import IntEnum, auto
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from engine.arrays import ByteArray, FloatArray, IntArray
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["AdapterRunner", "BlockRunner", "ByteArray", "FloatArray", "IntArray", "Runner", "RunnerInfo", "StepBatch"]
+from engine.arrays import ByteArray, FloatArray, IntArray
+from engine.types import TokenLogprob
+
+__all__ = [
+    "NO_TOP_K",
+    "AdapterRunner",
+    "BlockRunner",
+    "ByteArray",
+    "Doubles",
+    "Draws",
+    "Edits",
+    "FloatArray",
+    "Ids",
+    "IntArray",
+    "LaunchedStep",
+    "Logits",
+    "LookaheadRunner",
+    "Mask",
+    "Places",
+    "Rows",
+    "Runner",
+    "RunnerInfo",
+    "StepBatch",
+    "TokenMask",
+    "Wanted",
+]
+Doubles = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+"""Indices of rows of logits."""
+Ids = NDArray[np.intp]
+"""Token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +99,142 @@ class RunnerInfo:
         return self.embedding_size or self.vocab_size
 
 
+# -- what the sampler asks of logits
+
+NO_TOP_K = 2**31
+"""Value of top_k if it is off: more than any vocabulary has."""
+
+
+class Wanted(IntEnum):
+    """What a row's draw needs of the weights of all tokens."""
+
+    NOTHING = auto()
+    """The filters keep the likeliest tokens, whatever the others weigh."""
+    TOTAL = auto()
+    """Their sum: top_p keeps a share of it."""
+    MEAN = auto()
+    """Their sum and the mean of their logarithm: typical_p keeps those near to it."""
+    CHUNKS = auto()
+    """The sum of each chunk: without a filter, any token may be drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The parameters of the rows that draw at random, one entry a row; all arrays are [n]."""
+
+    rows: Rows
+    """Rows of the logits."""
+    sharpness: FloatArray
+    """1 / temperature."""
+    top_k: NDArray[np.intp]
+    """NO_TOP_K if it is off."""
+    top_p: Doubles
+    min_p: Doubles
+    typical_p: Doubles
+    uniform: Doubles
+    """The random number of the token to draw, in [0, 1)."""
+    wanted: NDArray[np.intp]
+    """A `Wanted` for each row."""
+
+    def select(self, which: Rows | Mask | slice) -> "Draws":
+        """Return the entries `which`."""
+        return Draws(*(getattr(self, name)[which] for name in _DRAW_FIELDS))
+
+    @property
+    def has_top_k(self) -> Mask:
+        return self.top_k < NO_TOP_K
+
+
+_DRAW_FIELDS = tuple(each.name for each in fields(Draws))
+
+
+class TokenMask(Protocol):
+    """A set of tokens that may come next."""
+
+    def apply(self, row: FloatArray) -> None:
+        """Set the logits [vocab_size] of all other tokens to -inf, in place."""
+        ...
+
+    def pack(self, vocab_size: int) -> IntArray:
+        """Return one bit for each token, [ceil(vocab_size / 32)]: bit i % 32 of word i // 32 is set if i may come."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Some logits: that of token `token_ids[i]` in row `rows[i]`, with a number for each."""
+
+    rows: Rows
+    token_ids: IntArray
+    values: FloatArray
+    """[n]; empty where all are treated alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """Edits of logits, in the order in which they apply, which is that of transformers. A place occurs once in each of
+    the first three."""
+
+    added: Places | None = None
+    """Logits to which a value is added."""
+    repeated: Places | None = None
+    """Logits divided by a value if they are positive, else multiplied (CTRL, arXiv 1909.05858; as in transformers)."""
+    subtracted: Places | None = None
+    """Logits from which a value is subtracted."""
+    allowed: Places | None = None
+    """Each row that occurs here keeps these tokens alone; all others get -inf."""
+    banned: Places | None = None
+    """Logits that become -inf."""
+    masks: Sequence[tuple[int, TokenMask]] = field(default_factory=list)
+    """Rows, each with the tokens that it keeps."""
+
+
+class Logits(Protocol):
+    """The logits of a step [num_rows, row_size], wherever they are. Used from the runner's thread. All arrays that come
+    in and go out are the host's. A method's work on a device is done when it returns numbers."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def argmax(self, rows: Rows) -> tuple[Ids, FloatArray]:
+        """Return the id of the largest logit of each of `rows` [n], and that logit. The id is the smallest one among
+        equals. Where the logit is not finite, or no number, the row has no meaningful token."""
+        ...
+
+    def draw(self, draws: Draws) -> tuple[Ids, FloatArray]:
+        """Draw token ids [n] from the softmax of each row at its temperature, after its filters. Returns also the
+        largest logits, as `argmax` does. The same random number draws the same token on every device, unless rounding
+        decides."""
+        ...
+
+    def edit(self, edits: Edits) -> None:
+        """Change logits in place."""
+        ...
+
+    def take(self, rows: Rows) -> "Logits":
+        """Return a copy of `rows`, which may repeat, for edits that must not reach the original."""
+        ...
+
+    def logprobs(self, rows: Rows, token_ids: NDArray[np.integer], num_top: Sequence[int]) -> list[TokenLogprob]:
+        """Return the log probabilities of `token_ids` [n] in `rows` [n] under the softmax of the logits, each with the
+        `num_top[i]` most likely tokens: the likeliest first, smaller ids first among equals."""
+        ...
+
+    def read(self, rows: Rows | None = None) -> FloatArray:
+        """Return `rows` [n] on the host, [n, row_size] float32; by default all. It may be a view of the logits: it is
+        valid as long as they are, and what is written to it may change them."""
+        ...
+
+
 class Runner(Protocol):
     """A model on a device with its KV blocks. Used from one thread."""
 
     info: RunnerInfo
 
-    def run(self, batch: StepBatch) -> FloatArray:
-        """Run one forward pass. Returns logits [num_sampled, row_size] float32. The array may be the runtime's own
-        buffer: it is valid until the next `run`, and the caller may write to it."""
+    def run(self, batch: StepBatch) -> Logits:
+        """Run one forward pass and wait for its end: forecasts learn from how long this takes. Returns logits
+        [num_sampled, row_size]. They may be in the runtime's own buffer: they are valid until the next `run`, and the
+        caller may edit them."""
         ...
 
     def close(self) -> None:
@@ -89,6 +254,32 @@ class AdapterRunner(Runner, Protocol):
 
     def drop_adapters(self, numbers: Collection[int]) -> Callable[[], None]:
         """Prepare, as `read_adapter`, to free adapters that no further step uses."""
+        ...
+
+
+class LaunchedStep(Protocol):
+    """A step that the device works on."""
+
+    def wait(self) -> tuple[Ids, FloatArray]:
+        """Wait for the step. Returns the token of each sampled row [num_sampled], and the row's largest logit: where
+        that is not finite, or no number, the row has no meaningful token. Raises if the step failed."""
+        ...
+
+
+@runtime_checkable
+class LookaheadRunner(Runner, Protocol):
+    """A runner whose next step can be launched before the tokens of the last one are known. What it is asked for takes
+    effect in order: a step, or a copy of blocks, sees what the steps launched before it write, and writes after them.
+    """
+
+    looks_ahead: bool
+    """Whether its steps are to be launched so."""
+
+    def launch(self, batch: StepBatch, draws: Draws | None) -> LaunchedStep:
+        """Launch a step, and do not wait for it. Each row gets its most likely token; those of `draws` draw theirs.
+
+        A token id of `batch` below 0 is not known yet: -1 - r stands for the token of row r of the step that was
+        launched last. The executor waits for a step before it launches the next but one."""
         ...
 
 

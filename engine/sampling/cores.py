@@ -4,13 +4,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.runners.base import FloatArray
+from engine.runners.base import FloatArray, Rows
 from sluice.machine import num_cores
 
-Rows = NDArray[np.intp]
-"""Indices of rows of logits."""
 Work = Callable[[slice], None]
 """Computes the rows of a block."""
 

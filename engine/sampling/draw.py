@@ -13,14 +13,12 @@ to be written for every runtime.
 
 import numpy as np
 
-from engine.runners.base import FloatArray
+from engine.runners.base import Draws, FloatArray, Ids, Wanted
 from engine.sampling.cores import Cores, row_blocks
-from engine.sampling.draws import Draws
 from engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
 from engine.sampling.many_tokens import draw_from_all_tokens
 from engine.sampling.scan import Scan, scan, scan_chunks
-from engine.sampling.softmax import CHUNK, Ids, invert_chunks, weigh
-from engine.sampling.state import Wanted
+from engine.sampling.softmax import CHUNK, invert_chunks, weigh
 from engine.sampling.top_tokens import all_tokens, top_tokens
 
 _FEWEST_STRIPES, _MOST_STRIPES = 32, 128

@@ -1,60 +1,58 @@
-"""Edits of the logits before a token is chosen, each kind at once for all rows that need it. The order is that of
-transformers: bias, penalties, bans; the grammar comes last."""
+"""Collects the edits of the logits before a token is chosen, each kind at once for all rows that need it."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.runners.base import FloatArray
+from engine.runners.base import Edits, FloatArray, IntArray, Places, Rows, TokenMask
 from engine.sampling.state import SamplingState
 from sluice.errors import SluiceError
 
-_Rows = NDArray[np.intp]
 _States = Sequence[SamplingState]
-_Ids = NDArray[np.int32]
+_Array = TypeVar("_Array", IntArray, FloatArray)
 _LEAST_PENALTY, _MOST_PENALTY = 1e-30, 1e30
+_NO_VALUES = np.empty(0, np.float32)
 
 
-def edit_logits(logits: FloatArray, rows: _Rows, states: _States) -> dict[int, SluiceError]:
-    """Apply the edits of `states` to their `rows` of `logits`, in place. No row may be repeated. Returns the errors of
-    failed constraints, by index of the state; all tokens of their rows are banned."""
-    _bias(logits, rows, states)
-    _repetition(logits, rows, states)
-    _presence_and_frequency(logits, rows, states)
-    _restrict(logits, rows, states)
-    _ban(logits, rows, states)
-    return _constrain(logits, rows, states)
+def collect_edits(rows: Rows, states: _States) -> tuple[Edits, dict[int, SluiceError]]:
+    """Collect the edits of `states` for their `rows` of logits. Returns also the errors of the constraints that failed,
+    by index of the state."""
+    masks, failed = _masks(rows, states)
+    edits = Edits(
+        added=_bias(rows, states),
+        repeated=_repetition(rows, states),
+        subtracted=_presence_and_frequency(rows, states),
+        allowed=_places(rows, [state.allowed for state in states]),
+        banned=_places(rows, [state.banned for state in states]),
+        masks=masks,
+    )
+    return edits, failed
 
 
-def _constrain(logits: FloatArray, rows: _Rows, states: _States) -> dict[int, SluiceError]:
+def _masks(rows: Rows, states: _States) -> tuple[list[tuple[int, TokenMask]], dict[int, SluiceError]]:
+    masks: list[tuple[int, TokenMask]] = []
     failed: dict[int, SluiceError] = {}
-    for index, (row, state) in enumerate(zip(rows, states, strict=True)):
+    for index, (row, state) in enumerate(zip(rows.tolist(), states, strict=True)):
         if state.constraint is None:
             continue
         try:
-            state.constraint.apply(logits[row])
+            masks.append((row, state.constraint.mask()))
         except SluiceError as error:
             failed[index] = error
-            logits[row] = -np.inf
-    return failed
+    return masks, failed
 
 
-def _bias(logits: FloatArray, rows: _Rows, states: _States) -> None:
-    places = _places(rows, [state.bias_ids for state in states])
-    if places is not None:
-        logits[places] += np.concatenate([state.bias_values for state in states])
+def _bias(rows: Rows, states: _States) -> Places | None:
+    return _places(rows, [state.bias_ids for state in states], lambda: _join([state.bias_values for state in states]))
 
 
-def _repetition(logits: FloatArray, rows: _Rows, states: _States) -> None:
-    """Divide positive and multiply negative logits of the tokens seen (CTRL, arXiv 1909.05858; as in transformers)."""
+def _repetition(rows: Rows, states: _States) -> Places | None:
     rows, states = _filter(rows, states, lambda state: state.seen is not None)
     seen = [state.seen.ids for state in states if state.seen is not None]
-    places = _places(rows, seen)
-    if places is not None:
-        penalties = _spread([_in_float32(state.params.repetition_penalty) for state in states], seen)
-        scores = logits[places]
-        logits[places] = np.where(scores > 0, scores / penalties, scores * penalties)
+    return _places(
+        rows, seen, lambda: _spread([_in_float32(state.params.repetition_penalty) for state in states], seen)
+    )
 
 
 def _in_float32(penalty: float) -> float:
@@ -62,43 +60,37 @@ def _in_float32(penalty: float) -> float:
     return min(max(penalty, _LEAST_PENALTY), _MOST_PENALTY)
 
 
-def _presence_and_frequency(logits: FloatArray, rows: _Rows, states: _States) -> None:
+def _presence_and_frequency(rows: Rows, states: _States) -> Places | None:
     rows, states = _filter(rows, states, lambda state: state.output is not None)
     outputs = [state.output for state in states if state.output is not None]
     ids = [output.ids for output in outputs]
-    places = _places(rows, ids)
-    if places is not None:
-        counts = np.concatenate([output.counts for output in outputs])
+
+    def amounts() -> FloatArray:
         frequency = _spread([state.params.frequency_penalty for state in states], ids)
-        logits[places] -= frequency * counts + _spread([state.params.presence_penalty for state in states], ids)
+        presence = _spread([state.params.presence_penalty for state in states], ids)
+        return frequency * _join([output.counts for output in outputs]) + presence
+
+    return _places(rows, ids, amounts)
 
 
-def _restrict(logits: FloatArray, rows: _Rows, states: _States) -> None:
-    """Ban all tokens but the allowed ones, for the states that have some."""
-    for row, state in zip(rows, states, strict=True):
-        if len(state.allowed):
-            kept = logits[row, state.allowed]
-            logits[row] = -np.inf
-            logits[row, state.allowed] = kept
-
-
-def _ban(logits: FloatArray, rows: _Rows, states: _States) -> None:
-    places = _places(rows, [state.banned for state in states])
-    if places is not None:
-        logits[places] = -np.inf
-
-
-def _filter(rows: _Rows, states: _States, predicate: Callable[[SamplingState], bool]) -> tuple[_Rows, _States]:
+def _filter(rows: Rows, states: _States, predicate: Callable[[SamplingState], bool]) -> tuple[Rows, _States]:
     chosen = [index for index, state in enumerate(states) if predicate(state)]
     return rows[chosen], [states[index] for index in chosen]
 
 
-def _places(rows: _Rows, ids: list[_Ids]) -> tuple[_Rows, _Ids] | None:
-    """Return the places of each row's `ids` in the logits, as one index array for each axis; None without any ids."""
+def _places(rows: Rows, ids: list[IntArray], values: Callable[[], FloatArray] | None = None) -> Places | None:
+    """Return the places of each row's `ids` with their `values`, those of all rows one after the other; None without
+    any ids."""
     lengths = [len(row_ids) for row_ids in ids]
-    return (np.repeat(rows, lengths), np.concatenate(ids)) if sum(lengths) else None
+    if not sum(lengths):
+        return None
+    return Places(np.repeat(rows, lengths), _join(ids), _NO_VALUES if values is None else values())
 
 
-def _spread(values: list[float], ids: list[_Ids]) -> FloatArray:
+def _join(arrays: Sequence[_Array]) -> _Array:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _spread(values: list[float], ids: list[IntArray]) -> FloatArray:
     """Repeat each row's value once for each of its ids."""
     return np.repeat(np.array(values, np.float32), [len(row_ids) for row_ids in ids])

@@ -2,11 +2,9 @@
 
 import numpy as np
 
-from engine.runners.base import FloatArray
-from engine.sampling.draws import Draws, Mask
+from engine.runners.base import Doubles, Draws, FloatArray, Ids, Mask, Wanted
 from engine.sampling.scan import Scan
-from engine.sampling.softmax import CHUNK, Doubles, Ids, invert_chunks, num_below, sum_chunks, weigh
-from engine.sampling.state import Wanted
+from engine.sampling.softmax import CHUNK, invert_chunks, num_below, sum_chunks, weigh
 from engine.sampling.top_tokens import TopTokens
 from engine.sampling.typical import logarithm
 
@@ -67,6 +65,7 @@ def _keep_typical(
     """Return the weights [n, width] that typical_p keeps, and whether the tokens outside the top cannot change them.
     `is_all` says whether typical_p chooses among all tokens, else among those that other filters left."""
     mass = np.where(is_all, totals, weights.sum(axis=1, dtype=np.float64))
+    mass[mass == 0] = 1  # more tokens are tied at the bound than are in the top: the row stays unsettled
     mean = np.where(is_all, means, (weights * logarithm(weights)).sum(axis=1, dtype=np.float64) / mass)
     distance = np.abs(logarithm(weights) - mean[:, None].astype(np.float32))
     order = np.argsort(distance, axis=1)

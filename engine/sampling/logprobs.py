@@ -5,24 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runners.base import FloatArray
-from engine.sampling.cores import ONE_CORE, Cores, Rows
+from engine.runners.base import FloatArray, Ids, Rows, Wanted
+from engine.sampling.cores import ONE_CORE, Cores
 from engine.sampling.scan import Scan, scan
-from engine.sampling.state import Wanted
 from engine.sampling.top_tokens import TopTokens, all_tokens, top_tokens
 from engine.types import TokenLogprob
 
-_Ids = NDArray[np.intp]
+_Floats = NDArray[np.floating]
 
 _LEAST_STRIPES = 32
 """Stripes that are searched for the likeliest tokens, or one for each token if these are more."""
-
-
-def prompt_logprobs(
-    logits: FloatArray, token_ids: NDArray[np.integer], num_top: int, cores: Cores = ONE_CORE
-) -> list[TokenLogprob]:
-    """Return the log probability of each of `token_ids` [n], whose rows of logits are [n, vocab_size]."""
-    return token_logprobs(logits, np.arange(len(logits)), token_ids, [num_top] * len(logits), cores)
 
 
 def token_logprobs(
@@ -33,18 +25,25 @@ def token_logprobs(
         return []
     found = scan(logits, rows, np.ones(len(rows), np.float32), Wanted.TOTAL, cores)
     log_mass = np.log(found.totals) + found.peaks
-    own = (logits[rows, token_ids] - log_mass).tolist()
+    own = logits[rows, token_ids] - log_mass
     best = _largest(logits, rows, found, min(max(num_top), logits.shape[1]))
-    values = (logits[rows[:, None], best] - log_mass[:, None]).tolist()
+    return list_logprobs(token_ids, own, best, logits[rows[:, None], best] - log_mass[:, None], num_top)
+
+
+def list_logprobs(
+    token_ids: NDArray[np.integer], own: _Floats, best: Ids, values: _Floats, num_top: Sequence[int]
+) -> list[TokenLogprob]:
+    """Make the entry of each of `token_ids` [n]: its log probability, of `own` [n], and the first `num_top[i]` of the
+    tokens `best` [n, any] with their log probabilities, `values` [n, any]."""
     return [
         TokenLogprob(token_id, logprob, list(zip(top_ids[:count], top_values[:count], strict=True)))
         for token_id, logprob, top_ids, top_values, count in zip(
-            token_ids.tolist(), own, best.tolist(), values, num_top, strict=True
+            token_ids.tolist(), own.tolist(), best.tolist(), values.tolist(), num_top, strict=True
         )
     ]
 
 
-def _largest(logits: FloatArray, rows: Rows, found: Scan, count: int) -> _Ids:
+def _largest(logits: FloatArray, rows: Rows, found: Scan, count: int) -> Ids:
     """Return the ids [n, count] of the largest logits, largest first, smaller ids first among equal ones."""
     if count == 0:
         return np.empty((len(rows), 0), np.intp)
@@ -56,14 +55,14 @@ def _largest(logits: FloatArray, rows: Rows, found: Scan, count: int) -> _Ids:
     return token_ids
 
 
-def _first(top: TopTokens, count: int) -> tuple[_Ids, FloatArray]:
+def _first(top: TopTokens, count: int) -> tuple[Ids, FloatArray]:
     """Return the ids [n, count] of the largest of `top`, in order, and the logit [n] of the last of these."""
     order = _descending(top.values, count)
     least: FloatArray = top.values[np.arange(len(order)), order[:, -1]]
     return np.take_along_axis(top.token_ids, order, axis=1), least
 
 
-def _descending(values: FloatArray, count: int) -> _Ids:
+def _descending(values: FloatArray, count: int) -> Ids:
     """Return the places [n, count] of the largest of `values` [n, width], in order; earlier places first among equals.
     Value and place are packed into one integer, because sorting those takes a fraction of the time of an argsort."""
     bits = (values + np.float32(0)).view(np.uint32)  # adding 0 makes 0 of -0

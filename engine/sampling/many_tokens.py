@@ -3,11 +3,10 @@ better here than several short ones: after each, a thread waits for Python's loc
 
 import numpy as np
 
-from engine.runners.base import FloatArray
+from engine.runners.base import Doubles, Draws, FloatArray, Ids, Mask
 from engine.sampling.cores import Cores, Work
-from engine.sampling.draws import Draws, Mask
 from engine.sampling.scan import Scan
-from engine.sampling.softmax import CHUNK, Doubles, Ids, sum_rows, weigh
+from engine.sampling.softmax import CHUNK, sum_rows, weigh
 from engine.sampling.typical import logarithm
 
 _STEP = 32

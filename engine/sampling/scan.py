@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runners.base import FloatArray
-from engine.sampling.cores import Cores, Rows, Work, block_size, row_blocks, row_picker
-from engine.sampling.softmax import CHUNK, Doubles, Ids, scale, sum_chunks, sum_rows, weigh
-from engine.sampling.state import Wanted
+from engine.runners.base import Doubles, FloatArray, Ids, Rows, Wanted
+from engine.sampling.cores import Cores, Work, block_size, row_blocks, row_picker
+from engine.sampling.softmax import CHUNK, scale, sum_chunks, sum_rows, weigh
 from engine.sampling.top_tokens import STRIPE, stripe_maxima
 
 _LEAST_SCALED = np.float32(-1e4)

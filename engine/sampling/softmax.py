@@ -4,12 +4,8 @@ token's probability divided by that of the most likely one."""
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.runners.base import FloatArray
-
-Ids = NDArray[np.intp]
-Doubles = NDArray[np.float64]
+from engine.runners.base import Doubles, FloatArray, Ids
 
 CHUNK = 128
 """Number of consecutive tokens that are summed in float32; the sums of chunks are added in float64."""

@@ -3,33 +3,23 @@
 import secrets
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import IntEnum, auto
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runners.base import FloatArray
+from engine.runners.base import NO_TOP_K, TokenMask, Wanted
 from engine.types import SamplingParams
-
-NO_TOP_K = 2**31
-"""Value of top_k if it is off: more than any vocabulary has."""
 
 _LEAST_TEMPERATURE = 1e-30
 """Below it 1 / temperature would overflow float32; long before, the most likely token is always drawn."""
 
 
-class Wanted(IntEnum):
-    """What a row's draw needs of the weights of all tokens."""
-
-    NOTHING = auto()
-    """The filters keep the likeliest tokens, whatever the others weigh."""
-    TOTAL = auto()
-    """Their sum: top_p keeps a share of it."""
-    MEAN = auto()
-    """Their sum and the mean of their logarithm: typical_p keeps those near to it."""
-    CHUNKS = auto()
-    """The sum of each chunk: without a filter, any token may be drawn."""
+def is_simple(params: SamplingParams) -> bool:
+    """Return whether a token is chosen from the model's own logits, and nothing but the token is reported."""
+    has_penalty = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    has_tokens = bool(params.logit_bias or params.allowed_token_ids or params.bad_words or params.min_tokens)
+    return not (has_penalty or has_tokens) and params.logprobs is None and params.grammar is None
 
 
 def _wanted(top_k: int, top_p: float, min_p: float, typical_p: float) -> Wanted:
@@ -46,11 +36,11 @@ class Constraint(Protocol):
     """A constraint on one sequence's output, such as a grammar. Used from the engine thread."""
 
     def prepare(self) -> None:
-        """Start to compute the next mask in the background, hidden by the forward pass. `apply` does it otherwise."""
+        """Start to compute the next mask in the background, hidden by the forward pass. `mask` does it otherwise."""
         ...
 
-    def apply(self, row: FloatArray) -> None:
-        """Set the logits [vocab_size] of all tokens that may not come next to -inf, in place."""
+    def mask(self) -> TokenMask:
+        """Return the tokens that may come next. Raises SluiceError if the constraint cannot be followed any further."""
         ...
 
     def accept(self, token_id: int) -> None:
@@ -111,8 +101,7 @@ class SamplingState:
         has_penalty = self.seen is not None or self.output is not None
         num_ids = len(self.bias_ids) + len(self._never) + len(self.allowed)
         self._always_edits = has_penalty or constraint is not None or num_ids > 0
-        can_edit = self._always_edits or params.min_tokens > 0 or self._bad_words is not None
-        self.is_plain = params.temperature == 0 and params.logprobs is None and not can_edit
+        self.is_plain = params.temperature == 0 and is_simple(params) and constraint is None
         """Whether sampling always takes the most likely token and nothing else is requested."""
         temperature = max(params.temperature, _LEAST_TEMPERATURE)
         top_k = params.top_k if 0 < params.top_k < vocab_size else NO_TOP_K

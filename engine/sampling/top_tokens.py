@@ -1,4 +1,4 @@
-"""Finds the likeliest tokens of rows of logits: the first, and some hundred.
+"""Finds some hundred of the likeliest tokens of rows of logits.
 
 The vocabulary is divided into stripes, and those with the largest maxima are searched: a token that is larger than the
 largest maximum of the other stripes is in one of them. A stripe is every n-th token, so that the maxima of all stripes
@@ -9,9 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.runners.base import FloatArray
-from engine.sampling.cores import ONE_CORE, Cores, Rows, row_blocks, row_picker
-from engine.sampling.softmax import Ids
+from engine.runners.base import FloatArray, Ids, Rows
 
 STRIPE = 8
 """Tokens in a stripe, and maxima that are compared at once in the search for the largest of them."""
@@ -27,19 +25,6 @@ class TopTokens:
     """[n, num_tokens]"""
     bound: FloatArray
     """[n]; -inf if all tokens of the row are included."""
-
-
-def argmax_tokens(logits: FloatArray, rows: Rows, cores: Cores = ONE_CORE) -> Ids:
-    """Return the id [n] of each row's largest logit: the smallest id among equal ones, or that of a NaN."""
-    token_ids = np.empty(len(rows), np.intp)
-
-    pick = row_picker(logits, rows)
-
-    def work(which: slice) -> None:
-        pick(which).argmax(axis=1, out=token_ids[which])
-
-    cores.share(row_blocks(len(rows), logits.shape[1]), len(rows) * logits.shape[1] // 4, lambda: work)
-    return token_ids
 
 
 def stripe_maxima(values: FloatArray, out: FloatArray | None = None) -> FloatArray:

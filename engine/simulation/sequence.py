@@ -36,7 +36,7 @@ class SimulatedSequence(Sequence):
         self.deadline = self.start_deadline = math.inf
         self._block_size = block_size
         self.num_prompt = self.num_tokens = num_prompt
-        self.num_output = self.num_charged = self.num_replayed = 0
+        self.num_output = self.num_pending = self.num_charged = self.num_replayed = 0
         self.max_tokens = max_tokens
         self.length = length
         self.worst_case_blocks = worst_case_blocks(num_prompt, max_tokens, block_size)

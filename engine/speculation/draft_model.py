@@ -115,7 +115,7 @@ class DraftModel:
         if len(begins) - 1 == begins[-1]:  # a step of single tokens, as drafts are
             seconds = (self._clock() - started) / len(pieces)
             self._seconds_per_token += COST_RATE * (seconds - self._seconds_per_token)
-        token_ids: list[int] = logits.argmax(axis=1).tolist()
+        token_ids: list[int] = logits.argmax(np.arange(logits.num_rows))[0].tolist()
         return token_ids
 
     def observe(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:

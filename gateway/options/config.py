@@ -215,6 +215,7 @@ class ServeConfig:
             quantization=model.quantization,
             cache_path=model.cache_path,
             runtime=runtime or model.runtime,
+            device=model.device,
             task=model.task,
             tokenizer_path=model.tokenizer_path,
             enable_lora=self.requests.allows_lora_updates,

@@ -87,6 +87,13 @@ class ModelOptions:
         f"what runs the model: {'; '.join(f'{spec.runtime}, on {spec.devices}' for spec in RUNTIMES.values())}; auto, "
         "by the folder's files, the GPUs and what is installed. The log says which it is, and why",
     )
+    device: str = option(
+        "--device",
+        _DEFAULTS.device,
+        choice(*_values("device_names")),
+        "DEVICE",
+        "where the torch runtime computes: auto, a GPU where there is one; cuda, which fails without one; cpu",
+    )
     task: Task = option(
         "--task",
         _DEFAULTS.task,
@@ -109,8 +116,8 @@ class ModelOptions:
         _dtype_choice(*_values("dtypes")),
         "TYPE",
         "precision of the computation: auto, bf16 (or bfloat16), f32 (float32, float), or float16 (half) on "
-        "TensorRT-LLM and vLLM. On the CPU auto takes bf16 where that has it, f32 is exact and about half as fast; on "
-        "TensorRT-LLM and vLLM auto is the checkpoint's own",
+        "TensorRT-LLM, vLLM and torch. On the CPU auto takes bf16 where that has it, f32 is exact and about half as "
+        "fast; on torch auto is bf16 on a GPU; on TensorRT-LLM and vLLM the checkpoint's own",
     )
     quantization: str = option(
         "--quantization",

@@ -149,6 +149,7 @@ OPENVINO_RULES: dict[str, Rule] = {
     "enable_lora": lambda text: Effect({"enable_lora": parse_bool(text)}),
     "speculative_config": _speculation,
     # this engine's own parameters
+    "device": ignored_unless(("auto", "cpu"), "OpenVINO computes on the CPU here"),
     "dtype": _dtype,
     "quantization": _quantization,
     "kv_cache_dtype": _cache_dtype,

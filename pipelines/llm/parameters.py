@@ -16,6 +16,7 @@ from engine.runtimes import RUNTIMES
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
 from pipelines.llm.parameter_effects import SHARED_RULES, Effect, Rule, parse_bool, setting_rule
 from pipelines.llm.tensorrt_llm_parameters import tensorrt_llm_rules
+from pipelines.llm.torch_parameters import TORCH_RULES
 from pipelines.llm.vllm_parameters import vllm_rules
 from sluice.errors import invalid
 
@@ -38,6 +39,7 @@ _RULE_FINDERS: Mapping[Runtime, Callable[[EngineConfig, Mapping[str, str]], Rule
     {
         Runtime.OPENVINO: lambda engine, texts: OPENVINO_RULES.get,
         Runtime.TENSORRT_LLM: tensorrt_llm_rules,
+        Runtime.TORCH: lambda engine, texts: TORCH_RULES.get,
         Runtime.VLLM: vllm_rules,
     }
 )

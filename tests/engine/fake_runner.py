@@ -1,10 +1,13 @@
 """A runner without a model, whose output depends on every token that it reads back through the block table."""
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from engine.runners.base import ByteArray, FloatArray, RunnerInfo, StepBatch
+from engine.runners.base import ByteArray, Draws, FloatArray, Ids, RunnerInfo, StepBatch
+from engine.sampling.host_logits import HostLogits
 
 
 def echo_next(token_ids: list[int], vocab_size: int) -> int:
@@ -24,8 +27,11 @@ def echo(prompt: list[int], num_tokens: int, vocab_size: int = 4096) -> list[int
 class EchoRunner:
     """Stores the tokens themselves in its blocks, so that a wrong block table gives a wrong output.
 
-    With empty `eos_token_ids`, a sequence ends only by its length.
+    With empty `eos_token_ids`, a sequence ends only by its length. With `looks_ahead` it works as late as a device may:
+    a step that was launched runs when its tokens are waited for, or before what it is asked for next.
     """
+
+    looks_ahead = False
 
     def __init__(
         self,
@@ -51,8 +57,40 @@ class EchoRunner:
         self._cache = np.full((num_blocks, block_size), -1, np.int64)
         self.block_bytes = block_size * 8
         self.block_identity = "echo"
+        self.num_ahead = 0
+        """Tokens that were not known when their step was launched."""
+        self._launched: deque[EchoStep] = deque()
+        self._chosen: Ids = np.zeros(0, np.intp)
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def run(self, batch: StepBatch) -> HostLogits:
+        return HostLogits(self.compute(batch))
+
+    def launch(self, batch: StepBatch, draws: Draws | None) -> "EchoStep":
+        assert len(self._launched) < 2, "at most one step is under way"
+        step = EchoStep(self, batch, draws)
+        self._launched.append(step)
+        return step
+
+    def work_until(self, last: "EchoStep | None" = None) -> None:
+        """Run what was launched, in order, by default all."""
+        while self._launched and (last is None or last in self._launched):
+            step = self._launched.popleft()
+            try:
+                token_ids = step.batch.token_ids.copy()
+                is_unknown = token_ids < 0
+                self.num_ahead += int(is_unknown.sum())
+                token_ids[is_unknown] = self._chosen[-1 - token_ids[is_unknown]]
+                logits = self.run(replace(step.batch, token_ids=token_ids))
+                step.tokens = logits.argmax(np.arange(logits.num_rows))
+                if step.draws is not None:
+                    step.tokens[0][step.draws.rows], _ = logits.draw(step.draws)
+                self._chosen = step.tokens[0]
+            except Exception as error:
+                step.error = error
+                self._chosen = np.zeros(len(step.batch.sampled_rows), np.intp)
+
+    def compute(self, batch: StepBatch) -> FloatArray:
+        """Return the logits [num_sampled, vocab_size] of a step."""
         self.num_runs += 1
         block_size = self.info.block_size
         tokens = [self._store_and_read(batch, i, block_size) for i in range(len(batch.past_lens))]
@@ -81,12 +119,31 @@ class EchoRunner:
         return [int(token) for token in flat[slots]]
 
     def read_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        self.work_until()
         for block, content in zip(blocks, contents, strict=True):
             content[:] = self._cache[block].view(np.uint8)
 
     def write_blocks(self, blocks: Sequence[int], contents: Sequence[ByteArray]) -> None:
+        self.work_until()
         for block, content in zip(blocks, contents, strict=True):
             self._cache[block] = content.view(np.int64)
 
     def close(self) -> None:
         self.is_closed = True
+
+
+class EchoStep:
+    """A step that EchoRunner has launched."""
+
+    def __init__(self, runner: EchoRunner, batch: StepBatch, draws: Draws | None) -> None:
+        self.batch = batch
+        self.draws = draws
+        self.tokens: tuple[Ids, FloatArray] = (np.zeros(0, np.intp), np.zeros(0, np.float32))
+        self.error: Exception | None = None
+        self._runner = runner
+
+    def wait(self) -> tuple[Ids, FloatArray]:
+        self._runner.work_until(self)
+        if self.error is not None:
+            raise self.error
+        return self.tokens

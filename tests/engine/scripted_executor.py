@@ -92,6 +92,12 @@ class ScriptedExecutor:
         if self.executor._returns is not None:
             self.executor._returns.tiers.check()
 
+    def step_through(self) -> None:
+        """Take a step, and a second one with lookahead, where the tokens of the first come with that."""
+        self.step()
+        if self.runner.looks_ahead:
+            self.step()
+
     def change_adapters(self, command: LoadAdapter | UnloadAdapter) -> AdapterOutcome:
         """Send a command and take steps until it is answered."""
         self.script.pending.append(command)

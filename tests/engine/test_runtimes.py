@@ -83,8 +83,10 @@ def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
             2,
             (),
             Runtime.OPENVINO,
-            "there are 2 GPUs, but TensorRT-LLM is not installed; there are 2 GPUs, but vLLM is not installed",
+            "there are 2 GPUs, but TensorRT-LLM is not installed; there are 2 GPUs, but vLLM is not installed; "
+            "there are 2 GPUs, but torch is not installed",
         ),
+        (2, {Runtime.TORCH, Runtime.VLLM}, Runtime.VLLM, "vLLM is installed and there are 2 GPUs"),
         (2, {Runtime.VLLM}, Runtime.VLLM, "vLLM is installed and there are 2 GPUs"),
         (2, ALL, Runtime.TENSORRT_LLM, "TensorRT-LLM is installed and there are 2 GPUs"),
     ],
@@ -96,6 +98,47 @@ def test_a_checkpoint_runs_where_it_can(
     assert choice == RuntimeChoice(expected, reason)
 
 
+@pytest.mark.parametrize(
+    ("version", "config", "expected", "reason"),
+    [
+        ("2.13.0", {}, Runtime.TORCH, "torch is installed and there are 2 GPUs"),
+        ("2.13.0+cpu", {}, Runtime.OPENVINO, "torch is built without CUDA"),
+        ("2.13.0", {"device": "cpu"}, Runtime.OPENVINO, "the CPU is asked for"),
+        ("2.13.0", {"tensor_parallel_size": 2}, Runtime.TORCH, "several GPUs are to share each layer"),
+    ],
+)
+def test_torch_is_chosen_on_a_gpu_that_it_can_use_where_no_other_library_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    config: dict[str, Any],
+    expected: Runtime,
+    reason: str,
+) -> None:
+    monkeypatch.setattr("engine.runners.torch.runtime.version", lambda distribution: version)
+    path = folder_with(tmp_path / "model", HUGGINGFACE)
+    choice = choose(path, gpus=2, installed={Runtime.TORCH}, **config)
+    assert choice.runtime is expected
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("runtime", "device", "allowed"),
+    [
+        (Runtime.OPENVINO, "cuda", "auto or cpu"),
+        (Runtime.VLLM, "cpu", "auto"),
+        (Runtime.TORCH, "tpu", "auto or cpu or"),
+    ],
+)
+def test_a_device_that_the_runtime_does_not_take_is_refused(
+    tmp_path: Path, runtime: Runtime, device: str, allowed: str
+) -> None:
+    path = folder_with(tmp_path / "model", HUGGINGFACE)
+    with pytest.raises(SluiceError, match=f"device must be {allowed}.* on .*, got '{device}'") as caught:
+        choose(path, installed=ALL, runtime=runtime, device=device)
+    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "device")
+
+
 @pytest.mark.parametrize("config", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
 def test_what_only_gpus_do_asks_for_their_runtimes(tmp_path: Path, config: dict[str, Any]) -> None:
     path = folder_with(tmp_path / "model", HUGGINGFACE)
@@ -103,6 +146,17 @@ def test_what_only_gpus_do_asks_for_their_runtimes(tmp_path: Path, config: dict[
     assert choose(path, gpus=2, installed={Runtime.VLLM}, **config).runtime is Runtime.VLLM
     with pytest.raises(SluiceError, match="it is not installed") as refused:
         choose(path, **config)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("config", [{"tensor_parallel_size": 4}, {"pipeline_parallel_size": 2}])
+def test_torch_is_not_chosen_for_more_gpus_than_there_are_nor_for_layers_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("engine.runners.torch.runtime.version", lambda distribution: "2.13.0")
+    path = folder_with(tmp_path / "model", HUGGINGFACE)
+    with pytest.raises(SluiceError, match="it is not installed") as refused:
+        choose(path, gpus=2, installed={Runtime.TORCH}, **config)
     assert refused.value.code is ErrorCode.UNAVAILABLE
 
 

@@ -45,7 +45,7 @@ class Reader:
         return "".join(self.texts)
 
     def _take(self, line: str) -> None:
-        if not line:
+        if not line or line.startswith(":"):  # a comment keeps the connection while another engine starts
             return
         self.last_frame = line
         if line != "data: [DONE]":

@@ -40,9 +40,9 @@ class HeldRunner(EchoRunner):
     def allow(self, num_steps: int) -> None:
         self._steps.release(num_steps)
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def compute(self, batch: StepBatch) -> FloatArray:
         assert self._steps.acquire(timeout=PATIENCE_S), "the test forgot the runner"
-        return super().run(batch)
+        return super().compute(batch)
 
 
 @dataclass

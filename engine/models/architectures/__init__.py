@@ -10,6 +10,7 @@ from engine.model_folder import read_json
 from engine.models.architectures import deepseek, experts, gemma, lfm2, llama, normed_heads, olmo, parallel
 from engine.models.config.config_file import ConfigFile, read_eos_token_ids
 from engine.models.config.decoder_config import DecoderConfig
+from engine.models.config.stored_fp8 import without_stored_fp8
 from engine.models.decoder import Architecture
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -77,8 +78,8 @@ def check_stateless(model_type: str) -> None:
     if model_type in _WITH_STATES:
         raise SluiceError(
             ErrorCode.UNIMPLEMENTED,
-            f"model_type {model_type!r} is not supported on OpenVINO: its layers keep a state of the whole sequence, "
-            "and the KV cache has blocks of tokens; use --runtime vllm",
+            f"model_type {model_type!r} is not supported by Sluice's own executor: its layers keep a state of the "
+            "whole sequence, and the KV cache has blocks of tokens; use --runtime vllm",
             param="model_path",
         )
 
@@ -106,12 +107,14 @@ def read_model_type(directory: Path) -> str:
     return model_type
 
 
-def read_decoder_config(directory: Path) -> DecoderConfig:
+def read_decoder_config(directory: Path, *, takes_fp8: bool = False) -> DecoderConfig:
     """Read a checkpoint's configuration. Raises NOT_FOUND without a config.json, INVALID if a field is missing or
-    malformed, UNIMPLEMENTED for an option that the graph builder does not support."""
+    malformed, UNIMPLEMENTED for an option that no family supports, and for a quantized checkpoint, unless it
+    `takes_fp8` and the checkpoint is stored so."""
     architecture = find_architecture(read_model_type(directory))
     path = directory / "config.json"
-    file = ConfigFile(_text_part(read_json(path)), path)
+    fields = _text_part(read_json(path))
+    file = ConfigFile(without_stored_fp8(fields, path) if takes_fp8 else fields, path)
     return replace(architecture.configure(file), eos_token_ids=read_eos_token_ids(directory, file))
 
 

@@ -136,7 +136,7 @@ _GPT_NEOX_NAMES = TensorNames(
     norm="final_layer_norm",
     parts={
         "embed_tokens": "embed_in",
-        "self_attn.qkv_proj": "attention.query_key_value",
+        "self_attn.heads_qkv_proj": "attention.query_key_value",
         "self_attn.o_proj": "attention.dense",
         "up_proj": "dense_h_to_4h",
         "down_proj": "dense_4h_to_h",

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.arrays import FloatArray
-from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors
+from engine.models.weights.mapped import FLOAT_TYPES, StoredTensor, map_tensors, to_float32
 from engine.models.weights.tensor_file import OutputTensors, TensorPart, files_key, write_tensors
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -73,7 +73,7 @@ class AssembledTensor:
         return len(self.tensors[0].shape) == 3
 
     def matrix(self, number: int) -> NDArray[np.generic]:
-        """Return the elements of a matrix, without a copy. bf16 is returned as its bits."""
+        """Return the elements of a matrix, without a copy. bf16 and 8-bit floats are returned as their bits."""
         whole = self.tensors[0].array()[number] if self._are_together else self.tensors[number].array()
         return (whole.T if self.is_transposed else whole)[slice(*self.rows)]
 
@@ -84,10 +84,12 @@ class AssembledTensor:
             self.matrix(each)[max(rows.start - each * size, 0) : min(rows.stop - each * size, size)]
             for each in range(rows.start // size, -(-rows.stop // size))
         ]
-        values = np.concatenate(parts)
-        if self.dtype != "BF16":
-            return values.astype(np.float32)
-        return (values.astype(np.uint32) << 16).view(np.float32)
+        return to_float32(np.concatenate(parts), self.dtype)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether each matrix is a tensor of 8-bit floats with scales, as it is."""
+        return self.are_apart and all(each.scale is not None for each in self.tensors)
 
 
 Weight = StoredTensor | AssembledTensor
@@ -115,7 +117,7 @@ def assemble(tensors: Mapping[str, StoredTensor]) -> dict[str, Weight]:
     for name, experts in singles.items():
         found[name] = _join(name, experts, tensors)
     for name, each in found.items():
-        if isinstance(each, AssembledTensor) and each.dtype not in FLOAT_TYPES:
+        if isinstance(each, AssembledTensor) and each.dtype not in FLOAT_TYPES and not each.is_scaled:
             message = f"tensor {name!r} is stored as {each.dtype}; supported: {', '.join(FLOAT_TYPES)}"
             raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
     return found

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,24 @@ def read_adapter(name: str, folder: Path, shapes: Mapping[str, tuple[int, int]])
         return _read(folder, shapes)
     except SluiceError as error:
         raise SluiceError(error.code, f"LoRA adapter {name}: {error.message}", param="lora_modules") from error
+
+
+def stack_matrices(
+    module: str, shape: tuple[int, int], adapters: Sequence[tuple[Mapping[str, Matrices], int]], num_before: int = 0
+) -> Matrices:
+    """Return A and B of a projection for `adapters` with their ranks, behind `num_before` ranks of nobody. An adapter
+    that leaves the projection alone, or has a lower rank there, has zeros."""
+    num_out, num_in = shape
+    num_ranks = num_before + sum(rank for _, rank in adapters)
+    a, b = np.zeros((num_ranks, num_in), np.float32), np.zeros((num_out, num_ranks), np.float32)
+    begin = num_before
+    for adapter, rank in adapters:
+        if module in adapter:
+            own_a, own_b = adapter[module]
+            a[begin : begin + len(own_a)] = own_a
+            b[:, begin : begin + len(own_a)] = own_b
+        begin += rank
+    return a, b
 
 
 def _read(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Matrices]:

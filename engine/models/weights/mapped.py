@@ -15,7 +15,8 @@ from sluice.errors import ErrorCode, SluiceError, invalid
 
 FLOAT_TYPES = ("BF16", "F16", "F32")
 """The types of weights that are not compressed."""
-_NUMPY_TYPES = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32, "I8": np.int8, "U8": np.uint8}
+_NUMPY_TYPES: dict[str, type[np.generic]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+_NUMPY_TYPES |= {"I8": np.int8, "U8": np.uint8, "F8_E4M3": np.uint8}
 _HEADER_LENGTH_BYTES = 8
 
 
@@ -36,6 +37,8 @@ class StoredTensor:
     size_bytes: int
     dtype: str
     shape: tuple[int, ...]
+    scale: "StoredTensor | None" = None
+    """The scales of 8-bit floats, which are codes without them; see `scaled`."""
 
     def matrix(self, number: int) -> "StoredTensor":
         """Return one of the parts along the first axis."""
@@ -43,20 +46,31 @@ class StoredTensor:
         return StoredTensor(self.file, self.offset + number * size_bytes, size_bytes, self.dtype, self.shape[1:])
 
     def array(self) -> NDArray[np.generic]:
-        """Return the elements, without a copy. bf16, which numpy lacks, is returned as its bits."""
+        """Return the elements, without a copy. bf16 and 8-bit floats, which numpy lacks, are returned as their bits."""
         flat = np.frombuffer(self.file, np.uint8, self.size_bytes, self.offset)
         return flat.view(_NUMPY_TYPES[self.dtype]).reshape(self.shape)
 
     def floats(self, rows: slice) -> FloatArray:
         """Return a copy of the rows in float32, counted through all axes but the last."""
-        values = self.array().reshape(-1, self.shape[-1])[rows]
-        if self.dtype != "BF16":
-            return values.astype(np.float32)
-        return (values.astype(np.uint32) << 16).view(np.float32)
+        return to_float32(self.array().reshape(-1, self.shape[-1])[rows], self.dtype)
+
+    def all_floats(self) -> FloatArray:
+        """Return a copy in float32. Raises UNIMPLEMENTED for a tensor of codes."""
+        if self.dtype not in FLOAT_TYPES:
+            message = f"a tensor of scales is stored as {self.dtype}; supported: {', '.join(FLOAT_TYPES)}"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
+        return to_float32(self.array(), self.dtype)
 
     def release(self) -> None:
         """Release the resident pages of the tensor's file. If they are accessed again, they are read from it."""
         self.file.madvise(mmap.MADV_DONTNEED)
+
+
+def to_float32(values: NDArray[np.generic], dtype: str) -> FloatArray:
+    """Return a copy in float32 of floats, those of bf16 given as their bits."""
+    if dtype != "BF16":
+        return values.astype(np.float32)
+    return (values.astype(np.uint32) << 16).view(np.float32)
 
 
 def map_tensors(path: Path) -> dict[str, StoredTensor]:

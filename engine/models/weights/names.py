@@ -37,6 +37,14 @@ _HARMLESS = re.compile(
 """Matches tensors that the graph may leave out without a change of the text."""
 
 
+_ROUTER = re.compile(r"\.(gate|router|router\.layer)$")
+
+
+def is_router(name: str) -> bool:
+    """Return whether a projection, by its plain name, chooses experts."""
+    return bool(_ROUTER.search(name))
+
+
 class TensorNames(msgspec.Struct, frozen=True):
     """The names of a family's tensors, where they are not those of a plain text model."""
 

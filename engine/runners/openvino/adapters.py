@@ -1,13 +1,13 @@
 """The LoRA adapters of a compiled graph: their matrices stacked in its inputs, and the mask of each step."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
-from engine.models.weights.lora import Matrices, read_adapter
+from engine.models.weights.lora import Matrices, read_adapter, stack_matrices
 from engine.runners.base import FloatArray, IntArray
 from engine.runners.openvino.graph.adapters import MASK, stack_names
 
@@ -51,7 +51,7 @@ class AdapterStacks:
         memory: list[NDArray[np.generic]] = []
         tensors: dict[str, ov.Tensor] = {}
         for module, shape in self._shapes.items():
-            stacks = _stacks(module, shape, len(owners), [(adapters[number], rank) for number, rank in ranks.items()])
+            stacks = stack_matrices(module, shape, [(adapters[number], rank) for number, rank in ranks.items()], 1)
             for input_name, values in zip(stack_names(module), stacks, strict=True):
                 # numpy has no bf16, and a tensor of that type does not keep its memory alive
                 stored = values if self._kind == ov.Type.f32 else to_bf16(values).view(np.float16)
@@ -65,24 +65,6 @@ class AdapterStacks:
             self._owners, self._memory = owners, memory
 
         return use
-
-
-def _stacks(
-    module: str, shape: tuple[int, int], num_ranks: int, adapters: Iterable[tuple[dict[str, Matrices], int]]
-) -> Iterator[FloatArray]:
-    """Yield A and B of a projection for `adapters` with their ranks, behind the rank of nobody. An adapter that leaves
-    the projection alone, or has a lower rank there, has zeros."""
-    num_out, num_in = shape
-    a, b = np.zeros((num_ranks, num_in), np.float32), np.zeros((num_out, num_ranks), np.float32)
-    begin = 1
-    for adapter, rank in adapters:
-        if module in adapter:
-            own_a, own_b = adapter[module]
-            a[begin : begin + len(own_a)] = own_a
-            b[:, begin : begin + len(own_a)] = own_b
-        begin += rank
-    yield a
-    yield b
 
 
 def to_bf16(values: FloatArray) -> NDArray[np.uint16]:

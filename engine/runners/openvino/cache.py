@@ -1,6 +1,5 @@
 """The KV cache: the size of a block, the number of blocks, and their memory."""
 
-import logging
 import math
 import mmap
 from collections.abc import Sequence
@@ -10,20 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import openvino as ov
 
-from engine.config import EngineConfig
 from engine.runners.base import ByteArray
 from engine.runners.openvino.graph.model import is_cache
-from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.weights.shared import shared_tensor
 from sluice.errors import invalid
-
-logger = logging.getLogger(__name__)
-
-DEFAULT_BYTES = 256 << 20
-DEFAULT_REQUESTS = 4
-DEFAULT_MAX_FRACTION = 0.5
-"""The default size is DEFAULT_BYTES or room for DEFAULT_REQUESTS of full length, whichever is larger, up to this
-fraction of the free memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,65 +59,6 @@ class CacheLayout:
 
 def _block_shape(port: ov.ConstOutput) -> tuple[int, ...]:
     return tuple(axis.get_length() for axis in list(port.partial_shape)[1:])
-
-
-def check_cache_limits(engine: EngineConfig) -> None:
-    """Check the configured size. Raises SluiceError INVALID if no model and no machine could satisfy it."""
-    if engine.num_blocks is not None and engine.num_blocks < 1:
-        raise invalid("num_blocks", f"num_blocks must be at least 1, got {engine.num_blocks}")
-    fraction = engine.kv_cache_memory_fraction
-    if fraction is not None and not 0 < fraction <= 1:
-        raise invalid(
-            "kv_cache_memory_fraction", f"kv_cache_memory_fraction must be over 0 and at most 1, got {fraction}"
-        )
-
-
-def choose_num_blocks(engine: EngineConfig, block_bytes: int, max_model_len: int, free_bytes: int) -> int:
-    """Choose the number of blocks: `num_blocks` if given, else what fits into the configured or the default memory.
-
-    More blocks than all running requests need are no waste, because they keep prefixes for later ones. A cache smaller
-    than one sequence of the full context is allowed; a request that cannot fit is rejected at submit. Raises
-    SluiceError INVALID if not even one block fits.
-    """
-    if engine.num_blocks is not None:
-        _warn_if_large(engine.num_blocks * block_bytes, free_bytes)
-        return engine.num_blocks
-    param, memory_bytes = _cache_memory(engine, block_bytes, max_model_len, free_bytes)
-    if memory_bytes < block_bytes:
-        raise invalid(
-            param,
-            f"the KV cache would have {memory_bytes} bytes ({_origin(engine, free_bytes)}), "
-            f"less than one block of {BLOCK_SIZE} tokens of this model takes ({block_bytes} bytes)",
-        )
-    _warn_if_large(memory_bytes, free_bytes)
-    return memory_bytes // block_bytes
-
-
-def _cache_memory(engine: EngineConfig, block_bytes: int, max_model_len: int, free_bytes: int) -> tuple[str, int]:
-    """Return the field to change if the cache is too small, and the size in bytes."""
-    if engine.kv_cache_memory_bytes is not None:
-        return "kv_cache_memory_bytes", engine.kv_cache_memory_bytes
-    if engine.kv_cache_memory_fraction is not None:
-        return "kv_cache_memory_fraction", int(engine.kv_cache_memory_fraction * free_bytes)
-    full_length = -(-max_model_len // BLOCK_SIZE) * block_bytes
-    default = max(DEFAULT_BYTES, DEFAULT_REQUESTS * full_length)
-    return "kv_cache_memory_bytes", min(default, int(DEFAULT_MAX_FRACTION * free_bytes))
-
-
-def _origin(engine: EngineConfig, free_bytes: int) -> str:
-    if engine.kv_cache_memory_bytes is not None:
-        return "kv_cache_memory_bytes"
-    share = engine.kv_cache_memory_fraction or DEFAULT_MAX_FRACTION
-    return f"{share:g} of the {free_bytes} bytes that are free with the model loaded"
-
-
-def _warn_if_large(size_bytes: int, free_bytes: int) -> None:
-    if size_bytes > free_bytes:
-        logger.warning(
-            "the KV cache may grow to %d MiB, and only %d MiB are free: the system may end the engine when it fills",
-            size_bytes >> 20,
-            free_bytes >> 20,
-        )
 
 
 class KvCache:

@@ -11,14 +11,9 @@ from openvino import opset13 as ops
 
 from engine.model_folder import read_json
 from engine.models.config.config_file import ConfigFile, PositiveInt, read_eos_token_ids
+from engine.models.limits import choose_max_model_len
 from engine.runners.openvino.graph.adapters import named_parameter
-from engine.runners.openvino.graph.model import (
-    MAX_CONTEXT_LEN,
-    STEP_INPUTS,
-    Decoder,
-    choose_max_model_len,
-    is_cache,
-)
+from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder, is_cache
 from engine.runners.openvino.graph.paged_attention import TESTED_VERSION
 from sluice.errors import ErrorCode, SluiceError, invalid
 

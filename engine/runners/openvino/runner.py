@@ -13,13 +13,16 @@ import openvino as ov
 
 from engine.config import EngineConfig
 from engine.models.weights.files import NONE
-from engine.runners.base import ByteArray, FloatArray, IntArray, RunnerInfo, StepBatch
+from engine.runners.base import ByteArray, FloatArray, IntArray, Logits, RunnerInfo, StepBatch
+from engine.runners.cache_size import check_cache_limits, choose_num_blocks
 from engine.runners.openvino.adapters import AdapterStacks
-from engine.runners.openvino.cache import CacheLayout, KvCache, check_cache_limits, choose_num_blocks
+from engine.runners.openvino.cache import CacheLayout, KvCache
 from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.model import MAX_CONTEXT_LEN, STEP_INPUTS, Decoder
 from engine.runners.openvino.graph.paged_attention import BLOCK_SIZE
 from engine.runners.openvino.source import open_decoder
+from engine.sampling.cores import Cores
+from engine.sampling.host_logits import HostLogits
 from sluice.errors import ErrorCode, SluiceError, invalid
 from sluice.machine import available_bytes, num_cores
 
@@ -49,7 +52,10 @@ class OpenVinoRunner:
     """A model with its KV blocks on the CPU. `decoder` owns the memory that the compiled constants point into. The
     session's cache has one block more than `info` says, to which padding writes."""
 
-    def __init__(self, session: "InferenceSession", decoder: Decoder, info: RunnerInfo) -> None:
+    def __init__(
+        self, session: "InferenceSession", decoder: Decoder, info: RunnerInfo, num_threads: int | None = None
+    ) -> None:
+        """`num_threads` compute on the logits, by default one for each core."""
         self._session = session
         self._decoder = decoder
         self.info = info
@@ -57,14 +63,16 @@ class OpenVinoRunner:
         cpu = ",".join(cpu_capabilities())  # kernels of another CPU round differently
         self.block_identity = f"{ov.get_version()} {info.dtype} {info.quantization} {cpu} {session.layout.description}"
         self._scratch_block = info.num_blocks
+        self._cores = Cores(num_threads)
         is_compressed = decoder.quantization != NONE
         self._least_rows = COMPRESSED_ROWS if is_compressed and info.dtype == "f32" else 1
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def run(self, batch: StepBatch) -> Logits:
         """Run one forward pass, or several of a model that pads its sequences; see `Runner.run`."""
         parts = split_batch(batch) if self._decoder.pads_sequences else []
-        if len(parts) <= 1:
-            return self._run_part(batch)
+        return HostLogits(self._run_parts(batch, parts) if len(parts) > 1 else self._run_part(batch), self._cores)
+
+    def _run_parts(self, batch: StepBatch, parts: list[tuple[StepBatch, IntArray]]) -> FloatArray:
         logits = np.empty((len(batch.sampled_rows), self.info.row_size), np.float32)
         for part, sampled in parts:
             logits[sampled] = self._run_part(part)
@@ -102,6 +110,7 @@ class OpenVinoRunner:
 
     def close(self) -> None:
         """Free the model and the cache, and with them the logits that `run` returned last."""
+        self._cores.close()
         del self._session, self._decoder
 
 
@@ -120,7 +129,7 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     session.warm_up()
     decoder.weights.release_pages()
     free_bytes = int(config.memory_share * available_bytes())
-    num_blocks = choose_num_blocks(config, session.layout.block_bytes, decoder.max_model_len, free_bytes)
+    num_blocks = choose_num_blocks(config, session.layout.block_bytes, BLOCK_SIZE, decoder.max_model_len, free_bytes)
     session.set_num_blocks(num_blocks + 1)
     info = RunnerInfo(
         runtime="openvino",
@@ -137,7 +146,7 @@ def load_runner(config: EngineConfig) -> OpenVinoRunner:
     )
     size_bytes = num_blocks * session.layout.block_bytes
     logger.info("loaded %s in %.2f s: %s", config.model_path, time.monotonic() - started, _summary(info, size_bytes))
-    return OpenVinoRunner(session, decoder, info)
+    return OpenVinoRunner(session, decoder, info, config.num_threads)
 
 
 def _summary(info: RunnerInfo, size_bytes: int) -> str:

@@ -30,6 +30,7 @@ OPENVINO = RuntimeSpec(
     runtime=Runtime.OPENVINO,
     title="OpenVINO",
     devices="the CPU",
+    device_names=("auto", "cpu"),
     process="engine.process",
     formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.OPENVINO_IR}),
     tasks=frozenset({Task.GENERATE, Task.EMBED}),

@@ -7,16 +7,15 @@ from pathlib import Path
 import openvino as ov
 
 from engine.config import EngineConfig, Task
-from engine.model_folder import read_json, served_task
+from engine.model_folder import served_task
 from engine.models.architectures import ARCHITECTURES, check_stateless, read_decoder_config, read_model_type
-from engine.models.config.decoder_config import DecoderConfig
-from engine.models.config.rope import LongRope
+from engine.models.limits import check_causal, choose_max_model_len, log_longrope
 from engine.models.weights.assembled import write_assembled
 from engine.models.weights.files import NONE, QUANTIZATIONS, weight_files
 from engine.runners.openvino.convert import can_convert, convert
 from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.experts import FEW_EXPERTS
-from engine.runners.openvino.graph.model import Decoder, build_model, choose_max_model_len
+from engine.runners.openvino.graph.model import Decoder, build_model
 from engine.runners.openvino.graph.paged_attention import check_cache_dtype
 from engine.runners.openvino.ir import IR_GRAPH, has_ir, open_ir
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights
@@ -94,7 +93,7 @@ def check_folder(directory: Path) -> FolderKind:
 def _build(config: EngineConfig, directory: Path, kind: ov.Type) -> Decoder:
     is_embedder = served_task(config) is Task.EMBED
     if is_embedder:
-        _check_causal(directory)
+        check_causal(directory, "OpenVINO")
         _refuse_adapters(config, "a model of embeddings")
     has_adapters = not is_embedder and (config.enable_lora or bool(config.lora_modules))
     adapters = AdapterInputs(kind) if has_adapters else None
@@ -103,7 +102,7 @@ def _build(config: EngineConfig, directory: Path, kind: ov.Type) -> Decoder:
     max_model_len = choose_max_model_len(
         config.max_model_len, model_config.max_position_embeddings, model_config.longest_context
     )
-    _log_longrope(model_config, max_model_len)
+    log_longrope(model_config, max_model_len)
     weights = open_weights(directory, config.quantization, cache_folder(config))
     model = build_model(
         model_config,
@@ -131,27 +130,6 @@ def _refuse_adapters(config: EngineConfig, what: str) -> None:
     if config.lora_modules:
         message = f"LoRA adapters take a HuggingFace checkpoint of {', '.join(ARCHITECTURES)}; this is {what}"
         raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="lora_modules")
-
-
-def _check_causal(directory: Path) -> None:
-    """Raise UNIMPLEMENTED for a model of embeddings whose tokens see those after them."""
-    fields = read_json(directory / "config.json")
-    if fields.get("use_bidirectional_attention") or fields.get("is_causal") is False:
-        message = f"{directory} has bidirectional attention; OpenVINO embeds with causal language models alone"
-        message += "; use --runtime vllm"
-        raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
-
-
-def _log_longrope(config: DecoderConfig, max_model_len: int) -> None:
-    """Log which factors all sequences get, because short prompts change by the choice."""
-    rope = config.layers[0].rope
-    if isinstance(rope, LongRope):
-        logger.info(
-            "longrope: %s for every sequence, because max_model_len is %d and original_max_position_embeddings %d",
-            "long_factor" if rope.is_long(max_model_len) else "short_factor",
-            max_model_len,
-            rope.original_max_position_embeddings,
-        )
 
 
 def _open_ir(config: EngineConfig, directory: Path, core: ov.Core) -> Decoder:

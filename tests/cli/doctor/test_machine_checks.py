@@ -47,7 +47,7 @@ def test_without_a_gpu_it_says_so_and_that_the_cpu_serves() -> None:
         ({"driver": driver(cuda=(12, 4))}, "CUDA", Severity.FAIL),
         ({"driver": driver(), "torch_cuda": (13, 1)}, "CUDA", Severity.WARN),
         ({"driver": driver(), "torch_cuda": None}, "torch", Severity.FAIL),
-        ({"driver": driver(), "versions": {"sluice": "0.1.0"}}, "TensorRT-LLM", Severity.WARN),
+        ({"driver": driver(), "versions": {"sluice": "0.1.0"}, "torch_cuda": None}, "TensorRT-LLM", Severity.WARN),
         ({"driver": driver(), "disk": 1}, "disk", Severity.WARN),
         ({"driver": driver(), "ports": (8000,)}, "ports", Severity.WARN),
     ],

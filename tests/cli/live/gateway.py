@@ -45,9 +45,9 @@ class PacedRunner(EchoRunner):
         self._step_s = step_s
         self._token_s = token_s
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def compute(self, batch: StepBatch) -> FloatArray:
         time.sleep(self._step_s + self._token_s * len(batch.token_ids))
-        return super().run(batch)
+        return super().compute(batch)
 
 
 @dataclass

@@ -31,13 +31,13 @@ class FaultyRunner(EchoRunner):
         super().__init__(vocab_size=4096, num_blocks=2048, max_model_len=16_384)
         self._folder = folder
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def compute(self, batch: StepBatch) -> FloatArray:
         if CRASH in batch.token_ids or (self._folder / "die").exists():
             os.kill(os.getpid(), signal.SIGKILL)
         while HANG in batch.token_ids:
             signal.pause()
         time.sleep(STEP_S)
-        return super().run(batch)
+        return super().compute(batch)
 
     def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
         time.sleep(READ_S)

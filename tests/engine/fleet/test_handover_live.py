@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.client.attached import AttachedEngineClient
-from engine.config import EngineConfig, EngineRole, Listening, Runtime
+from engine.config import EngineConfig, EngineRole, Listening
 from engine.fleet.client import FleetClient
 from engine.fleet.handover import HandoverOutcome
 from engine.fleet.local import make_engine
@@ -21,6 +21,7 @@ from tests.engine.fleet.test_handover import long_prompts, read
 from tests.engine.parts import make_request
 from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.runners.test_adapters import make_adapter
+from tests.under_test import runtime
 
 PROMPTS = [[(first + 7 * position) % 250 + 3 for position in range(200)] for first in (1, 2, 3)]
 WAYS = (
@@ -40,7 +41,7 @@ def check_taken(answers: list[tuple[list[int], int | None]]) -> None:
 @pytest.mark.slow
 async def test_the_tokens_are_those_of_one_engine() -> None:
     config = EngineConfig(
-        model_path=str(checkpoint_path("llama_tiny")), runtime=Runtime.OPENVINO, num_blocks=200, num_threads=1
+        model_path=str(checkpoint_path("llama_tiny")), runtime=runtime(), num_blocks=200, num_threads=1
     )
     client = make_engine(config, 2, num_prefill=1, min_split_tokens=64)
     assert isinstance(client, FleetClient)
@@ -71,9 +72,7 @@ async def test_the_tokens_are_those_of_one_engine() -> None:
 async def test_blocks_of_an_adapter_are_handed_over_for_that_adapter_alone(tmp_path: Path) -> None:
     base = checkpoint_path("llama_tiny")
     adapters = {name: str(make_adapter(base, tmp_path / name, seed)) for seed, name in enumerate(("one", "two"))}
-    config = EngineConfig(
-        model_path=str(base), runtime=Runtime.OPENVINO, num_blocks=200, num_threads=1, lora_modules=adapters
-    )
+    config = EngineConfig(model_path=str(base), runtime=runtime(), num_blocks=200, num_threads=1, lora_modules=adapters)
     client = make_engine(config, 2, num_prefill=1, min_split_tokens=64)
     assert isinstance(client, FleetClient)
     try:

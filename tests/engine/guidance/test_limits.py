@@ -114,6 +114,6 @@ def test_a_sequence_that_became_too_complex_fails_alone(compiler: GrammarCompile
         for _ in range(40):
             constraint.accept(allowed(constraint)[0])
     with pytest.raises(SluiceError):
-        constraint.apply(np.zeros(4096, np.float32))
+        constraint.mask().apply(np.zeros(4096, np.float32))
     assert compiler.compile(doubling).result(timeout=BOUND_S) is not compiled
     assert outputs(compiler, grammar(GrammarKind.REGEX, "[ab]{3}"))

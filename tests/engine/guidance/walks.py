@@ -28,7 +28,7 @@ def allowed(constraint: Constraint, vocab_size: int = VOCAB_SIZE) -> list[int]:
     """Return the token ids whose logits the constraint does not change; the others must be -inf."""
     row = np.linspace(-5, 5, vocab_size, dtype=np.float32)
     before = row.copy()
-    constraint.apply(row)
+    constraint.mask().apply(row)
     kept = row == before
     assert np.isneginf(row[~kept]).all()
     return [int(token_id) for token_id in np.flatnonzero(kept)]

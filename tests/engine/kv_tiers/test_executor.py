@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from engine.frames import StepFrame
 from engine.kv_tiers import returns
 from engine.loop.executor import InflightExecutor
-from engine.runners.base import FloatArray, RunnerInfo, StepBatch
+from engine.runners.base import Logits, RunnerInfo, StepBatch
 from engine.statistics import KvTierStats
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 
+pytestmark = pytest.mark.usefixtures("looks_ahead")
 POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 BLOCK_BYTES = 4 * 8
 
@@ -223,7 +224,7 @@ class PlainRunner:
         self._runner = EchoRunner(num_blocks=24, block_size=4, max_model_len=64)
         self.info: RunnerInfo = self._runner.info
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def run(self, batch: StepBatch) -> Logits:
         return self._runner.run(batch)
 
     def close(self) -> None:

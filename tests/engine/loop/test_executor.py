@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 
 from engine.frames import Cancel, Shutdown
 from engine.runners.base import FloatArray, StepBatch
+from engine.sampling.host_logits import HostLogits
 from engine.types import FinishReason
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 
+pytestmark = pytest.mark.usefixtures("looks_ahead")
 POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
 
@@ -42,19 +44,19 @@ def test_cancel_at_any_point_frees_everything(policy: str, arrivals: Arrivals, c
     assert bench.executor.stats().num_blocks_free == 24
 
 
-def test_cancel_while_the_batch_runs_frees_within_the_step() -> None:
+def test_cancel_while_the_batch_runs_frees_at_once() -> None:
     bench = ScriptedExecutor()
     bench.submit(1, [1, 2, 3], max_tokens=20)
-    bench.step()
+    bench.step_through()
     held = bench.executor.stats().num_blocks_used
     original = bench.runner.run
 
-    def run_and_cancel(batch: StepBatch) -> FloatArray:
+    def run_and_cancel(batch: StepBatch) -> HostLogits:
         bench.script.pending.append(Cancel(1))
         return original(batch)
 
     bench.runner.run = run_and_cancel  # type: ignore[method-assign]
-    bench.step()
+    bench.step_through()
     assert held > 0
     assert bench.executor.stats().num_blocks_used == 0
     assert bench.reasons[1] == [FinishReason.CANCELLED]
@@ -124,18 +126,18 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
 class FailingRunner(EchoRunner):
     """Fails its second run."""
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def compute(self, batch: StepBatch) -> FloatArray:
         if self.num_runs == 1:
             self.num_runs += 1
             raise RuntimeError("kernel failed")
-        return super().run(batch)
+        return super().compute(batch)
 
 
 def test_a_step_that_raises_fails_its_batch_and_serving_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     bench = ScriptedExecutor(FailingRunner(num_blocks=24, block_size=4, max_model_len=64))
     bench.submit(1, [1, 2], max_tokens=5)
     bench.step()
-    bench.step()
+    bench.step_through()
     assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(1, ErrorCode.INTERNAL)]
     assert "kernel" not in bench.failures[0].message, "the log has the trace, the client does not"
     assert "kernel failed" in caplog.text
@@ -158,7 +160,7 @@ def test_shutdown_ends_all_as_cancelled() -> None:
 def test_a_long_prompt_does_not_hold_up_decode() -> None:
     bench = ScriptedExecutor(max_num_batched_tokens=8)
     bench.submit(1, [1, 2], max_tokens=20)
-    bench.step()
+    bench.step_through()
     bench.submit(2, [3] * 40, max_tokens=2)
     for turn in range(2, 7):
         bench.step()

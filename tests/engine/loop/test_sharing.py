@@ -5,6 +5,8 @@ import pytest
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import ScriptedExecutor
 
+pytestmark = pytest.mark.usefixtures("looks_ahead")
+
 # -- prefix reuse
 
 
@@ -57,8 +59,9 @@ def test_answers_to_one_prompt_share_its_blocks() -> None:
     prompt = list(range(1, 26))
     for stream_id in range(6):
         bench.submit(stream_id, prompt, max_tokens=8)
-    for _ in range(3):
+    for _ in range(2):
         bench.step()
+    bench.step_through()
     stats = bench.executor.stats()
     assert stats.num_running == 6
     assert stats.num_blocks_used == 6 + 6, "six full blocks of prompt for all, and one each of their own"
@@ -73,7 +76,7 @@ def test_shared_blocks_are_reserved_once() -> None:
     for stream_id in range(2):  # 10 blocks each in the worst case, 8 of them the same
         alone.submit(stream_id, prompt, max_tokens=8)
     alone.step()
-    alone.step()
+    alone.step_through()
     assert alone.executor.stats().num_running == 2
     alone.finish()
     assert all(alone.tokens[stream_id] == echo(prompt, 8) for stream_id in range(2))

@@ -1,8 +1,12 @@
 """What an engine says of where a sequence's time went."""
 
+import pytest
+
 from engine.frames import StepFrame
 from engine.types import EventDetail, SequenceTiming
 from tests.engine.scripted_executor import ScriptedExecutor
+
+pytestmark = pytest.mark.usefixtures("looks_ahead")
 
 
 class Listening(ScriptedExecutor):
@@ -33,7 +37,7 @@ def test_the_first_event_has_the_wait_and_each_chunk() -> None:
     [first], [second] = executor.timings[1], executor.timings[2]
     assert [tokens for _, _, tokens in first.chunks] == [16, 16, 7]
     assert first.queue_s == 0
-    assert first.age_s == first.chunks[-1][1] == 2
+    assert first.age_s == first.chunks[-1][1] == 2 + executor.runner.looks_ahead
     assert second.queue_s > first.age_s
     assert not first.pauses
     assert 3 not in executor.timings

@@ -65,7 +65,7 @@ class Driver:
 
     def _step(self, live: list[_Sequence], chunks: list[int]) -> None:
         sampling = [s.num_computed + chunk == len(s.token_ids) for s, chunk in zip(live, chunks, strict=True)]
-        logits = self.runner.run(make_batch(live, chunks, sampling))
+        logits = self.runner.run(make_batch(live, chunks, sampling)).read()
         for sequence, chunk in zip(live, chunks, strict=True):
             sequence.num_computed += chunk
         sampled = [sequence for sequence, samples in zip(live, sampling, strict=True) if samples]
@@ -113,7 +113,7 @@ def prefill(runner: Runner, token_ids: list[int], sampled_rows: list[int]) -> Fl
         sampled_rows=np.array(sampled_rows, np.int32),
         max_context_len=len(token_ids),
     )
-    return runner.run(batch)
+    return runner.run(batch).read()
 
 
 def _ints(values: Sequence[int] | np.ndarray) -> np.ndarray:

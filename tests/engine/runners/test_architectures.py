@@ -13,12 +13,12 @@ from safetensors.numpy import load_file, save_file
 from engine.config import EngineConfig
 from engine.models.architectures import read_decoder_config
 from engine.runners.base import FloatArray, Runner
-from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
 from tests.engine.scripted_executor import ScriptedExecutor
 from tests.goldens.checkpoints import write_checkpoint
+from tests.under_test import load_runner
 
 TOLERANCE = 3e-5
 """Largest allowed difference of a logit, as a share of the largest logit."""
@@ -114,6 +114,7 @@ def test_every_field_matters(name: str, fields: dict[str, Any], tmp_path: Path) 
     runner.close()
 
 
+@pytest.mark.openvino
 def test_softcapped_attention_needs_a_cache_of_floats(tmp_path: Path) -> None:
     write_checkpoint(read_family("gemma2_softcap").blueprint, tmp_path)
     with pytest.raises(SluiceError, match="kv_cache_dtype must be auto for this model, got u8") as caught:
@@ -134,6 +135,7 @@ def test_blocks_of_a_shared_prefix_give_the_same_tokens(name: str, tmp_path: Pat
     assert engine.details[2].num_cached_tokens
 
 
+@pytest.mark.openvino
 def test_convolutions_need_a_cache_of_floats(tmp_path: Path) -> None:
     write_checkpoint(read_family("lfm2").blueprint, tmp_path)
     with pytest.raises(SluiceError, match="got u8: its convolutions need a cache of floats") as caught:

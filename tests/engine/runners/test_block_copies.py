@@ -1,4 +1,4 @@
-"""Blocks of OpenVINO's cache that are copied out and back in: the same bits, so the same tokens."""
+"""Blocks of the cache that are copied out and back in: the same bits, so the same tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -9,12 +9,12 @@ import pytest
 from engine.config import EngineConfig
 from engine.kv_tiers.identity import block_identity, portable_identity
 from engine.runners.base import BlockRunner
-from engine.runners.openvino.runner import load_runner
 from sluice.bundled import BUNDLED_MODEL, models_folder
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.runners.test_adapters import make_adapter
 from tests.engine.scripted_executor import ScriptedExecutor
+from tests.under_test import load_runner
 
 BUNDLED = models_folder() / BUNDLED_MODEL / "1"
 PROMPTS = [[(7 * position + 31 * kind) % 180 + 3 for position in range(100 + 30 * kind)] for kind in range(4)]
@@ -36,7 +36,7 @@ def serve(path: Path, tiers: dict[str, Any], sampling: dict[str, Any], **fields:
     return [bench.tokens[stream_id] for stream_id in range(len(VISITS))], stats.restored_tokens_total if stats else 0
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "u8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", pytest.param("u8", marks=pytest.mark.openvino)])
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.9, "seed": 5}, {"cache_salt": "tenant"}])
 @pytest.mark.parametrize("name", ["llama_tiny", "qwen3_tiny"])
 def test_tokens_are_the_same_with_and_without_tiers(name: str, sampling: dict[str, Any], kv_cache_dtype: str) -> None:
@@ -65,7 +65,7 @@ def test_adapters_have_blocks_of_their_own(float_checkpoint: EditableCheckpoint,
     assert num_restored > 0
 
 
-@pytest.mark.parametrize("kv_cache_dtype", ["f32", "u8"])
+@pytest.mark.parametrize("kv_cache_dtype", ["f32", pytest.param("u8", marks=pytest.mark.openvino)])
 def test_a_block_has_all_of_its_bytes_in_any_place(kv_cache_dtype: str) -> None:
     config = EngineConfig(
         model_path=str(checkpoint_path("llama_tiny")), dtype="f32", num_blocks=4, kv_cache_dtype=kv_cache_dtype
@@ -81,6 +81,7 @@ def test_a_block_has_all_of_its_bytes_in_any_place(kv_cache_dtype: str) -> None:
     runner.close()
 
 
+@pytest.mark.openvino
 def test_the_identity_changes_with_what_blocks_depend_on(float_checkpoint: EditableCheckpoint) -> None:
     def identity(**fields: Any) -> tuple[str, str]:
         config = EngineConfig(**{"model_path": str(float_checkpoint.path), "dtype": "f32", "num_blocks": 4, **fields})

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.runners.openvino.cache import check_cache_limits, choose_num_blocks
+from engine.runners.cache_size import check_cache_limits, choose_num_blocks
 from sluice.errors import ErrorCode, SluiceError
 
 MIB, GIB = 1 << 20, 1 << 30
 
 
 def blocks(free_bytes: int = 16 * GIB, block_bytes: int = MIB, max_model_len: int = 4096, **asked: Any) -> int:
-    return choose_num_blocks(EngineConfig(model_path="", **asked), block_bytes, max_model_len, free_bytes)
+    return choose_num_blocks(EngineConfig(model_path="", **asked), block_bytes, 32, max_model_len, free_bytes)
 
 
 def test_what_is_asked_for_first_wins() -> None:

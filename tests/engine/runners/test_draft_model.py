@@ -11,6 +11,7 @@ from engine.runners.base import RunnerInfo
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.scripted_executor import ScriptedExecutor
+from tests.under_test import runtime
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +23,7 @@ def config(draft: Path | None = MODEL, **limits: object) -> EngineConfig:
         model_path=str(MODEL),
         dtype="f32",
         num_blocks=16,
+        runtime=runtime(),
         speculation=Speculation.DRAFT_MODEL,
         draft_model_path=None if draft is None else str(draft),
         **limits,  # type: ignore[arg-type]

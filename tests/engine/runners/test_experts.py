@@ -91,9 +91,9 @@ def test_many_experts_are_gathered(name: str, tmp_path: Path) -> None:
 def test_a_sequence_of_nan_harms_no_other_among_many_experts(dtype: str, tmp_path: Path) -> None:
     write_checkpoint(read_family(GOLDEN).blueprint, tmp_path)
     runner, batch = load(tmp_path, dtype=dtype, num_blocks=60), uniform_batch(num_seqs=6, num_new=5, num_past=40)
-    clean = runner.run(batch).copy()
-    poison(runner, slice(0, 2))
-    spoilt = runner.run(batch).copy()
+    clean = runner.run(batch).read().copy()
+    poison(runner, [0, 1])
+    spoilt = runner.run(batch).read().copy()
     assert np.isnan(spoilt[0]).any()
     np.testing.assert_array_equal(spoilt[1:], clean[1:])
     runner.close()

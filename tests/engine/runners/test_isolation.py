@@ -1,6 +1,7 @@
 """The answer to a sequence depends on nothing else: not on what lies in the cache's memory, not on the sequences beside
 it, not on the steps before."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,12 @@ import pytest
 from msgspec.structs import replace
 
 from engine.config import EngineConfig
-from engine.runners.base import FloatArray, StepBatch
-from engine.runners.openvino.runner import OpenVinoRunner, load_runner
+from engine.runners.base import BlockRunner, FloatArray, StepBatch
 from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
 from tests.goldens.checkpoints import Blueprint, write_checkpoint
+from tests.under_test import load_runner
 
 NAN_BYTE = 0xFF
 """NaN in every floating type, if all bytes are this; in u8, the scales are NaN."""
@@ -22,19 +23,16 @@ NEED_FLOATS = ("gemma2_softcap", "lfm2", "lfm2_biased", "lfm2_moe")
 """Families that have no cache in u8."""
 
 
-def load(blueprint: Blueprint, directory: Path, **fields: Any) -> OpenVinoRunner:
+def load(blueprint: Blueprint, directory: Path, **fields: Any) -> BlockRunner:
     """One thread: several cost more than these small models give them to do."""
     write_checkpoint(blueprint, directory)
     return load_runner(EngineConfig(**{"model_path": str(directory), "num_blocks": 60, "num_threads": 1, **fields}))
 
 
-def poison(runner: OpenVinoRunner, blocks: slice = slice(None)) -> None:
-    """Fill blocks of the cache with NaN."""
-    cache = runner._session.cache
-    for tensor in cache.tensors.values():
-        flat = np.frombuffer(cache._memory, np.uint8)
-        begin = tensor.data.ctypes.data - flat.ctypes.data
-        flat[begin : begin + tensor.byte_size].reshape(tensor.shape[0], -1)[blocks] = NAN_BYTE
+def poison(runner: BlockRunner, blocks: Sequence[int] | None = None) -> None:
+    """Fill blocks of the cache with NaN, by default all."""
+    chosen = range(runner.info.num_blocks) if blocks is None else blocks
+    runner.write_blocks(chosen, [np.full(runner.block_bytes, NAN_BYTE, np.uint8)] * len(chosen))
 
 
 def uniform_batch(num_seqs: int, num_new: int, num_past: int) -> StepBatch:
@@ -54,14 +52,16 @@ def uniform_batch(num_seqs: int, num_new: int, num_past: int) -> StepBatch:
     )
 
 
-def tokens(runner: OpenVinoRunner, golden: FamilyGolden) -> list[list[int]]:
+def tokens(runner: BlockRunner, golden: FamilyGolden) -> list[list[int]]:
     prompts = [
         Prompt(case.prompt_token_ids, case.max_tokens, first_step=2 * index) for index, case in enumerate(golden.cases)
     ]
     return Driver(runner, chunk_sizes=(7, 30, 50), seed=4).generate(prompts)
 
 
-@pytest.mark.parametrize(("dtype", "cache_dtype"), [("f32", "auto"), ("auto", "u8")])
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"), [("f32", "auto"), pytest.param("auto", "u8", marks=pytest.mark.openvino)]
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_nan_in_unwritten_slots_changes_nothing(name: str, dtype: str, cache_dtype: str, tmp_path: Path) -> None:
     """The memory of a block still holds what its last sequence wrote."""
@@ -84,9 +84,9 @@ def test_a_sequence_of_nan_harms_no_other(name: str, dtype: str, tmp_path: Path)
     """The first sequence of a batch has NaN in its past."""
     runner = load(read_family(name).blueprint, tmp_path, dtype=dtype)
     batch = uniform_batch(num_seqs=6, num_new=5, num_past=40)
-    clean = runner.run(batch).copy()
-    poison(runner, slice(0, 2))
-    spoilt = runner.run(batch).copy()
+    clean = runner.run(batch).read().copy()
+    poison(runner, [0, 1])
+    spoilt = runner.run(batch).read().copy()
     assert np.isnan(spoilt[0]).any()
     np.testing.assert_array_equal(spoilt[1:], clean[1:])
     runner.close()
@@ -113,12 +113,13 @@ def test_a_step_larger_than_all_before_is_computed_right(name: str, dtype: str, 
     runner = load(with_large_heads(read_family(name)), tmp_path, dtype=dtype, num_blocks=600)
     for shape in ((1, 512, 0), (4, 128, 0), (8, 64, 128), (16, 32, 400), (16, 16, 900)):
         batch = uniform_batch(*shape)
-        first: FloatArray = runner.run(batch).copy()
+        first: FloatArray = runner.run(batch).read().copy()
         assert np.isfinite(first).all()
-        np.testing.assert_array_equal(first, runner.run(batch))
+        np.testing.assert_array_equal(first, runner.run(batch).read())
     runner.close()
 
 
+@pytest.mark.openvino
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_in_f32_a_token_has_the_same_logits_alone_and_in_any_batch(
@@ -134,8 +135,8 @@ def test_in_f32_a_token_has_the_same_logits_alone_and_in_any_batch(
         num_threads=1,
     )
     runner = load_runner(config)
-    alone = runner.run(uniform_batch(num_seqs=1, num_new=1, num_past=40)).copy()
+    alone = runner.run(uniform_batch(num_seqs=1, num_new=1, num_past=40)).read().copy()
     for num_seqs in (2, 3, 7, 16, 33, 64):
-        together = runner.run(uniform_batch(num_seqs, num_new=1, num_past=40))
+        together = runner.run(uniform_batch(num_seqs, num_new=1, num_past=40)).read()
         np.testing.assert_array_equal(together[0], alone[0])
     runner.close()

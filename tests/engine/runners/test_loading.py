@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.runners.openvino.runner import load_runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.goldens import read_goldens
 from tests.errors import error_of
+from tests.under_test import load_runner, runtime
 
 BLOCK_BYTES = 3 * 2 * 2 * 32 * 16 * 4
 """llama_tiny in f32: layers, K and V, key heads, tokens, head size, element."""
@@ -32,7 +32,7 @@ def refusal(path: Path, **limits: Any) -> SluiceError:
 
 def test_info(checkpoint: EditableCheckpoint) -> None:
     info = load(checkpoint.path).info
-    assert (info.runtime, info.model_type, info.dtype) == ("openvino", "llama", "f32")
+    assert (info.runtime, info.model_type, info.dtype) == (runtime(), "llama", "f32")
     assert (info.vocab_size, info.max_model_len, info.block_size, info.num_blocks) == (256, 512, 32, 4)
     assert info.eos_token_ids == (2, 7)
 
@@ -51,6 +51,7 @@ def test_generation_config_may_be_absent(checkpoint: EditableCheckpoint) -> None
     assert load(checkpoint.path).info.eos_token_ids == (2,)
 
 
+@pytest.mark.openvino
 def test_auto_dtype_follows_the_cpu(checkpoint: EditableCheckpoint) -> None:
     has_bf16 = "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     assert load(checkpoint.path, dtype="auto").info.dtype == ("bf16" if has_bf16 else "f32")
@@ -106,7 +107,7 @@ def test_a_tensor_in_two_files_is_refused_with_the_names_of_both(float_checkpoin
     )
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.openvino)])
 def test_an_lm_head_that_differs_from_the_embedding_is_used_though_config_json_ties_them(
     float_checkpoint: EditableCheckpoint, caplog: pytest.LogCaptureFixture, tmp_path: Path, quantization: str
 ) -> None:
@@ -282,11 +283,15 @@ def test_other_leftover_tensors_are_named_in_a_warning(
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"model_type": "mamba2"}, "model_type 'mamba2' is not supported on OpenVINO: its layers keep a state of"),
+        ({"model_type": "mamba2"}, "model_type 'mamba2' is not supported by Sluice's own executor: its layers keep"),
         ({"model_type": "opt"}, "model_type 'opt' is not among those built from a checkpoint: apertus, arcee,"),
         ({"rope_parameters": {"rope_type": "axial"}}, "rope type 'axial' is not supported; supported: default, linear"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized checkpoints are not supported (this one: gptq)"),
+        pytest.param(
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantized checkpoints are not supported (this one: gptq)",
+            marks=pytest.mark.openvino,
+        ),
         ({"hidden_act": "xielu"}, "hidden_act 'xielu' is not supported; supported: silu"),
     ],
 )
@@ -317,6 +322,7 @@ def test_truncated_weights(checkpoint: EditableCheckpoint) -> None:
     assert "model.safetensors is damaged" in error.message
 
 
+@pytest.mark.openvino
 def test_unsupported_tensor_type(float_checkpoint: EditableCheckpoint) -> None:
     path = float_checkpoint.path / "model.safetensors"
     tensors = load_file(path)
@@ -344,7 +350,9 @@ def test_unsupported_tensor_type(float_checkpoint: EditableCheckpoint) -> None:
             f"less than one block of 32 tokens of this model takes ({BLOCK_BYTES} bytes)",
         ),
         ({"num_blocks": 1 << 60}, "num_blocks", "cannot be allocated"),
-        ({"dtype": "int8"}, "dtype", "dtype must be auto, bf16 or f32, got 'int8'"),
+        pytest.param(
+            {"dtype": "int8"}, "dtype", "dtype must be auto, bf16 or f32, got 'int8'", marks=pytest.mark.openvino
+        ),
         ({"num_threads": 0}, "num_threads", "num_threads must be at least 1, got 0"),
     ],
 )
@@ -354,6 +362,7 @@ def test_invalid_limits(checkpoint: EditableCheckpoint, limits: dict[str, Any], 
     assert expected in error.message
 
 
+@pytest.mark.openvino
 def test_another_openvino(checkpoint: EditableCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A paged-attention node with other inputs, simulated by the real one with one input too few."""
     node = openvino.op._PagedAttentionExtension

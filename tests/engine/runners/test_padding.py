@@ -50,7 +50,7 @@ def test_the_rows_that_sample_do_not_notice() -> None:
     config = EngineConfig(model_path=str(checkpoint_path(CHECKPOINTS[0])), dtype="f32", num_blocks=40)
     runner = load_runner(config)
     try:
-        alone = [runner.run(decode_batch(rows)).copy() for rows in (32, 37)]
+        alone = [runner.run(decode_batch(rows)).read().copy() for rows in (32, 37)]
         np.testing.assert_allclose(alone[1][:32], alone[0], atol=1e-4)
         assert len(alone[1]) == 37
     finally:

@@ -55,7 +55,7 @@ def logits_of(runner: Runner, chunk: int = 512) -> FloatArray:
             sampled_rows=np.arange(num_tokens, dtype=np.int32),
             max_context_len=stop,
         )
-        rows.append(runner.run(batch).copy())
+        rows.append(runner.run(batch).read().copy())
     return np.concatenate(rows)
 
 

@@ -68,7 +68,7 @@ def test_logits_are_those_of_transformers(
     )
     prompt, expected = golden.cases[-1].prompt_token_ids, np.array(golden.logits, np.float32)
     alone = prefill(runner, prompt, sampled_rows=[len(prompt) // 2, len(prompt) - 1])
-    together = runner.run(in_a_batch(prompt, runner.info.vocab_size))
+    together = runner.run(in_a_batch(prompt, runner.info.vocab_size)).read()
     runner.close()
     if quantization == "int8" and least_cosine(alone, expected) <= least:
         expected, least = rounded_logits(golden, prompt, tmp_path / "rounded"), 0.999

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine.sampling.cores import Cores, Work
-from engine.sampling.sampler import sample
 from engine.sampling.state import SamplingState
 from engine.types import SamplingParams
+from tests.engine.sampling.host import sample
 
 MANY = 2**30
 """A cost that is worth all cores."""

@@ -9,16 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.runners.base import Wanted
 from engine.sampling.cores import ONE_CORE, Cores
 from engine.sampling.draws import collect_draws
 from engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
 from engine.sampling.many_tokens import _Room, draw_from_all_tokens, keep_share
 from engine.sampling.random_numbers import uniform
-from engine.sampling.sampler import sample
 from engine.sampling.scan import scan
-from engine.sampling.state import SamplingState, Wanted
+from engine.sampling.state import SamplingState
 from engine.sampling.top_tokens import top_tokens
 from engine.types import SamplingParams
+from tests.engine.sampling.host import sample
 from tests.engine.sampling.reference import probabilities, tokens_possible
 
 FILTERS: list[dict[str, float]] = [
@@ -214,7 +215,14 @@ def test_tokens_ruled_out_are_never_drawn(kept: list[tuple[int, float]], seed: i
 
 
 def test_all_tokens_alike_are_all_drawn() -> None:
-    for fields in ({}, {"top_p": 0.999}, {"top_k": 3}, {"min_p": 1.0}, {"typical_p": 0.9}):
+    for fields in (
+        {},
+        {"top_p": 0.999},
+        {"top_k": 3},
+        {"min_p": 1.0},
+        {"typical_p": 0.9},
+        {"min_p": 0.1, "typical_p": 0.9},
+    ):
         states = states_of([params(temperature=1.0, **fields)] * 600, 2500)
         drawn = sample(np.zeros((600, 2500), np.float32), states).token_ids
         assert abs(drawn.mean() - 1249.5) < 120, f"{fields}: ties at the border all stay"

@@ -8,11 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.sampling.logprobs import prompt_logprobs
-from engine.sampling.sampler import NO_TOKEN, sample
+from engine.guidance.matching import FewAllowed
+from engine.runners.base import IntArray, TokenMask
+from engine.sampling.sampler import NO_TOKEN
 from engine.sampling.state import SamplingState, TokenCounts
 from engine.types import SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.sampling.host import prompt_logprobs, sample
 
 VOCAB = 50
 
@@ -20,7 +22,7 @@ Logits = NDArray[np.float32]
 
 
 class OnlyThese:
-    """A constraint to one sentence: its tokens, one after the other."""
+    """A constraint to one sentence: its tokens, one after the other. It is its own mask."""
 
     def __init__(self, *sentence: int) -> None:
         self.left = list(sentence)
@@ -29,11 +31,17 @@ class OnlyThese:
     def prepare(self) -> None:
         """Do nothing."""
 
+    def mask(self) -> "OnlyThese":
+        return self
+
     def apply(self, row: Logits) -> None:
         kept = float(row[self.left[0]])
         self.seen_by_apply.append(kept)
         row[:] = -np.inf
         row[self.left[0]] = kept
+
+    def pack(self, vocab_size: int) -> IntArray:
+        return FewAllowed(np.array(self.left[:1])).pack(vocab_size)
 
     def accept(self, token_id: int) -> None:
         assert token_id == self.left.pop(0)
@@ -335,8 +343,10 @@ def test_when_nothing_may_come_next_it_says_so() -> None:
     banning = state(constraint=OnlyThese(4), bad_words=((4,),), temperature=1.0)
     samples = sample(logits, [banning, state()])
     assert samples.token_ids.tolist() == [NO_TOKEN, 3]
-    assert samples.failed[0].code is ErrorCode.INVALID
+    assert (samples.failed[0].code, samples.failed[0].param) == (ErrorCode.INVALID, "grammar")
     assert "bad_words" in samples.failed[0].message
+    alone = sample(row(t3=1.0), [state(allowed_token_ids=(4,), bad_words=((4,),))])
+    assert (alone.failed[0].code, alone.failed[0].param) == (ErrorCode.INVALID, None)
 
 
 class Unmet:
@@ -344,7 +354,7 @@ class Unmet:
 
     def prepare(self) -> None: ...
 
-    def apply(self, row: Logits) -> None:
+    def mask(self) -> TokenMask:
         raise SluiceError(ErrorCode.INVALID, "the grammar is too complex")
 
     def accept(self, token_id: int) -> None: ...

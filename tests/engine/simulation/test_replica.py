@@ -13,7 +13,8 @@ from engine.config import EngineConfig, SchedulerPolicy
 from engine.fleet.router import ReplicaView, RouterSettings, RoutingPolicy
 from engine.frames import Command, StepFrame, Submit
 from engine.loop.executor import InflightExecutor
-from engine.runners.base import FloatArray, RunnerInfo, StepBatch
+from engine.runners.base import RunnerInfo, StepBatch
+from engine.sampling.host_logits import HostLogits
 from engine.simulation.fleet import FleetConfig, simulate
 from engine.simulation.profile import ReplicaProfile, StepCosts
 from engine.simulation.traces import TracedRequest
@@ -44,7 +45,7 @@ class Clocked:
     def clock(self) -> float:
         return self.now
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def run(self, batch: StepBatch) -> HostLogits:
         lengths, past = np.diff(batch.subsequence_begins), batch.past_lens
         is_decode = lengths == 1
         attention = lengths * (past + lengths // 2)
@@ -54,7 +55,7 @@ class Clocked:
             int(past[is_decode].sum()),
             int(attention[~is_decode].sum()),
         )
-        return np.zeros((len(batch.sampled_rows), VOCABULARY), np.float32)
+        return HostLogits(np.zeros((len(batch.sampled_rows), VOCABULARY), np.float32))
 
     def receive(self, timeout_s: float) -> list[Command]:
         if timeout_s > 0 and self._due:

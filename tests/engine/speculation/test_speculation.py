@@ -21,8 +21,8 @@ CHEAP, DEAR = TokenPrices(1.0, 0.01), TokenPrices(1.0, 0.99)
 class CopyRunner(EchoRunner):
     """Repeats the context from its beginning with occasional errors, which suits prompt lookup."""
 
-    def run(self, batch: StepBatch) -> FloatArray:
-        logits = super().run(batch)
+    def compute(self, batch: StepBatch) -> FloatArray:
+        logits = super().compute(batch)
         logits[:] = 0
         for row, token_row in enumerate(batch.sampled_rows.tolist()):
             i = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
@@ -57,8 +57,8 @@ def test_the_tokens_are_those_without_drafts(sampling: dict[str, object]) -> Non
 class WrongNowAndThen(EchoRunner):
     """A draft model that agrees with EchoRunner except at every seventh step."""
 
-    def run(self, batch: StepBatch) -> FloatArray:
-        logits = super().run(batch)
+    def compute(self, batch: StepBatch) -> FloatArray:
+        logits = super().compute(batch)
         return np.roll(logits, 1, axis=1) if self.num_runs % 7 == 0 else logits
 
 

@@ -18,11 +18,14 @@ from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE, THINKING, write_ch
 
 @pytest.fixture(scope="session")
 def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A server over a stand-in that echoes, with `--on-vllm` over a model with random weights on vLLM."""
+    """A server over a stand-in that echoes, with `--on-vllm` and `--on-torch` over a model with random
+    weights on vLLM or torch."""
     responses = ResponsesOptions(store=str(tmp_path_factory.mktemp("responses") / "responses.sqlite"))
     engine = None
     if request.config.getoption("on_vllm"):
         engine = partial(engine_on_vllm, write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "1", head_dim=32))
+    elif request.config.getoption("on_torch"):
+        engine = partial(engine_on_torch, write_tiny_checkpoint(tmp_path_factory.mktemp("tiny") / "1", head_dim=32))
     with live_server(ServeConfig(responses=responses), given_engine=engine) as running:
         yield running
 
@@ -39,6 +42,21 @@ def engine_on_vllm(checkpoint: Path) -> EngineClient:
             dtype="f32",
             # Compiling would take a minute.
             runtime_settings={"enforce_eager": "true", "block_size": "32"},
+        )
+    )
+
+
+def engine_on_torch(checkpoint: Path) -> EngineClient:
+    """Return an engine with the stand-in's sizes, on the CPU."""
+    return ProcessEngineClient(
+        EngineConfig(
+            model_path=str(checkpoint),
+            max_model_len=1024,
+            num_blocks=256,
+            runtime=Runtime.TORCH,
+            device="cpu",
+            dtype="f32",
+            num_threads=1,
         )
     )
 

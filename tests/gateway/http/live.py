@@ -87,12 +87,12 @@ class SteppedRunner(EchoRunner):
             self._runs_left = num_runs
             self._changed.notify_all()
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def compute(self, batch: StepBatch) -> FloatArray:
         asyncio.run_coroutine_threadsafe(_some_turns(), self.loop).result(PATIENCE_S)
         self._wait_for_leave()
         if self.error is not None:
             raise self.error
-        logits = super().run(batch)
+        logits = super().compute(batch)
         return logits if self.script is None else self._follow(self.script, logits)
 
     def _store_and_read(self, batch: StepBatch, i: int, block_size: int) -> list[int]:

@@ -19,6 +19,7 @@ from gateway.live.feeds import choose_interval
 from gateway.live.sample import LiveSample
 from tests.gateway.http.live import LiveServer
 from tests.server_process import MODEL, ServerProcess, StartServer
+from tests.under_test import runtime
 
 PATH = "/v1/admin/live"
 LONG = {"model": MODEL, "prompt": "Hello there", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -84,7 +85,7 @@ def test_a_sample_has_the_schema(seen: dict[str, Any]) -> None:
 
 def test_the_engine_and_its_blocks_are_seen(seen: dict[str, Any], server: ServerProcess) -> None:
     [engine] = msgspec.convert(seen, LiveSample).engines
-    assert (engine.model, engine.state, engine.runtime) == (MODEL, "serving", "openvino")
+    assert (engine.model, engine.state, engine.runtime) == (MODEL, "serving", runtime())
     assert engine.pids == (server.engine().pid,)
     assert engine.generated_tokens_per_s > 0 and engine.steps_per_s > 0 and 0 < engine.busy <= 1
     blocks, drawn = engine.blocks, engine.block_map

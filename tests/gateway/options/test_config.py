@@ -52,7 +52,7 @@ def test_switches() -> None:
         ),
         ({"--dtype": "fp8"}, {}, "--dtype must be one of auto, bf16, f32, float16, got 'fp8'"),
         (
-            {"--kv-cache-dtype": "half"},
+            {"--kv-cache-dtype": "int3"},
             {},
             "--kv-cache-dtype must be one of auto, bf16, f32, u8, ",
         ),

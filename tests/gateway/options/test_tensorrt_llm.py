@@ -19,6 +19,11 @@ def engine(*argv: str, model: str = "/models/x", **environ: str) -> EngineConfig
     return read_config(parse_flags(list(argv)), environ).engine(model)
 
 
+def test_the_device_reaches_the_engine() -> None:
+    assert engine("--runtime", "torch", "--device", "cpu").device == "cpu"
+    assert engine("--runtime", "torch", SLUICE_DEVICE="cuda").device == "cuda"
+
+
 @pytest.mark.slow
 def test_every_option_reaches_the_engine(tmp_path: Path) -> None:
     extra = tmp_path / "extra.yaml"
@@ -69,7 +74,7 @@ def test_trtllm_serves_spelling() -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("--runtime", "cuda"), "--runtime must be one of auto, openvino, tensorrt_llm, vllm, got 'cuda'"),
+        (("--runtime", "cuda"), "--runtime must be one of auto, openvino, tensorrt_llm, torch, vllm, got 'cuda'"),
         (("-tp", "0"), "--tensor-parallel-size must be a whole number from 1 to 1024, got '0'"),
         (("--runtime-setting", "ep_size"), "--runtime-setting must be KEY=VALUE"),
         (("--runtime-setting", "ep_size=two"), "--runtime-setting: ep_size must be a whole number of 1 or more, got"),

@@ -28,12 +28,12 @@ class SteppedRunner(EchoRunner):
     def release(self) -> None:
         self._may_run.set()
 
-    def run(self, batch: StepBatch) -> FloatArray:
+    def compute(self, batch: StepBatch) -> FloatArray:
         asyncio.run_coroutine_threadsafe(_some_turns(), self._loop).result(TIMEOUT_S)
         assert self._may_run.wait(TIMEOUT_S), "the test forgot the runner"
         if self.error is not None:
             raise self.error
-        return super().run(batch)
+        return super().compute(batch)
 
 
 async def _some_turns() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.sampling.top_tokens import argmax_tokens
+from engine.sampling.host_logits import HostLogits
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.fields import OUTPUTS
 from pipelines.llm.model import LlmModel
@@ -125,11 +125,11 @@ async def test_logits_are_those_that_the_tokens_were_chosen_by(whole: LlmModel, 
     parts = [{each.name: each.array for each in part.outputs} async for part in responses(whole, FIELDS | flags)]
     generation = np.concatenate([part["generation_logits"][0, 0] for part in parts])
     assert generation.shape == (6, VOCAB_SIZE)
-    assert argmax_tokens(generation, np.arange(6)).tolist() == echo(IDS, 6)
+    assert HostLogits(generation).argmax(np.arange(6))[0].tolist() == echo(IDS, 6)
     context = parts[-1]["context_logits"]
     assert context.shape == (1, len(IDS), VOCAB_SIZE)
     followers = [echo(IDS[:length], 1)[0] for length in range(1, len(IDS) + 1)]
-    assert argmax_tokens(context[0], np.arange(len(IDS))).tolist() == followers
+    assert HostLogits(context[0]).argmax(np.arange(len(IDS)))[0].tolist() == followers
 
 
 async def test_logits_that_would_be_too_many_are_refused(whole: LlmModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ OBEYED: list[tuple[str, str, dict[str, Any]]] = [
     ("batching_strategy", "inflight_batching", {}),
     ("max_batch_size", "8", {"max_num_seqs": 8}),
     ("max_num_sequences", "9", {"max_num_seqs": 9}),
+    ("device", "cpu", {}),
     ("max_num_seqs", "600", {"max_num_seqs": 600, "max_num_batched_tokens": 600}),
     ("max_num_tokens", "8192", {"max_num_batched_tokens": 8192}),
     ("max_num_tokens", "12", {"max_num_batched_tokens": 12, "max_num_seqs": 12}),
@@ -177,7 +178,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("dtype", "fp4", "must be one of auto, bf16"),
     ("kv_cache_dtype", "int2", "must be one of auto, bf16, f32, u8"),
     ("speculation", "draft_model", "must be one of off, ngram"),
-    ("runtime", "cuda", "must be one of auto, openvino, tensorrt_llm, vllm, got 'cuda'"),
+    ("runtime", "cuda", "must be one of auto, openvino, tensorrt_llm, torch, vllm, got 'cuda'"),
     ("speculative_config", "ngram", "must be a JSON object"),
     ("speculative_config", '{"method": "ngram", "num_speculative_tokens": 99}', "from 1 to 32"),
 ]

@@ -93,7 +93,7 @@ class TestRuntime:
 
     def test_an_unknown_one_is_refused(self, folder: Path) -> None:
         write_checkpoint(folder / "1")
-        words = "parameter 'runtime' of model 'm' must be one of auto, openvino, tensorrt_llm, vllm, got 'cuda'"
+        words = "parameter 'runtime' of model 'm' must be one of auto, openvino, tensorrt_llm, torch, vllm, got 'cuda'"
         with pytest.raises(SluiceError, match=words):
             set_up_as(folder, runtime="cuda")
 

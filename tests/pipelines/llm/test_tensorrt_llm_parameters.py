@@ -130,7 +130,7 @@ REFUSED: list[tuple[str, str, str]] = [
     ("speculative_config", "ngram", "must be a JSON object"),
     ("speculative_config", '{"method": "eagle"}', "must name the model of method eagle"),
     ("speculative_config", '{"method": "suffix"}', "must have one of the methods ngram"),
-    ("runtime", "cuda", "must be one of auto, openvino, tensorrt_llm, vllm"),
+    ("runtime", "cuda", "must be one of auto, openvino, tensorrt_llm, torch, vllm"),
 ]
 
 

@@ -60,8 +60,8 @@ AUTO = ToolChoice()
 class RandomRunner(EchoRunner):
     """Every token is equally likely."""
 
-    def run(self, batch: StepBatch) -> FloatArray:
-        return np.zeros_like(super().run(batch))
+    def compute(self, batch: StepBatch) -> FloatArray:
+        return np.zeros_like(super().compute(batch))
 
 
 @pytest.fixture(scope="module", params=["spelled", "tokens", "special tokens"])

@@ -213,6 +213,7 @@ FIELDS = (
                 is_direct=False),
     EngineField("num_threads", "", "only our own runtime has it"),
     EngineField("runtime", "", "chose this one"),
+    EngineField("device", "", "it runs on NVIDIA GPUs alone; another is refused"),
     EngineField("task", "", "it generates; embeddings and scores are other runtimes'"),
     EngineField("role", "", "refused: TensorRT-LLM keeps its own blocks"),
     EngineField("tensor_parallel_size", "tensor_parallel_size"),

@@ -16,7 +16,6 @@ from engine.runners.openvino.graph.kernels import GraphKernels
 from engine.runners.openvino.graph.paged_attention import PagedInputs
 from engine.runners.openvino.weights.checkpoint import CheckpointWeights
 from engine.runners.openvino.weights.named import NamedWeights
-from sluice.errors import invalid
 
 STEP_INPUTS = (
     "token_ids",
@@ -104,18 +103,6 @@ def build_model(
     parameters = [*step.values(), max_context_len, *(cache for pair in caches for cache in pair)]
     parameters += adapters.parameters if adapters is not None else []
     return ov.Model([ops.result(output)], parameters, config.model_type)
-
-
-def choose_max_model_len(requested: int | None, default: int, most: int | None = None) -> int:
-    """Return the requested length, or the default. Raises INVALID if the model does not support it. `most` is more than
-    the `default` for a model that can be stretched beyond it."""
-    if requested is None:
-        return default
-    most = default if most is None else most
-    if not 1 <= requested <= most:
-        message = f"max_model_len must be 1 to {most}, what the model was made for; got {requested}"
-        raise invalid("max_model_len", message)
-    return requested
 
 
 def is_cache(name: str) -> bool:

@@ -8,10 +8,10 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.runners.base import Runner
-from engine.runners.openvino.runner import load_runner
 from sluice.errors import SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.goldens import CHECKPOINTS, Golden, checkpoint_path, read_goldens
+from tests.under_test import load_runner
 
 
 @pytest.fixture(scope="module", params=CHECKPOINTS)

@@ -1,0 +1,129 @@
+"""The memory of a device: what is free for the KV cache once the weights are read and the largest step has run."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig
+from engine.runners.base import Draws, StepBatch, Wanted
+from engine.runners.torch.cache import KvCache, page_shapes
+from engine.runners.torch.logits import DeviceLogits
+from engine.runners.torch.model import TorchModel
+from engine.runners.torch.step import BLOCK_SIZE, make_step
+from sluice.errors import ErrorCode, SluiceError
+from sluice.machine import available_bytes
+
+
+class DeviceMemory(Protocol):
+    """A device's memory, as far as the size of the cache depends on it."""
+
+    keeps_freed: bool
+    """Whether what a step has taken stays with the process, and is not free for others."""
+
+    def free_bytes(self) -> int:
+        """Return how many bytes can still be allocated."""
+        ...
+
+    def release(self) -> None:
+        """Give back what the process keeps without a use for it."""
+        ...
+
+
+class CudaMemory:
+    """The memory of a GPU."""
+
+    keeps_freed = True
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def free_bytes(self) -> int:
+        """See `DeviceMemory.free_bytes`."""
+        return int(torch.cuda.mem_get_info(self._device)[0])
+
+    def release(self) -> None:
+        """See `DeviceMemory.release`."""
+        torch.cuda.empty_cache()
+
+
+class HostMemory:
+    """The memory of the machine, for a model on the CPU. Steps are small beside it, and not measured."""
+
+    keeps_freed = False
+
+    def free_bytes(self) -> int:
+        """See `DeviceMemory.free_bytes`."""
+        return available_bytes()
+
+    def release(self) -> None:
+        """See `DeviceMemory.release`."""
+
+
+def memory_of(device: torch.device) -> DeviceMemory:
+    """Return the memory of a device."""
+    return CudaMemory(device) if device.type == "cuda" else HostMemory()
+
+
+def measure_free(config: EngineConfig, model: TorchModel, memory: DeviceMemory) -> int:
+    """Return the bytes that are free for the KV cache. The weights must be read. Where freed memory stays with the
+    process, the largest step is run first, so that what it needs is not counted. Raises UNAVAILABLE if the device has
+    no room for it."""
+    if memory.keeps_freed:
+        memory.release()  # what was taken to read the weights
+        try:
+            run_step(model, config.max_num_batched_tokens, config.max_num_seqs)
+        except torch.OutOfMemoryError as error:
+            raise _too_large(config, error) from error
+    return int(config.memory_share * memory.free_bytes())
+
+
+def run_step(model: TorchModel, num_tokens: int, num_seqs: int) -> None:
+    """Run a step over a cache of one block, and draw a token of each sequence. The last sequence has most of the
+    tokens, behind as many as the context holds; the others have one each."""
+    cache = KvCache(page_shapes(model.config), 1, model.dtype, model.device)
+    rows = model.run(make_step(_batch(num_tokens, num_seqs, model.max_model_len), model.device), cache)
+    if not model.is_embedder:
+        DeviceLogits(rows).draw(_draws(num_seqs))
+
+
+def _batch(num_tokens: int, num_seqs: int, max_model_len: int) -> StepBatch:
+    """Return a step whose sequences all read and write block 0."""
+    num_new = np.full(num_seqs, 1, np.int32)
+    num_new[-1] += num_tokens - num_seqs
+    past_lens = np.zeros(num_seqs, np.int32)
+    past_lens[-1] = max(max_model_len - num_new[-1], 0)
+    ends = num_new.cumsum()
+    num_blocks = -(-(past_lens + num_new) // BLOCK_SIZE)
+    return StepBatch(
+        token_ids=np.zeros(num_tokens, np.int32),
+        position_ids=np.concatenate([np.zeros(num_seqs - 1), past_lens[-1] + np.arange(num_new[-1])]).astype(np.int32),
+        past_lens=past_lens,
+        subsequence_begins=np.concatenate([[0], ends]).astype(np.int32),
+        block_indices=np.zeros(num_blocks.sum(), np.int32),
+        block_indices_begins=np.concatenate([[0], num_blocks.cumsum()]).astype(np.int32),
+        sampled_rows=(ends - 1).astype(np.int32),
+        max_context_len=int((past_lens + num_new).max()),
+    )
+
+
+def _draws(num_seqs: int) -> Draws:
+    """Return what needs most memory: every option of all rows."""
+    half = np.full(num_seqs, 0.5)
+    return Draws(
+        rows=np.arange(num_seqs),
+        sharpness=half.astype(np.float32),
+        top_k=np.full(num_seqs, 2, np.intp),
+        top_p=half,
+        min_p=half,
+        typical_p=half,
+        uniform=half,
+        wanted=np.full(num_seqs, Wanted.MEAN),
+    )
+
+
+def _too_large(config: EngineConfig, error: Exception) -> SluiceError:
+    reason = str(error).partition(". ")[0]
+    message = f"beside the weights there is no memory for a step of {config.max_num_batched_tokens} tokens and "
+    message += f"{config.max_num_seqs} sequences: {reason}; lower max_num_batched_tokens, or max_num_seqs"
+    return SluiceError(ErrorCode.UNAVAILABLE, message, param="max_num_batched_tokens")

@@ -1,0 +1,104 @@
+"""A rank of a model but the first, as a process: `python -m engine.runners.torch.worker SOCKET PARENT_PID LOG MEETING`.
+It loads its part of a model, and runs each step that rank 0 runs. It ends with rank 0, whatever either is doing."""
+
+import logging
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+
+import msgspec
+import numpy as np
+import torch
+
+from engine.arrays import IntArray
+from engine.config import EngineConfig
+from engine.process.bootstrap import configure_logging
+from engine.process.process_group import end_with
+from engine.runners.torch.frames import Kind, Loaded, unpack, unpack_step
+from engine.runners.torch.parallel import Meeting, Ranks, join
+from engine.runners.torch.runner import TorchRunner, load_runner
+from sluice.errors import SluiceError
+from sluice.log_relay import ProcessLog
+
+log = logging.getLogger(__name__)
+
+
+class Worker:
+    """Does what rank 0 sends over `connection`."""
+
+    def __init__(self, connection: Connection, meeting: Meeting) -> None:
+        self._connection = connection
+        self._meeting = meeting
+        self._runner: TorchRunner | None = None
+
+    def run(self) -> int:
+        """Work until rank 0 closes the connection. Returns the exit code."""
+        try:
+            while True:
+                self._obey(*unpack(self._connection.recv_bytes()))
+        except EOFError:
+            return 0
+        except Exception:
+            log.exception("rank %d cannot go on", self._meeting.rank)
+            return 1
+
+    def _obey(self, kind: Kind, arrays: list[IntArray]) -> None:
+        if kind is Kind.LOAD:
+            self._load(msgspec.json.decode(self._connection.recv_bytes(), type=EngineConfig))
+            return
+        runner = self._runner
+        assert runner is not None, f"rank 0 sent {kind.name} without a model"
+        match kind:
+            case Kind.STEP:
+                rows = runner.compute(unpack_step(arrays))
+                if rows.is_cuda:  # the next step is written to the buffers that this one is read from
+                    torch.cuda.current_stream(rows.device).synchronize()
+            case Kind.READ:
+                content = np.empty(runner.block_bytes, np.uint8)
+                for block in arrays[0].tolist():
+                    runner.read_blocks([block], [content])
+                    self._connection.send_bytes(content.data)
+            case Kind.WRITE:
+                for block in arrays[0].tolist():
+                    content = np.frombuffer(bytearray(self._connection.recv_bytes()), np.uint8)
+                    runner.write_blocks([block], [content])
+            case _:
+                assert kind is Kind.UNLOAD, f"rank 0 sent {kind.name} out of turn"
+                runner.close()
+                self._runner = None
+
+    def _load(self, config: EngineConfig) -> None:
+        try:
+            self._runner = load_runner(config, Ranks(self._meeting.rank, self._meeting.size, self._agree))
+            self._report(Loaded())
+        except SluiceError as error:
+            self._report(Loaded.failed(error))
+
+    def _agree(self, num_blocks: int) -> int:
+        self._report(Loaded(num_blocks))
+        kind, arrays = unpack(self._connection.recv_bytes())
+        assert kind is Kind.AGREED, f"rank 0 sent {kind.name} in place of a number of blocks"
+        return int(arrays[0][0])
+
+    def _report(self, loaded: Loaded) -> None:
+        self._connection.send_bytes(msgspec.json.encode(loaded))
+
+
+def main(argv: list[str]) -> int:
+    """Follow rank 0 until it ends. Returns the exit code."""
+    descriptor, parent, process_log, meeting_text = argv
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with(int(parent), lambda: None)
+    configure_logging(ProcessLog.from_argument(process_log))
+    meeting = msgspec.json.decode(meeting_text, type=Meeting)
+    with Connection(int(descriptor)) as connection:
+        connection.send_bytes(msgspec.json.encode(Loaded()))  # rank 0 need not wait for a process that does not start
+        join(meeting)
+        return Worker(connection, meeting).run()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    os._exit(code)  # taking torch down in order takes seconds, for which rank 0 would wait

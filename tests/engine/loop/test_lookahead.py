@@ -1,0 +1,344 @@
+"""Steps that are launched before the last one's tokens are known: what they give is as without, and nothing is lost."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.frames import Cancel, LoadAdapter, Shutdown
+from engine.runners.base import Draws, FloatArray, StepBatch
+from engine.sampling.state import SamplingState, is_simple
+from engine.types import FinishReason, Grammar, GrammarKind, SamplingParams
+from sluice.errors import ErrorCode
+from tests.engine.fake_runner import EchoRunner, EchoStep, echo
+from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, prompts, requests
+
+POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
+LIMITS = {"num_blocks": 24, "block_size": 4, "max_model_len": 64}
+
+
+class AheadRunner(EchoRunner):
+    looks_ahead = True
+
+
+def ahead(**limits: object) -> ScriptedExecutor:
+    return ScriptedExecutor(AheadRunner(**LIMITS), **limits)  # type: ignore[arg-type]
+
+
+def test_tokens_are_launched_before_they_are_known() -> None:
+    bench = ahead()
+    bench.submit(1, [1, 2, 3], max_tokens=20)
+    bench.finish()
+    assert bench.tokens[1] == echo([1, 2, 3], 20)
+    assert bench.runner.num_ahead == 19, "all but the last are fed back"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=25)
+@given(arrivals=requests, places=st.lists(st.integers(0, 19), min_size=20, max_size=20))
+def test_a_stop_that_nobody_foresaw_is_the_last_token(policy: str, arrivals: Arrivals, places: list[int]) -> None:
+    bench, wanted = ahead(scheduler_policy=policy), {}
+    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
+        expected = echo(prompt, max_tokens)
+        stop = expected[min(places[stream_id], max_tokens - 1)]
+        wanted[stream_id] = expected[: expected.index(stop) + 1]
+        bench.submit(stream_id, prompt, max_tokens=max_tokens, stop_token_ids=(stop,))
+        bench.step()
+    bench.finish()
+    assert {stream_id: bench.tokens[stream_id] for stream_id in wanted} == wanted
+    assert bench.executor.stats().num_blocks_free == 24
+
+
+# -- some need the host, some do not
+
+KINDS: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.1, "seed": 7},
+    {"temperature": 1.0, "seed": 8, "top_k": 50, "top_p": 0.9},
+    {"temperature": 0.3, "seed": 9, "min_p": 0.001},
+    {"logprobs": 2},
+    {"presence_penalty": 2.0},
+    {"temperature": 0.2, "seed": 10, "repetition_penalty": 1.5},
+    {"min_tokens": 3},
+    {"prompt_logprobs": 1},
+    {"logit_bias": {5: 2.0}},
+]
+mixed = st.lists(
+    st.tuples(prompts, st.integers(1, 20), st.integers(0, 30), st.integers(0, len(KINDS) - 1)), min_size=1, max_size=12
+)
+
+
+def play_mixed(bench: ScriptedExecutor, arrivals: list[tuple[list[int], int, int, int]]) -> None:
+    for step in range(31):
+        for stream_id, (prompt, max_tokens, arrival, kind) in enumerate(arrivals):
+            if arrival == step:
+                bench.submit(stream_id, prompt, max_tokens=max_tokens, **KINDS[kind])
+        bench.step()
+    bench.finish()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=25)
+@given(arrivals=mixed)
+def test_all_kinds_of_requests_get_the_tokens_that_they_get_in_turn(
+    policy: str, arrivals: list[tuple[list[int], int, int, int]]
+) -> None:
+    looking, in_turn = ahead(scheduler_policy=policy), ScriptedExecutor(scheduler_policy=policy)
+    play_mixed(looking, arrivals)
+    play_mixed(in_turn, arrivals)
+    assert looking.tokens == in_turn.tokens
+    assert looking.reasons == in_turn.reasons
+    stats = looking.executor.stats()
+    assert stats.num_blocks_free == 24
+    assert stats.generation_tokens_total == in_turn.executor.stats().generation_tokens_total
+    if policy != "max_utilization":
+        assert stats.preemptions_total == 0
+
+
+def test_random_rows_look_ahead_too() -> None:
+    bench = ahead()
+    bench.submit(1, [1, 2, 3], max_tokens=20, temperature=0.1, seed=3)
+    bench.finish()
+    assert bench.runner.num_ahead == 19
+
+
+def test_one_that_needs_the_host_stops_the_lookahead_for_as_long_as_it_runs() -> None:
+    bench = ahead()
+    bench.submit(1, [1, 2, 3], max_tokens=30)
+    for _ in range(5):
+        bench.step()
+    before = bench.runner.num_ahead
+    bench.submit(2, [4, 5], max_tokens=5, logprobs=1)
+    while not bench.reasons[2]:
+        bench.step()
+    assert bench.runner.num_ahead <= before + 1, "the step that was under way"
+    bench.finish()
+    assert bench.runner.num_ahead > before + 10
+    assert (bench.tokens[1], bench.tokens[2]) == (echo([1, 2, 3], 30), echo([4, 5], 5))
+
+
+def test_speculation_needs_the_tokens() -> None:
+    bench = ahead(speculation="ngram", num_speculative_tokens=2)
+    bench.submit(1, [1, 2, 3], max_tokens=20)
+    bench.finish()
+    assert bench.tokens[1] == echo([1, 2, 3], 20)
+    assert bench.runner.num_ahead == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"logit_bias": {1: 1.0}},
+        {"allowed_token_ids": (1,)},
+        {"bad_words": ((1,),)},
+        {"bad_words": ((1, 2),)},
+        {"min_tokens": 1},
+    ],
+)
+def test_what_edits_logits_is_not_simple(fields: dict[str, object]) -> None:
+    params = SamplingParams(temperature=0.0, **fields)  # type: ignore[arg-type]
+    assert SamplingState(params, [1, 1], frozenset({2}), 10).edits_logits
+    assert not is_simple(params)
+
+
+def test_what_follows_a_grammar_or_reports_log_probabilities_is_not_simple() -> None:
+    assert not is_simple(SamplingParams(grammar=Grammar(GrammarKind.REGEX, "a")))
+    assert not is_simple(SamplingParams(logprobs=0))
+    assert is_simple(SamplingParams(temperature=0.5, seed=1, top_k=3, top_p=0.5, min_p=0.1, typical_p=0.9))
+
+
+# -- failures
+
+
+class FaultyRunner(AheadRunner):
+    """Fails its launches and steps of these numbers; sequences that begin with 666 get NaN after some tokens."""
+
+    bad_launches: frozenset[int] = frozenset()
+    bad_steps: frozenset[int] = frozenset()
+    num_launches = 0
+
+    def launch(self, batch: StepBatch, draws: Draws | None) -> EchoStep:
+        self.num_launches += 1
+        if self.num_launches in self.bad_launches:
+            raise RuntimeError("launch failed")
+        return super().launch(batch, draws)
+
+    def compute(self, batch: StepBatch) -> FloatArray:
+        if self.num_runs + 1 in self.bad_steps:
+            self.num_runs += 1
+            raise RuntimeError("step failed")
+        logits = super().compute(batch)
+        for row, token_row in enumerate(batch.sampled_rows.tolist()):
+            sequence = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
+            if self.first_token(batch, sequence) == 666 and batch.past_lens[sequence] >= 8:
+                logits[row] = np.nan
+        return logits
+
+
+faults = st.frozensets(st.integers(1, 30), max_size=4)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(deadline=None, max_examples=25)
+@given(arrivals=requests, bad_launches=faults, bad_steps=faults)
+def test_a_failed_step_ends_its_own_sequences_and_frees_their_blocks(
+    policy: str, arrivals: Arrivals, bad_launches: frozenset[int], bad_steps: frozenset[int]
+) -> None:
+    runner = FaultyRunner(**LIMITS)  # type: ignore[arg-type]
+    runner.bad_launches, runner.bad_steps = bad_launches, bad_steps
+    bench = ScriptedExecutor(runner, scheduler_policy=policy)
+    bench.play(arrivals, 31)
+    failed = {failure.stream_id for failure in bench.failures}
+    assert len(failed) == len(bench.failures), "each fails once"
+    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
+        expected = echo(prompt, max_tokens)
+        assert bench.tokens[stream_id] == expected[: len(bench.tokens[stream_id])]
+        assert bench.reasons[stream_id] == ([] if stream_id in failed else [FinishReason.LENGTH])
+    assert bench.executor.stats().num_blocks_free == 24
+    if not (bad_launches or bad_steps):
+        assert not failed
+
+
+def test_a_launch_that_fails_leaves_the_step_before_it_its_tokens() -> None:
+    runner = FaultyRunner(**LIMITS)  # type: ignore[arg-type]
+    runner.bad_launches = frozenset({2})
+    bench = ScriptedExecutor(runner)
+    bench.submit(1, [1, 2], max_tokens=1)
+    bench.step()
+    bench.submit(2, [3, 4], max_tokens=5)
+    bench.step()
+    assert bench.tokens[1] == echo([1, 2], 1)
+    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(2, ErrorCode.INTERNAL)]
+    assert bench.executor.stats().num_blocks_used == 0
+
+
+def test_a_step_that_fails_does_not_end_those_who_came_after_its_launch() -> None:
+    runner = FaultyRunner(**LIMITS)  # type: ignore[arg-type]
+    runner.bad_steps = frozenset({1})
+    bench = ScriptedExecutor(runner)
+    bench.submit(1, [1, 2], max_tokens=5)
+    bench.step()
+    bench.submit(2, [3, 4], max_tokens=5)
+    bench.finish()
+    assert [failure.stream_id for failure in bench.failures] == [1]
+    assert bench.tokens[2] == echo([3, 4], 5)
+
+
+def test_logits_that_are_no_numbers_end_one_sequence_and_are_not_shared() -> None:
+    bench = ScriptedExecutor(FaultyRunner(**LIMITS))  # type: ignore[arg-type]
+    bench.submit(1, [666, 1, 2], max_tokens=12)
+    bench.submit(2, [1, 2], max_tokens=12)
+    bench.finish()
+    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(1, ErrorCode.INTERNAL)]
+    assert bench.tokens[1] == echo([666, 1, 2], 6)
+    assert bench.tokens[2] == echo([1, 2], 12)
+    bench.submit(3, [666, 1, 2, *bench.tokens[1]], max_tokens=1)
+    bench.finish()
+    assert len(bench.failures) == 2, "what the failed step wrote was computed again"
+
+
+# -- what waits for the step under way
+
+
+def test_a_prefix_that_a_step_under_way_computes_is_waited_for() -> None:
+    bench = ahead(max_num_batched_tokens=64)
+    bench.submit(1, [*range(20), 30], max_tokens=5)
+    bench.step()
+    bench.submit(2, [*range(20), 31], max_tokens=5)
+    bench.finish()
+    assert bench.details[2].num_cached_tokens == 20
+    assert bench.tokens[2] == echo([*range(20), 31], 5)
+
+
+def test_shutdown_waits_for_the_step_under_way() -> None:
+    bench = ahead()
+    bench.submit(1, [1], max_tokens=50)
+    bench.step()
+    bench.script.pending.append(Shutdown())
+    bench.submit(2, [2], max_tokens=50)
+    bench.executor.run()
+    assert not bench.runner._launched
+    assert bench.reasons[1] == [FinishReason.CANCELLED]
+
+
+def test_blocks_of_a_cancelled_sequence_are_written_before_those_who_get_them_are() -> None:
+    bench = ScriptedExecutor(AheadRunner(num_blocks=8, block_size=4, max_model_len=32), max_num_batched_tokens=32)
+    bench.submit(1, [9] * 12, max_tokens=20)
+    bench.step()
+    bench.step()
+    bench.script.pending.append(Cancel(1))
+    bench.submit(2, [8] * 12, max_tokens=20)
+    bench.finish()
+    assert bench.tokens[2] == echo([8] * 12, 20)
+
+
+class AdapterAheadRunner(AheadRunner):
+    """Notes how many steps were under way when an adapter came into use."""
+
+    def __init__(self) -> None:
+        super().__init__(**LIMITS)  # type: ignore[arg-type]
+        self.under_way: list[int] = []
+
+    def read_adapter(self, number: int, name: str, folder: object) -> Callable[[], None]:
+        return lambda: self.under_way.append(len(self._launched))
+
+    def drop_adapters(self, numbers: object) -> Callable[[], None]:
+        return lambda: self.under_way.append(len(self._launched))
+
+
+def test_an_adapter_comes_into_use_between_steps(tmp_path: object) -> None:
+    runner = AdapterAheadRunner()
+    bench = ScriptedExecutor(runner)
+    bench.submit(1, [1, 2, 3], max_tokens=40)
+    bench.step()
+    for name in ("a", "a"):
+        bench.change_adapters(LoadAdapter(name, str(tmp_path)))
+    bench.finish()
+    assert runner.under_way == [0, 0, 0], "loaded, replaced and freed"
+    assert bench.tokens[1] == echo([1, 2, 3], 40)
+
+
+# -- its record
+
+
+class TimedRunner(AheadRunner):
+    """Takes 10 ms for a step, by the clock of its bench."""
+
+    bench: ScriptedExecutor
+
+    def compute(self, batch: StepBatch) -> FloatArray:
+        self.bench.now += 0.01
+        return super().compute(batch)
+
+
+def test_a_step_lasts_from_the_end_of_the_last_one_to_its_own() -> None:
+    runner = TimedRunner(**LIMITS)  # type: ignore[arg-type]
+    bench = runner.bench = ScriptedExecutor(runner)
+    bench.submit(1, [1, 2, 3], max_tokens=20)
+    bench.finish()
+    stats = bench.executor.stats()
+    assert (stats.steps_total, stats.prompt_tokens_total, stats.generation_tokens_total) == (20, 3, 20)
+    assert stats.runner_seconds_total == pytest.approx(0.2)
+    assert stats.overhead_seconds_total == pytest.approx(0.0, abs=1e-9)
+
+
+def test_time_in_which_the_device_waits_for_the_host_is_overhead() -> None:
+    runner = TimedRunner(**LIMITS)  # type: ignore[arg-type]
+    bench = runner.bench = ScriptedExecutor(runner)
+    bench.submit(1, [1, 2, 3], max_tokens=20)
+    original = runner.launch
+
+    def launch_late(batch: StepBatch, draws: Draws | None) -> EchoStep:
+        runner.work_until()  # the device is done before the host is
+        bench.now += 0.005
+        return original(batch, draws)
+
+    runner.launch = launch_late  # type: ignore[method-assign]
+    bench.finish()
+    stats = bench.executor.stats()
+    assert stats.overhead_seconds_total + stats.runner_seconds_total == pytest.approx(bench.now)

@@ -1,0 +1,28 @@
+"""The runtime that tests of every runner load: OpenVINO, with `--on-torch` torch on the CPU."""
+
+import os
+
+import msgspec
+
+from engine.config import EngineConfig, Runtime
+from engine.loop import load
+from engine.runners.base import BlockRunner
+
+_ON_TORCH = {"SLUICE_RUNTIME": "torch", "SLUICE_DEVICE": "cpu", "OMP_WAIT_POLICY": "PASSIVE"}
+"""The environment of servers, and of torch itself: its threads must not spin where many processes share the cores."""
+
+
+def runtime() -> Runtime:
+    return Runtime.TORCH if "SLUICE_RUNTIME" in os.environ else Runtime.OPENVINO  # noqa: TID251 - see `use_torch`
+
+
+def use_torch() -> None:
+    """Let servers, and the runners and engines of tests, be on torch from now on."""
+    os.environ.update(_ON_TORCH)  # noqa: TID251 - servers inherit it
+
+
+def load_runner(config: EngineConfig) -> BlockRunner:
+    """Load a runner of the runtime under test."""
+    runner = load.load_runner(msgspec.structs.replace(config, runtime=runtime(), device="cpu"))
+    assert isinstance(runner, BlockRunner)
+    return runner
