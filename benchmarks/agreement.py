@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig
-from engine.runners.base import FloatArray, Runner, StepBatch
+from engine.runners.base import Runner, StepBatch
 from engine.runners.openvino.runner import load_runner
 
 ROOT = Path(__file__).parents[1]

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import BenchmarkError, Figure
+from engine.arrays import FloatArray
 from engine.guidance.compiler import GrammarCompiler
 from engine.guidance.matching import CompiledGrammar
-from engine.runners.base import FloatArray
 from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
 

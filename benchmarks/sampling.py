@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from benchmarks.figures import Figure, Target
-from engine.runners.base import FloatArray
+from engine.arrays import FloatArray
 from engine.sampling.cores import Cores
 from engine.sampling.host_logits import HostLogits
 from engine.sampling.sampler import sample

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
+from engine.arrays import IntArray
 from engine.blocks import BlockHash, HashChain, PromptOrigin, blocks_for, worst_case_blocks
-from engine.runners.base import IntArray
 from engine.sampling.state import Constraint, SamplingState, is_simple
 from engine.types import EngineInfo, FinishReason, GenerateRequest, SequenceTiming, TokenLogprob
 

@@ -1,4 +1,4 @@
-"""What the figures are to reach, as shares of what the device reaches, and what others have published beside."""
+"""The aims, as shares of what the device reaches, and the figures that others have published."""
 
 from dataclasses import dataclass
 from typing import Any

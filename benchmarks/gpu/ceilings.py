@@ -1,4 +1,4 @@
-"""What the device reaches with torch's own operations: figures of the other parts are shares of these."""
+"""Measures torch's own operations: figures of the other parts are shares of these."""
 
 import torch
 from torch.nn.functional import linear

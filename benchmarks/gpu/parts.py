@@ -40,7 +40,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a part is told. `out` has its results and those of earlier parts, `work` what parts make for each other."""
+    """The arguments of a part. `out` has its results and those of earlier parts, `work` files that parts share."""
 
     device: str
     is_tiny: bool

@@ -1,4 +1,4 @@
-"""What a decode step spends its time on: a trace for Chrome's or Perfetto's viewer, and its kernels by time."""
+"""Profiles a decode step: writes a trace for Chrome's or Perfetto's viewer, and lists its kernels by time."""
 
 import numpy as np
 from torch.profiler import ProfilerActivity, profile

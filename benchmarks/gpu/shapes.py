@@ -69,7 +69,7 @@ def small(setting: Setting) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the device has reached, by the part `ceilings`."""
+    """The rates that the part `ceilings` has measured."""
 
     bytes_per_s: float
     flops: float

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.arrays import FloatArray, IntArray
 from engine.guidance.tokenizer import DIGITS, Vocabulary
 from engine.guidance.translate import reword_error
-from engine.runners.base import FloatArray, IntArray, TokenMask
+from engine.runners.base import TokenMask
 from engine.sampling.state import Constraint
 from sluice.errors import ErrorCode, SluiceError, invalid
 

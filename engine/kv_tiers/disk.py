@@ -8,9 +8,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
 
+from engine.arrays import ByteArray
 from engine.blocks import BlockHash
 from engine.kv_tiers.block_file import BlockFile, DamagedBlock, StoredBlock
-from engine.runners.base import ByteArray
 
 log = logging.getLogger(__name__)
 

@@ -4,8 +4,8 @@ from collections import OrderedDict
 
 import numpy as np
 
+from engine.arrays import ByteArray
 from engine.blocks import BlockHash
-from engine.runners.base import ByteArray
 
 
 class HostTier:

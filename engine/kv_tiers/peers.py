@@ -7,10 +7,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from engine.arrays import ByteArray
 from engine.blocks import BlockHash, PromptOrigin
 from engine.frames import BlockPiece, FetchBlocks
 from engine.kv_tiers.exports import Send
-from engine.runners.base import ByteArray
 from engine.types import BlockSource
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,10 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.arrays import FloatArray, Ids, IntArray
 from engine.kv_cache import BlockTables
 from engine.loop.recorder import Counters
-from engine.runners.base import Draws, FloatArray, Ids, IntArray, Logits, StepBatch
+from engine.runners.base import Draws, Logits, StepBatch
 from engine.sampling.draws import collect_draws
 from engine.sampling.sampler import not_finite, sample
 from engine.scheduling.planner import StepPlan

@@ -9,7 +9,7 @@ from engine.models.decoder import attend, project_back, tensors_prefix
 from engine.models.kernels import Context, Heads, Tensor
 
 _EPS = 1e-6
-"""Of the norms of the short vectors, whatever config.json says of the others."""
+"""The eps of the short vectors' norms, whatever config.json says of the others."""
 
 
 def latent_attention(context: Context, x: Tensor, layer: int) -> Tensor:

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from engine.arrays import ByteArray
 from engine.config import Listening
 from engine.frames import BlockPiece, FetchBlocks
 from engine.process.curve import CLIENT_SILENT_MS, CurveKeys, read_pair, watch_connection
 from engine.process.transport import Transport
-from engine.runners.base import ByteArray
 from engine.types import BlockSource
 from sluice.errors import invalid
 

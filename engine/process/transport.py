@@ -11,6 +11,7 @@ from time import perf_counter
 import msgspec
 import zmq
 
+from engine.arrays import ByteArray
 from engine.config import Listening
 from engine.frames import (
     CLIENT_SILENT_S,
@@ -36,7 +37,6 @@ from engine.process.client_keys import DOMAIN, ClientKeys, RareLog
 from engine.process.curve import CLIENT_SILENT_MS, read_pair, watch_connection
 from engine.process.prefix_feed import PrefixFeed, PrefixIndex
 from engine.process.probe_turns import ProbeTurns
-from engine.runners.base import ByteArray
 from engine.statistics import EngineStats
 from engine.types import RequestFailed, TokenEvent
 from sluice.errors import ErrorCode, SluiceError

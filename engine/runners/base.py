@@ -13,38 +13,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.arrays import ByteArray, FloatArray, IntArray
+from engine.arrays import ByteArray, Doubles, FloatArray, Ids, IntArray, Mask, Rows
 from engine.types import TokenLogprob
-
-__all__ = [
-    "NO_TOP_K",
-    "AdapterRunner",
-    "BlockRunner",
-    "ByteArray",
-    "Doubles",
-    "Draws",
-    "Edits",
-    "FloatArray",
-    "Ids",
-    "IntArray",
-    "LaunchedStep",
-    "Logits",
-    "LookaheadRunner",
-    "Mask",
-    "Places",
-    "Rows",
-    "Runner",
-    "RunnerInfo",
-    "StepBatch",
-    "TokenMask",
-    "Wanted",
-]
-Doubles = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-Rows = NDArray[np.intp]
-"""Indices of rows of logits."""
-Ids = NDArray[np.intp]
-"""Token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +76,7 @@ NO_TOP_K = 2**31
 
 
 class Wanted(IntEnum):
-    """What a row's draw needs of the weights of all tokens."""
+    """The statistic of all tokens' weights that a row's draw needs."""
 
     NOTHING = auto()
     """The filters keep the likeliest tokens, whatever the others weigh."""
@@ -273,7 +243,7 @@ class LookaheadRunner(Runner, Protocol):
     """
 
     looks_ahead: bool
-    """Whether its steps are to be launched so."""
+    """Whether the loop launches its steps so."""
 
     def launch(self, batch: StepBatch, draws: Draws | None) -> LaunchedStep:
         """Launch a step, and do not wait for it. Each row gets its most likely token; those of `draws` draw theirs.

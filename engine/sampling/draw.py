@@ -13,7 +13,8 @@ to be written for every runtime.
 
 import numpy as np
 
-from engine.runners.base import Draws, FloatArray, Ids, Wanted
+from engine.arrays import FloatArray, Ids
+from engine.runners.base import Draws, Wanted
 from engine.sampling.cores import Cores, row_blocks
 from engine.sampling.few_tokens import UNKNOWN, draw_from_top_tokens
 from engine.sampling.many_tokens import draw_from_all_tokens

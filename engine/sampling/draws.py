@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.runners.base import Draws, Rows
+from engine.arrays import Rows
+from engine.runners.base import Draws
 from engine.sampling.random_numbers import uniform
 from engine.sampling.state import SamplingState
 

@@ -5,7 +5,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from engine.runners.base import Edits, FloatArray, IntArray, Places, Rows, TokenMask
+from engine.arrays import FloatArray, IntArray, Rows
+from engine.runners.base import Edits, Places, TokenMask
 from engine.sampling.state import SamplingState
 from sluice.errors import SluiceError
 

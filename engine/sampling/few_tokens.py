@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from engine.runners.base import Doubles, Draws, FloatArray, Ids, Mask, Wanted
+from engine.arrays import Doubles, FloatArray, Ids, Mask
+from engine.runners.base import Draws, Wanted
 from engine.sampling.scan import Scan
 from engine.sampling.softmax import CHUNK, invert_chunks, num_below, sum_chunks, weigh
 from engine.sampling.top_tokens import TopTokens

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runners.base import Draws, Edits, FloatArray, Ids, Places, Rows
+from engine.arrays import FloatArray, Ids, Rows
+from engine.runners.base import Draws, Edits, Places
 from engine.sampling.cores import ONE_CORE, Cores, row_blocks, row_picker
 from engine.sampling.draw import draw
 from engine.sampling.logprobs import token_logprobs

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runners.base import FloatArray, Ids, Rows, Wanted
+from engine.arrays import FloatArray, Ids, Rows
+from engine.runners.base import Wanted
 from engine.sampling.cores import ONE_CORE, Cores
 from engine.sampling.scan import Scan, scan
 from engine.sampling.top_tokens import TopTokens, all_tokens, top_tokens

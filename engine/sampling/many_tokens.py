@@ -3,7 +3,8 @@ better here than several short ones: after each, a thread waits for Python's loc
 
 import numpy as np
 
-from engine.runners.base import Doubles, Draws, FloatArray, Ids, Mask
+from engine.arrays import Doubles, FloatArray, Ids, Mask
+from engine.runners.base import Draws
 from engine.sampling.cores import Cores, Work
 from engine.sampling.scan import Scan
 from engine.sampling.softmax import CHUNK, sum_rows, weigh

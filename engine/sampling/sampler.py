@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.runners.base import FloatArray, Ids, Logits, Rows
+from engine.arrays import FloatArray, Ids, Rows
+from engine.runners.base import Logits
 from engine.sampling.draws import collect_draws
 from engine.sampling.edits import collect_edits
 from engine.sampling.state import SamplingState

@@ -5,7 +5,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runners.base import Doubles, FloatArray, Ids, Rows, Wanted
+from engine.arrays import Doubles, FloatArray, Ids, Rows
+from engine.runners.base import Wanted
 from engine.sampling.cores import Cores, Work, block_size, row_blocks, row_picker
 from engine.sampling.softmax import CHUNK, scale, sum_chunks, sum_rows, weigh
 from engine.sampling.top_tokens import STRIPE, stripe_maxima

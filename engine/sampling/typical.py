@@ -7,7 +7,7 @@ distance is |s - mean(s)|.
 
 import numpy as np
 
-from engine.runners.base import FloatArray
+from engine.arrays import FloatArray
 
 _TINY = np.finfo(np.float32).tiny
 

@@ -41,12 +41,15 @@ def _values(field: str) -> tuple[str, ...]:
 
 
 def _more_values(field: str) -> str:
-    """Return, for a help text, the values that the bundled runtime does not take."""
+    """Return, for a help text, where the values of other runtimes are not those of the bundled one."""
     bundled = getattr(BUNDLED, field)
-    return "; ".join(
-        f"on {spec.title} also {', '.join(each for each in getattr(spec, field) if each not in bundled)}"
-        for spec in _OTHERS
-    )
+    texts = []
+    for spec in _OTHERS:
+        taken = getattr(spec, field)
+        missing = [each for each in bundled if each not in taken]
+        text = f"on {spec.title} also {', '.join(each for each in taken if each not in bundled)}"
+        texts.append(f"{text}, but not {' or '.join(missing)}" if missing else text)
+    return "; ".join(texts)
 
 
 def _default_sizes(field: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from engine.arrays import FloatArray
 from engine.model_folder import SENTENCE_TRANSFORMERS, read_json
-from engine.runners.base import FloatArray
 from engine.types import GenerateRequest, SamplingParams, TokenEvent
 from sluice.errors import ErrorCode, SluiceError, invalid
 

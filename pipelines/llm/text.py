@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from engine.arrays import FloatArray
 from engine.client.interface import Engine
 from engine.client.stream import GenerationStream
 from engine.client.supervision import build_resumed_request
-from engine.runners.base import FloatArray
 from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParams
 from engine.validation import num_tokens_after
 from pipelines.chat.registry import NO_FORMATS, ChatFormats

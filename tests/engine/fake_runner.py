@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.runners.base import ByteArray, Draws, FloatArray, Ids, RunnerInfo, StepBatch
+from engine.arrays import ByteArray, FloatArray, Ids
+from engine.runners.base import Draws, RunnerInfo, StepBatch
 from engine.sampling.host_logits import HostLogits
 
 

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig
-from engine.runners.base import FloatArray, StepBatch
+from engine.runners.base import StepBatch
 from engine.types import FinishReason
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics

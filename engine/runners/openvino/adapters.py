@@ -7,8 +7,8 @@ import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
+from engine.arrays import FloatArray, IntArray
 from engine.models.weights.lora import Matrices, read_adapter, stack_matrices
-from engine.runners.base import FloatArray, IntArray
 from engine.runners.openvino.graph.adapters import MASK, stack_names
 
 _NOBODY = -1

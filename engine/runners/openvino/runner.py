@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import openvino as ov
 
+from engine.arrays import ByteArray, FloatArray, IntArray
 from engine.config import EngineConfig
 from engine.models.weights.files import NONE
-from engine.runners.base import ByteArray, FloatArray, IntArray, Logits, RunnerInfo, StepBatch
+from engine.runners.base import Logits, RunnerInfo, StepBatch
 from engine.runners.cache_size import check_cache_limits, choose_num_blocks
 from engine.runners.openvino.adapters import AdapterStacks
 from engine.runners.openvino.cache import CacheLayout, KvCache

@@ -52,4 +52,4 @@ class CudaKernels(TorchKernels):
 
 
 class RankCudaKernels(RankKernels, CudaKernels):
-    """Those of one rank of a model."""
+    """The kernels of one rank of a model, on a GPU."""

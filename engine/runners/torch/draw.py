@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.runners.base import Draws, Mask
+from engine.arrays import Mask
+from engine.runners.base import Draws
 from engine.runners.torch.device import upload as device_copy
 from engine.sampling.softmax import CHUNK
 

@@ -13,9 +13,9 @@ from engine.runners.torch.weights import DeviceWeights
 from sluice.errors import invalid
 
 _ALIGNMENT_BYTES = 16
-"""What the product of all wants the rows and columns of a matrix to be a multiple of."""
+"""The product of all takes matrices whose rows and columns are a multiple of this."""
 _CAPABILITIES = (9, 10)
-"""Major ones of the GPUs where the product of all is one kernel, in bf16. On others torch has the host count rows."""
+"""The major compute capabilities where the product of all is one kernel, in bf16. On others the host counts rows."""
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(rows in the order of their experts, matrices [num_experts, out, in]) -> each row times its expert's matrix."""

@@ -15,9 +15,9 @@ FP8 = "fp8"
 TYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(TYPE).max
 SMALLEST_SCALE = 1e-12
-"""Of a row of zeros, whose scale would be 0."""
+"""The scale of a row of zeros, which would be 0."""
 _ALIGNMENT = 16
-"""What the units want the rows and columns of a matrix to be a multiple of."""
+"""The units take matrices whose rows and columns are a multiple of this."""
 _LEAST_CAPABILITY = (8, 9)
 
 
@@ -26,9 +26,9 @@ class Fp8Use(Enum):
 
     NEVER = 0
     STORED = 1
-    """Those that the checkpoint stores so, with scales that fit."""
+    """The projections that the checkpoint stores so, with scales that fit."""
     ALWAYS = 2
-    """All but routers, and those whose shape the units do not take."""
+    """All projections but routers and those whose shape the units do not take."""
 
 
 def choose_fp8(quantization: str, device: torch.device) -> Fp8Use:

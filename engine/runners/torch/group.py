@@ -18,9 +18,10 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
+from engine.arrays import ByteArray
 from engine.config import EngineConfig
 from engine.models.architectures import read_decoder_config
-from engine.runners.base import ByteArray, Logits, Runner, StepBatch
+from engine.runners.base import Logits, Runner, StepBatch
 from engine.runners.torch import runner
 from engine.runners.torch.device import choose_device
 from engine.runners.torch.frames import Kind, Loaded, pack, pack_step

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.runners.base import Draws, Edits, FloatArray, Ids, Logits, Places, Rows, TokenMask
+from engine.arrays import FloatArray, Ids, Rows
+from engine.runners.base import Draws, Edits, Logits, Places, TokenMask
 from engine.runners.torch.device import upload as device_copy
 from engine.runners.torch.draw import Parameters, draw, sum_rows, upload, weigh
 from engine.sampling.cores import Cores

@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from engine.arrays import FloatArray
-from engine.runners.base import Ids
+from engine.arrays import FloatArray, Ids
 
 
 class ChosenTokens:

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.arrays import ByteArray
 from engine.config import EngineConfig
+from engine.models.architectures import read_decoder_config
 from engine.models.weights.files import NONE
-from engine.runners.base import ByteArray, Draws, Logits, RunnerInfo, StepBatch
+from engine.runners.base import Draws, Logits, RunnerInfo, StepBatch
 from engine.runners.cache_size import check_cache_limits, choose_num_blocks
 from engine.runners.torch.cache import KvCache, block_bytes, page_shapes
 from engine.runners.torch.device import (
@@ -24,7 +26,7 @@ from engine.runners.torch.device import (
     upload,
 )
 from engine.runners.torch.graphs import DecodeGraphs
-from engine.runners.torch.logits import DeviceLogits, FusedDraw
+from engine.runners.torch.logits import DeviceLogits, FusedDraw, wrap_logits
 from engine.runners.torch.lookahead import ChosenTokens
 from engine.runners.torch.memory import DeviceMemory, measure_free, memory_of, run_step
 from engine.runners.torch.model import TorchModel, check_parallel, make_model, open_checkpoint
@@ -33,7 +35,6 @@ from engine.runners.torch.runtime import TORCH
 from engine.runners.torch.step import BLOCK_SIZE, make_step
 from engine.runners.torch.weights import WeightSource
 from engine.sampling.cores import Cores
-from engine.sampling.host_logits import HostLogits
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 logger = logging.getLogger(__name__)
@@ -68,9 +69,9 @@ class TorchRunner:
     def run(self, batch: StepBatch) -> Logits:
         """See `Runner.run`."""
         rows = self.compute(batch)
-        if rows.is_cuda:
-            return DeviceLogits(rows, self._fused_draw)
-        return HostLogits(rows.float().numpy(), self._cores)
+        if rows.is_cuda:  # the loop learns from the time that this takes
+            torch.cuda.current_stream(rows.device).synchronize()
+        return wrap_logits(rows, self._cores, self._fused_draw)
 
     def launch(self, batch: StepBatch, draws: Draws | None) -> ChosenTokens:
         """See `LookaheadRunner.launch`."""
@@ -152,8 +153,6 @@ def load_runner(config: EngineConfig, ranks: Ranks | None = None, *, memory: Dev
 
 def load_with(config: EngineConfig, source: WeightSource) -> TorchRunner:
     """Load a runner whose shape is that of `config.model_path` and whose weights are others, such as random ones."""
-    from engine.models.architectures import read_decoder_config
-
     device, dtype = _check(config)
     decoder_config = read_decoder_config(Path(config.model_path), takes_fp8=True)
     return _start(config, make_model(config, decoder_config, source, DTYPES[dtype], device), dtype, lambda: None)

@@ -9,7 +9,6 @@ from multiprocessing.connection import Connection
 
 import msgspec
 import numpy as np
-import torch
 
 from engine.arrays import IntArray
 from engine.config import EngineConfig
@@ -51,9 +50,7 @@ class Worker:
         assert runner is not None, f"rank 0 sent {kind.name} without a model"
         match kind:
             case Kind.STEP:
-                rows = runner.compute(unpack_step(arrays))
-                if rows.is_cuda:  # the next step is written to the buffers that this one is read from
-                    torch.cuda.current_stream(rows.device).synchronize()
+                runner.compute(unpack_step(arrays))
             case Kind.READ:
                 content = np.empty(runner.block_bytes, np.uint8)
                 for block in arrays[0].tolist():

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 import httpx
 from starlette.types import ASGIApp
 
+from engine.arrays import FloatArray
 from engine.client.base import EngineClient
 from engine.config import EngineConfig
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
-from engine.runners.base import FloatArray, StepBatch
+from engine.runners.base import StepBatch
 from gateway.assembly import make_service, watch_event_loop
 from gateway.http.app import create_app, create_metrics_app
 from gateway.http.server import HttpServer

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig
 from engine.process.__main__ import main
-from engine.runners.base import FloatArray, StepBatch
+from engine.runners.base import StepBatch
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.arrays import ByteArray
 from engine.blocks import BlockHash, HashChain
 from engine.kv_tiers import block_file
 from engine.kv_tiers.block_file import BlockFile
 from engine.kv_tiers.disk import DiskTier, Transfer
-from engine.runners.base import ByteArray
 
 BLOCK_BYTES = 4096
 WAIT_S = 60.0

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.arrays import ByteArray
 from engine.blocks import BlockHash, PromptOrigin
 from engine.frames import BlockPiece, Cancel, FetchBlocks
 from engine.kv_tiers import exports, peers, returns
-from engine.runners.base import ByteArray
 from engine.statistics import HandoverStats
 from engine.types import BlockSource
 from tests.engine.fake_runner import EchoRunner, echo

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.arrays import FloatArray
 from engine.frames import Cancel, Shutdown
-from engine.runners.base import FloatArray, StepBatch
+from engine.runners.base import StepBatch
 from engine.sampling.host_logits import HostLogits
 from engine.types import FinishReason
 from sluice.errors import ErrorCode

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from engine.arrays import FloatArray
 from engine.frames import Cancel
-from engine.runners.base import FloatArray, StepBatch
+from engine.runners.base import StepBatch
 from engine.sampling.host_logits import HostLogits
 from engine.scheduling.chunks import TARGET_STEP_S
 from engine.types import FinishReason

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.arrays import FloatArray
 from engine.frames import Cancel, LoadAdapter, Shutdown
-from engine.runners.base import Draws, FloatArray, StepBatch
+from engine.runners.base import Draws, StepBatch
 from engine.sampling.state import SamplingState, is_simple
 from engine.types import FinishReason, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.runners.base import FloatArray, Runner, StepBatch
+from engine.arrays import FloatArray
+from engine.runners.base import Runner, StepBatch
 
 
 @dataclass(frozen=True, slots=True)

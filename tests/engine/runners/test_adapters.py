@@ -11,9 +11,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig, Runtime
 from engine.frames import LoadAdapter, UnloadAdapter
-from engine.runners.base import FloatArray
 from engine.runners.openvino.adapters import to_bf16
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.conftest import EditableCheckpoint

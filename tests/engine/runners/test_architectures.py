@@ -10,9 +10,10 @@ import pytest
 from msgspec.structs import replace
 from safetensors.numpy import load_file, save_file
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig
 from engine.models.architectures import read_decoder_config
-from engine.runners.base import FloatArray, Runner
+from engine.runners.base import Runner
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.runners.drive import Driver, Prompt, prefill
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family

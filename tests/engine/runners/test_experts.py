@@ -11,8 +11,8 @@ import openvino as ov
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig
-from engine.runners.base import FloatArray
 from engine.runners.openvino import source
 from engine.runners.openvino.graph import experts
 from engine.runners.openvino.runner import OpenVinoRunner, load_runner

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig
-from engine.runners.base import BlockRunner, FloatArray, StepBatch
+from engine.runners.base import BlockRunner, StepBatch
 from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path

@@ -10,8 +10,9 @@ import openvino as ov
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig
-from engine.runners.base import FloatArray, Runner, StepBatch
+from engine.runners.base import Runner, StepBatch
 from engine.runners.openvino.runner import OpenVinoRunner, load_runner
 from engine.runners.openvino.weights.compression import GROUP, quantize_groups, quantize_rows
 from sluice.errors import ErrorCode, SluiceError

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.arrays import FloatArray
 from engine.models.config.config_file import read_rope, read_ropes
 from engine.models.config.rope import DynamicRope, LongRope, YarnRope, inverse_frequencies
-from engine.runners.base import FloatArray
 from sluice.errors import ErrorCode, SluiceError
 
 LLAMA3 = {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.runners.base import FloatArray, Rows
+from engine.arrays import FloatArray, Rows
 from engine.sampling import sampler
 from engine.sampling.cores import ONE_CORE, Cores
 from engine.sampling.host_logits import HostLogits

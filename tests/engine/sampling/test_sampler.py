@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.arrays import IntArray
 from engine.guidance.matching import FewAllowed
-from engine.runners.base import IntArray, TokenMask
+from engine.runners.base import TokenMask
 from engine.sampling.sampler import NO_TOKEN
 from engine.sampling.state import SamplingState, TokenCounts
 from engine.types import SamplingParams, TokenLogprob

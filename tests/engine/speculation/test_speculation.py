@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine.runners.base import FloatArray, StepBatch
+from engine.arrays import FloatArray
+from engine.runners.base import StepBatch
 from engine.sequence import Sequence
 from engine.speculation.drafter import FIRST_PAUSE, DraftGate, TokenPrices
 from engine.speculation.ngram import NgramIndex

@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 
+from engine.arrays import FloatArray
 from engine.client.base import EngineClient
 from engine.config import EngineConfig
-from engine.runners.base import FloatArray, StepBatch
+from engine.runners.base import StepBatch
 from gateway.accounts import make_access
 from gateway.batches.service import BatchService
 from gateway.calls import CallLog

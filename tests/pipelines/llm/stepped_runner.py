@@ -3,7 +3,8 @@
 import asyncio
 import threading
 
-from engine.runners.base import FloatArray, StepBatch
+from engine.arrays import FloatArray
+from engine.runners.base import StepBatch
 from tests.engine.fake_runner import EchoRunner
 
 TIMEOUT_S = 30.0

@@ -12,8 +12,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine.arrays import FloatArray
 from engine.config import EngineConfig
-from engine.runners.base import FloatArray, StepBatch
+from engine.runners.base import StepBatch
 from engine.types import FinishReason, Grammar, GrammarKind
 from pipelines.chat.registry import find_formats
 from pipelines.llm.services import ChatSettings

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.arrays import FloatArray, Rows
 from engine.guidance.matching import FewAllowed, FewForbidden, Mixed, new_bitmask, to_mask
-from engine.runners.base import Edits, FloatArray, Logits, Rows, StepBatch, TokenMask
+from engine.runners.base import Edits, Logits, StepBatch, TokenMask
 from engine.sampling.cores import ONE_CORE
 from engine.sampling.edits import collect_edits
 from engine.sampling.host_logits import HostLogits
