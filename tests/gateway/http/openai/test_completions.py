@@ -116,10 +116,12 @@ def test_echo_with_max_tokens_0_gives_the_prompt_s_log_probabilities(live: LiveS
     longer = live.post("/v1/completions", HARNESS | {"prompt": prompts, "max_tokens": 1}).json()["choices"]
     for ids, choice, long in zip(prompts, choices, longer, strict=True):
         told = choice["logprobs"]
-        assert told["token_logprobs"] == long["logprobs"]["token_logprobs"][:-1]
         tokens, logprobs, tops = told["tokens"], told["token_logprobs"], told["top_logprobs"]
         assert len(tokens) == len(logprobs) == len(tops) == len(told["text_offset"]) == len(ids)
         assert logprobs[0] is None and None not in logprobs[1:]
+        # The prompts may be computed in one step or in two, and torch's products of another number of rows differ in
+        # the last bits.
+        assert logprobs[1:] == pytest.approx(long["logprobs"]["token_logprobs"][1:-1], rel=1e-6)
         for token, logprob, top in zip(tokens[1:], logprobs[1:], tops[1:], strict=True):
             assert top[token] == logprob  # the harness asks whether the likeliest was chosen
 
