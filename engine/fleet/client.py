@@ -355,6 +355,7 @@ def _merge_infos(parts: Sequence[EngineInfo]) -> EngineInfo:
         adapters=tuple(sorted({name for part in parts for name in part.adapters})),
         adapter_digests=dict(ChainMap(*(part.adapter_digests for part in parts))),
         sampling_fields=tuple(f for f in first.sampling_fields if all(f in part.sampling_fields for part in parts)),
+        refused_sampling=dict(ChainMap(*(part.refused_sampling for part in parts))),
         grammar_kinds=tuple(k for k in first.grammar_kinds if all(k in part.grammar_kinds for part in parts)),
         is_prefill=all(part.is_prefill for part in parts),
         gives_logits=all(part.gives_logits for part in parts),

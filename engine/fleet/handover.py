@@ -103,8 +103,8 @@ class PromptHandover:
             self._warned.add((prefill.name, home.name))
             log.warning(
                 "replica %s hands no prompts to replica %s, whose KV blocks are not the same (identity %s and %s); "
-                "both need the openvino runtime, prefix caching, the same model files, types of cache and computation, "
-                "context length, versions and kind of CPU",
+                "both need the same runtime, openvino or torch, prefix caching, the same model files, types and layout "
+                "of the cache, type of the computation, context length, versions and kind of CPU or GPU",
                 *(prefill.name, home.name, theirs or "none", ours or "none"),
             )
         return False

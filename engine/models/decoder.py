@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from engine.models.config.config_file import ConfigFile
 from engine.models.config.decoder_config import DecoderConfig
-from engine.models.kernels import Context, Heads, Scores, Tensor
-from engine.models.layers import Mlp, Norm, gated_mlp, rms_norm
+from engine.models.kernels import Context, HeadNorm, HeadRotation, Heads, Scores, Tensor
+from engine.models.layers import Mlp, Norm, RmsNorm, add_and_norm, gated_mlp, rms_norm
 from engine.models.weights.names import PLAIN_NAMES, TensorNames
 
 QueryKeyValue = tuple[Tensor, Tensor, Tensor]
@@ -42,24 +42,40 @@ def attention(
 ) -> Tensor:
     """Project, rotate queries and keys, attend, project back. `project` replaces the usual three matrices; `heads_step`
     is applied to each query and key head before it is rotated, `last_step` after."""
+    config, kernels, name = context.config, context.kernels, tensors_prefix(layer)
     query, key, value = (project or projections)(context, x, layer)
-    name = tensors_prefix(layer)
-    query = _position(context, query, layer, f"{name}.q", heads_step, last_step)
-    key = _position(context, key, layer, f"{name}.k", heads_step, last_step)
-    heads = Heads(context.config.num_heads, context.config.num_kv_heads, context.config.head_dim)
-    return project_back(context, attend(context, query, key, value, layer, heads), layer)
+    heads, scores = Heads(config.num_heads, config.num_kv_heads, config.head_dim), scores_of(context, layer)
+    rope = config.layers[layer].rope
+    if rope is None or last_step is not None:
+        query = _position(context, query, layer, f"{name}.q", heads_step, last_step)
+        key = _position(context, key, layer, f"{name}.k", heads_step, last_step)
+        attended = kernels.attend(query, key, value, layer, heads, scores)
+    else:
+        norm, step = _head_norm(context, name, heads_step)
+        query, key = kernels.split_heads(query, config.head_dim), kernels.split_heads(key, config.head_dim)
+        if step is not None:
+            query, key = step(context, query, f"{name}.q"), step(context, key, f"{name}.k")
+        attended = kernels.attend_rotated(query, key, value, layer, heads, scores, HeadRotation(rope, norm))
+    return project_back(context, attended, layer)
 
 
-def attend(context: Context, query: Tensor, key: Tensor, value: Tensor, layer: int, heads: Heads) -> Tensor:
-    """Return what each query head sees, [num_tokens, features]."""
+def scores_of(context: Context, layer: int) -> Scores:
+    """Return the options of a layer's attention."""
     config = context.config
-    scores = Scores(
+    return Scores(
         config.attention_scale,
         config.attention_softcap,
         config.layers[layer].window,
         f"{tensors_prefix(layer)}.sinks" if config.has_sinks else None,
     )
-    return context.kernels.attend(query, key, value, layer, heads, scores)
+
+
+def _head_norm(context: Context, name: str, heads_step: HeadStep | None) -> tuple[HeadNorm | None, HeadStep | None]:
+    """Return a step as a norm that the kernel of attention takes, or else the step itself."""
+    if not isinstance(heads_step, NormedHeads) or not isinstance(heads_step.norm, RmsNorm):
+        return None, heads_step
+    eps, offset = context.config.norm_eps, heads_step.norm.offset
+    return HeadNorm(f"{name}.q_norm", f"{name}.k_norm", eps, offset), None
 
 
 def project_back(context: Context, attended: Tensor, layer: int) -> Tensor:
@@ -113,9 +129,14 @@ def normed_projections(norm: Norm) -> Projection:
     return project
 
 
-def normed_heads(norm: Norm) -> HeadStep:
-    """Return a step that normalizes each query and key head by itself."""
-    return lambda context, heads, name: norm(context, heads, f"{name}_norm")
+@dataclass(frozen=True, slots=True)
+class NormedHeads:
+    """A step that normalizes each query and key head by itself."""
+
+    norm: Norm
+
+    def __call__(self, context: Context, heads: Tensor, name: str) -> Tensor:
+        return self.norm(context, heads, f"{name}_norm")
 
 
 def optionally_normed_heads(norm: Norm) -> HeadStep:
@@ -172,11 +193,12 @@ def pre_norm(
     context: Context, x: Tensor, *, attention: Attention = attention, mlp: Mlp = gated_mlp, norm: Norm = rms_norm
 ) -> Tensor:
     """Build Llama's stack: attention and MLP each read a normalized copy of the stream."""
+    normed = norm(context, x, _first_norm(context, 0))
     for layer in range(context.config.num_layers):
-        name = f"model.layers.{layer}"
-        x = _add(context, x, attention(context, norm(context, x, f"{name}.input_layernorm"), layer))
-        x = _add(context, x, mlp(context, norm(context, x, f"{name}.post_attention_layernorm"), layer))
-    return norm(context, x, "model.norm")
+        between = f"model.layers.{layer}.post_attention_layernorm"
+        x, normed = _add_and_norm(context, x, attention(context, normed, layer), norm, between)
+        x, normed = _add_and_norm(context, x, mlp(context, normed, layer), norm, _first_norm(context, layer + 1))
+    return normed
 
 
 def post_norm(context: Context, x: Tensor, *, attention: Attention, norm: Norm = rms_norm) -> Tensor:
@@ -192,13 +214,14 @@ def sandwich_norm(
     context: Context, x: Tensor, *, norm: Norm, attention: Attention = attention, mlp: Mlp = gated_mlp
 ) -> Tensor:
     """Build Gemma 2's stack: a norm before and after both attention and MLP."""
+    normed = norm(context, x, _first_norm(context, 0))
     for layer in range(context.config.num_layers):
         name = f"model.layers.{layer}"
-        attended = attention(context, norm(context, x, f"{name}.input_layernorm"), layer)
-        x = _add(context, x, norm(context, attended, f"{name}.post_attention_layernorm"))
-        widened = mlp(context, norm(context, x, f"{name}.pre_feedforward_layernorm"), layer)
-        x = _add(context, x, norm(context, widened, f"{name}.post_feedforward_layernorm"))
-    return norm(context, x, "model.norm")
+        attended = norm(context, attention(context, normed, layer), f"{name}.post_attention_layernorm")
+        x, normed = _add_and_norm(context, x, attended, norm, f"{name}.pre_feedforward_layernorm")
+        widened = norm(context, mlp(context, normed, layer), f"{name}.post_feedforward_layernorm")
+        x, normed = _add_and_norm(context, x, widened, norm, _first_norm(context, layer + 1))
+    return normed
 
 
 def parallel(
@@ -211,17 +234,26 @@ def parallel(
     mlp_norm: str = "input_layernorm",
 ) -> Tensor:
     """Build GPT-J's stack: attention and MLP read the same stream, normalized once or each by itself."""
+    normed = norm(context, x, _first_norm(context, 0))
     for layer in range(context.config.num_layers):
-        name = f"model.layers.{layer}"
-        normed = norm(context, x, f"{name}.input_layernorm")
-        read = normed if mlp_norm == "input_layernorm" else norm(context, x, f"{name}.{mlp_norm}")
+        read = normed if mlp_norm == "input_layernorm" else norm(context, x, f"model.layers.{layer}.{mlp_norm}")
         updates = context.kernels.add(attention(context, normed, layer), mlp(context, read, layer))
-        x = _add(context, x, updates)
-    return norm(context, x, "model.norm")
+        x, normed = _add_and_norm(context, x, updates, norm, _first_norm(context, layer + 1))
+    return normed
+
+
+def _first_norm(context: Context, layer: int) -> str:
+    """Return the name of the norm that `layer` begins with; behind the last layer, of that behind them all."""
+    return f"model.layers.{layer}.input_layernorm" if layer < context.config.num_layers else "model.norm"
 
 
 def _add(context: Context, x: Tensor, update: Tensor) -> Tensor:
     return context.kernels.add(x, scaled(context, update, context.config.residual_scale))
+
+
+def _add_and_norm(context: Context, x: Tensor, update: Tensor, norm: Norm, name: str) -> tuple[Tensor, Tensor]:
+    """Return the stream with an update, and that normalized. x must not be read any more."""
+    return add_and_norm(context, x, scaled(context, update, context.config.residual_scale), norm, name)
 
 
 def scaled(context: Context, x: Tensor, factor: float) -> Tensor:

@@ -35,6 +35,32 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentHeads:
+    """Number of the heads of a layer's latent attention, and what each and the short vector consist of."""
+
+    num_heads: int
+    rank: int
+    """Features of the short vector that the keys and values of all heads are made of."""
+    plain_dim: int
+    """Components of a query and a key that are not rotated, which come first."""
+    turned_dim: int
+    """Rotated components, behind those. All heads have those of keys in common."""
+    value_dim: int
+
+    @property
+    def whole(self) -> Heads:
+        """The heads of queries, keys and values in full."""
+        return Heads(self.num_heads, self.num_heads, self.plain_dim + self.turned_dim, self.value_dim)
+
+    def is_shorter_in_full(self, num_new: int, num_seen: int) -> bool:
+        """Return whether `num_new` tokens that see `num_seen` take less arithmetic with the keys and values of all
+        heads, which are to be made of short vectors, than with the short vectors themselves."""
+        projection = self.rank * (self.plain_dim + self.value_dim)
+        full = num_seen * (projection + num_new * (self.plain_dim + self.turned_dim + self.value_dim))
+        return full < num_new * (projection + num_seen * (2 * self.rank + self.turned_dim))
+
+
+@dataclass(frozen=True, slots=True)
 class Scores:
     """Options of attention's scores."""
 
@@ -46,6 +72,26 @@ class Scores:
     """How many tokens a token sees, itself and those just before it; None for all."""
     sinks: str | None = None
     """Name of the scores, [num_heads], that take their share of each head's attention and give nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """The `rms_norm` of each query head, and of each key head."""
+
+    query: str
+    """Name of the weight for queries, [head_dim]."""
+    key: str
+    eps: float
+    offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRotation:
+    """How queries and keys are told their positions."""
+
+    rope: Rope
+    norm: HeadNorm | None = None
+    """What is applied to them first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +228,12 @@ class Kernels(Operations, Protocol):
         """Scale to a root mean square of 1, then by weight + `offset`."""
         ...
 
+    def add_and_norm(
+        self, x: Tensor, update: Tensor, name: str, eps: float, *, offset: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return x + update, and its `rms_norm`. The sum may be written into x, which must not be read any more."""
+        ...
+
     def layer_norm(self, x: Tensor, name: str, eps: float, *, bias: bool = True) -> Tensor:
         """Normalize to mean 0 and variance 1, then scale, and shift if there is a bias."""
         ...
@@ -228,6 +280,30 @@ class Kernels(Operations, Protocol):
         blocks. query [num_tokens, num_heads * head_dim], key [num_tokens, num_kv_heads * head_dim], value
         [num_tokens, num_kv_heads * (value_dim or head_dim)]. Returns [num_tokens, num_heads * (value_dim or
         head_dim)]."""
+        ...
+
+    def attend_rotated(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        layer: int,
+        heads: Heads,
+        scores: Scores,
+        rotation: HeadRotation,
+    ) -> Tensor:
+        """Normalize query and key, which are heads as those of `split_heads`, if the rotation has a norm, `rotate`
+        them, and `attend`."""
+        ...
+
+    def attend_latent(
+        self, query: Tensor, short: Tensor, turned: Tensor, name: str, layer: int, heads: LatentHeads, scores: Scores
+    ) -> Tensor:
+        """Attend as `attend`, with keys and values that projection `name` makes of each token's `short` vector
+        [num_tokens, rank]: for each head plain_dim components of the key and value_dim of the value. `turned`, one head
+        of turned_dim components, ends the keys of all heads. `query` has heads of plain_dim + turned_dim. Returns
+        [num_tokens, num_heads * value_dim]. It is up to the implementation whether the KV cache has the keys and values
+        of all heads, as `latent_attention.attend_with_all_heads` does it, or `short` and `turned` alone."""
         ...
 
     def convolve(self, x: Tensor, layer: int, name: str) -> Tensor:

@@ -1,31 +1,47 @@
 """Attention whose keys and values come from a short vector of each token (MLA, DeepSeek V2 and V3).
 
-The cache has the keys and values of all heads, as any other attention: it is larger than one of the short vectors would
-be, but read by the same kernel.
+What the KV cache has is up to the kernels: the short vectors, or the keys and values of all heads, which take more room
+but are read by the same kernel as any other attention's.
 """
 
 from engine.models.config.decoder_config import LatentAttention
-from engine.models.decoder import attend, project_back, tensors_prefix
-from engine.models.kernels import Context, Heads, Tensor
+from engine.models.decoder import project_back, scores_of, tensors_prefix
+from engine.models.kernels import Context, Kernels, LatentHeads, Scores, Tensor
 
 _EPS = 1e-6
 """The eps of the short vectors' norms, whatever config.json says of the others."""
 
 
 def latent_attention(context: Context, x: Tensor, layer: int) -> Tensor:
-    """Make queries, keys and values, rotate a part of queries and keys, attend, project back."""
+    """Make queries and short vectors, rotate a part of queries and keys, attend, project back."""
     config, kernels, latent = context.config, context.kernels, _latent_of(context)
-    count, size = config.num_heads, latent.plain_dim + config.head_dim
-    query = kernels.split_heads(_query(context, x, layer, count * size), size)
-    plain_query, turned_query = kernels.part(query, 0, latent.plain_dim), kernels.part(query, latent.plain_dim, size)
-    turned_query = _rotated(context, turned_query, layer)
-    plain_key, turned_key, value = _key_and_value(context, x, layer)
-    turned_key = kernels.repeat_heads(_rotated(context, turned_key, layer), count)
-    key = kernels.concat((plain_key, turned_key))
-    query = kernels.concat((plain_query, turned_query))
+    heads = LatentHeads(config.num_heads, latent.kv_rank, latent.plain_dim, config.head_dim, latent.value_dim)
+    size = heads.plain_dim + heads.turned_dim
+    query = kernels.split_heads(_query(context, x, layer, heads.num_heads * size), size)
+    plain_query, turned_query = kernels.part(query, 0, heads.plain_dim), kernels.part(query, heads.plain_dim, size)
+    query = kernels.concat((plain_query, _rotated(context, turned_query, layer)))
+    short, turned = _short_and_turned(context, x, layer)
+    name, scores = f"{tensors_prefix(layer)}.kv_b_proj", scores_of(context, layer)
+    return project_back(context, kernels.attend_latent(query, short, turned, name, layer, heads, scores), layer)
+
+
+def attend_with_all_heads(
+    kernels: Kernels,
+    query: Tensor,
+    short: Tensor,
+    turned: Tensor,
+    name: str,
+    layer: int,
+    heads: LatentHeads,
+    scores: Scores,
+) -> Tensor:
+    """Attend as `Kernels.attend_latent`, by `Kernels.attend` with the keys and values of all heads."""
+    size = heads.plain_dim + heads.value_dim
+    wide = kernels.split_heads(kernels.linear(short, name, heads.num_heads * size), size)
+    plain, value = kernels.part(wide, 0, heads.plain_dim), kernels.part(wide, heads.plain_dim, size)
+    key = kernels.concat((plain, kernels.repeat_heads(turned, heads.num_heads)))
     query, key, value = (kernels.join_heads(each) for each in (query, key, value))
-    heads = Heads(count, count, size, latent.value_dim)
-    return project_back(context, attend(context, query, key, value, layer, heads), layer)
+    return kernels.attend(query, key, value, layer, heads.whole, scores)
 
 
 def _query(context: Context, x: Tensor, layer: int, num_out: int) -> Tensor:
@@ -36,17 +52,15 @@ def _query(context: Context, x: Tensor, layer: int, num_out: int) -> Tensor:
     return kernels.linear(kernels.rms_norm(short, f"{name}.q_a_layernorm", _EPS), f"{name}.q_b_proj", num_out)
 
 
-def _key_and_value(context: Context, x: Tensor, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the plain part of the keys, the part of one head that is to be rotated, and the values."""
-    config, kernels, latent, name = context.config, context.kernels, _latent_of(context), tensors_prefix(layer)
-    rank, total = latent.kv_rank, latent.kv_rank + config.head_dim
+def _short_and_turned(context: Context, x: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    """Return the short vectors, and the part of keys that is rotated, as one head."""
+    config, kernels, name = context.config, context.kernels, tensors_prefix(layer)
+    rank = _latent_of(context).kv_rank
+    total = rank + config.head_dim
     both = kernels.linear(x, f"{name}.kv_a_proj_with_mqa", total, bias=config.qkv_bias)
     short, turned = kernels.part(both, 0, rank), kernels.part(both, rank, total)
-    size = latent.plain_dim + latent.value_dim
     short = kernels.rms_norm(short, f"{name}.kv_a_layernorm", _EPS)
-    wide = kernels.split_heads(kernels.linear(short, f"{name}.kv_b_proj", config.num_heads * size), size)
-    plain, value = kernels.part(wide, 0, latent.plain_dim), kernels.part(wide, latent.plain_dim, size)
-    return plain, kernels.split_heads(turned, config.head_dim), value
+    return short, _rotated(context, kernels.split_heads(turned, config.head_dim), layer)
 
 
 def _rotated(context: Context, heads: Tensor, layer: int) -> Tensor:

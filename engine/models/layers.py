@@ -1,6 +1,7 @@
 """The layers of decoders: norms and MLPs, by the names of their weights."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.models.kernels import Context, Tensor
 
@@ -13,14 +14,27 @@ Mlp = Callable[[Context, Tensor, int], Tensor]
 # -- norms
 
 
-def rms_norm(context: Context, x: Tensor, name: str) -> Tensor:
-    """Scale the last axis to a root mean square of 1, then by the weight."""
-    return context.kernels.rms_norm(x, name, context.config.norm_eps)
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """Scales the last axis to a root mean square of 1, then by the weight + `offset`."""
+
+    offset: float = 0.0
+
+    def __call__(self, context: Context, x: Tensor, name: str) -> Tensor:
+        return context.kernels.rms_norm(x, name, context.config.norm_eps, offset=self.offset)
 
 
-def rms_norm_plus_one(context: Context, x: Tensor, name: str) -> Tensor:
-    """Apply an RMS norm whose weight is stored minus 1 (Gemma)."""
-    return context.kernels.rms_norm(x, name, context.config.norm_eps, offset=1.0)
+rms_norm = RmsNorm()
+rms_norm_plus_one = RmsNorm(offset=1.0)
+"""An RMS norm whose weight is stored minus 1 (Gemma)."""
+
+
+def add_and_norm(context: Context, x: Tensor, update: Tensor, norm: Norm, name: str) -> tuple[Tensor, Tensor]:
+    """Return x + update, and that normalized. x must not be read any more: see `Kernels.add_and_norm`."""
+    if isinstance(norm, RmsNorm):
+        return context.kernels.add_and_norm(x, update, name, context.config.norm_eps, offset=norm.offset)
+    total = context.kernels.add(x, update)
+    return total, norm(context, total, name)
 
 
 def layer_norm(context: Context, x: Tensor, name: str) -> Tensor:

@@ -177,6 +177,10 @@ class Logits(Protocol):
         decides."""
         ...
 
+    def argmax_and_draw(self, rows: Rows, draws: Draws) -> tuple[Ids, FloatArray]:
+        """Return what `argmax` of `rows` [m] returns, and behind it what `draw` does, [m + n], in one wait."""
+        ...
+
     def edit(self, edits: Edits) -> None:
         """Change logits in place."""
         ...

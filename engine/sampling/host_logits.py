@@ -43,6 +43,11 @@ class HostLogits:
         """See `Logits.draw`."""
         return draw(self.values, draws, self._cores)
 
+    def argmax_and_draw(self, rows: Rows, draws: Draws) -> tuple[Ids, FloatArray]:
+        """See `Logits.argmax_and_draw`."""
+        (likeliest, their_peaks), (drawn, peaks) = self.argmax(rows), self.draw(draws)
+        return np.concatenate((likeliest, drawn)), np.concatenate((their_peaks, peaks))
+
     def edit(self, edits: Edits) -> None:
         """See `Logits.edit`."""
         if edits.added is not None:

@@ -75,9 +75,10 @@ def _choose(logits: Logits, rows: Rows, states: _States) -> tuple[Ids, dict[int,
         token_ids, peaks = logits.argmax(rows)
     else:
         token_ids, peaks = np.empty(len(rows), np.intp), np.empty(len(rows), np.float32)
-        token_ids[~is_random], peaks[~is_random] = logits.argmax(rows[~is_random])
         drawn = [state for state in states if state.is_random]
-        token_ids[is_random], peaks[is_random] = logits.draw(collect_draws(drawn, rows[is_random]))
+        order = np.concatenate((np.flatnonzero(~is_random), np.flatnonzero(is_random)))
+        draws = collect_draws(drawn, rows[is_random])
+        token_ids[order], peaks[order] = logits.argmax_and_draw(rows[~is_random], draws)
     return token_ids, _fail_rows(states, token_ids, peaks)
 
 

@@ -25,9 +25,9 @@ from engine.models.config.config_file import (
 from engine.models.config.decoder_config import DecoderConfig, Experts
 from engine.models.decoder import (
     Architecture,
+    NormedHeads,
     QueryKeyValue,
     attention,
-    normed_heads,
     normed_projections,
     pre_norm,
 )
@@ -98,7 +98,7 @@ def _sparse_layers(config: DecoderConfig, fields: _Qwen3MoeFields) -> list[bool]
     return [layer not in dense and (layer + 1) % step == 0 for layer in range(config.num_layers)]
 
 
-_qwen3_attention = partial(attention, heads_step=normed_heads(rms_norm))
+_qwen3_attention = partial(attention, heads_step=NormedHeads(rms_norm))
 _gated_mlp = partial(experts_mlp, router=softmax_router, body=gated_experts)
 QWEN3_MOE = Architecture(configure_qwen3_moe, partial(pre_norm, attention=_qwen3_attention, mlp=_gated_mlp))
 

@@ -16,7 +16,7 @@ from engine.models.config.config_file import (
     unsupported,
 )
 from engine.models.config.decoder_config import DecoderConfig
-from engine.models.decoder import Architecture, attention, normed_heads, pre_norm, sandwich_norm
+from engine.models.decoder import Architecture, NormedHeads, attention, pre_norm, sandwich_norm
 from engine.models.layers import rms_norm_plus_one
 
 _GELU = "gelu_pytorch_tanh"
@@ -102,5 +102,5 @@ def configure_gemma3(file: ConfigFile) -> DecoderConfig:
     )
 
 
-_gemma3_attention = partial(attention, heads_step=normed_heads(rms_norm_plus_one))
+_gemma3_attention = partial(attention, heads_step=NormedHeads(rms_norm_plus_one))
 GEMMA3 = Architecture(configure_gemma3, partial(sandwich_norm, norm=rms_norm_plus_one, attention=_gemma3_attention))

@@ -9,7 +9,7 @@ from engine.models.architectures.experts import read_experts, with_experts
 from engine.models.config.config_file import FULL, ConfigFile, PositiveInt, base_config, unsupported
 from engine.models.config.decoder_config import DecoderConfig
 from engine.models.convolution import short_convolution
-from engine.models.decoder import Architecture, attention, normed_heads, pre_norm
+from engine.models.decoder import Architecture, NormedHeads, attention, pre_norm
 from engine.models.experts import experts_mlp, gated_experts, sigmoid_router
 from engine.models.kernels import Context, Tensor
 from engine.models.layers import Mlp, gated_mlp, rms_norm
@@ -72,7 +72,7 @@ def _intermediate_size(fields: _Lfm2Fields, stated: int) -> int:
     return -(-int(fields.block_ffn_dim_multiplier * size) // fields.block_multiple_of) * fields.block_multiple_of
 
 
-_attention = partial(attention, heads_step=normed_heads(rms_norm))
+_attention = partial(attention, heads_step=NormedHeads(rms_norm))
 
 
 def _decoder(context: Context, x: Tensor, mlp: Mlp = gated_mlp) -> Tensor:

@@ -21,10 +21,10 @@ from engine.models.config.decoder_config import DecoderConfig, Layer, QueryGrowt
 from engine.models.config.rope import YarnRope
 from engine.models.decoder import (
     Architecture,
+    NormedHeads,
     attention,
     fused_projections,
     grown_queries,
-    normed_heads,
     paired_neighbours,
     pre_norm,
 )
@@ -262,5 +262,5 @@ def configure_qwen3(file: ConfigFile) -> DecoderConfig:
     return replace(_windowed_config(file.with_defaults(head_dim=128)), qkv_bias=bias, output_bias=bias)
 
 
-_qwen3_attention = partial(attention, heads_step=normed_heads(rms_norm))
+_qwen3_attention = partial(attention, heads_step=NormedHeads(rms_norm))
 QWEN3 = Architecture(configure_qwen3, partial(pre_norm, attention=_qwen3_attention))

@@ -12,8 +12,8 @@ from engine.models.config.decoder_config import DecoderConfig
 from engine.models.config.rope import DEFAULT_THETA, DefaultRope
 from engine.models.decoder import (
     Architecture,
+    NormedHeads,
     attention,
-    normed_heads,
     paired_neighbours,
     pre_norm,
     sandwich_norm,
@@ -74,7 +74,7 @@ def _softplus(value: float) -> float:
 _APERTUS_NAMES = TensorNames(
     parts={"input_layernorm": "attention_layernorm", "post_attention_layernorm": "feedforward_layernorm"}
 )
-_apertus_attention = partial(attention, heads_step=normed_heads(rms_norm))
+_apertus_attention = partial(attention, heads_step=NormedHeads(rms_norm))
 _apertus_decoder = partial(pre_norm, attention=_apertus_attention, mlp=_apertus_mlp)
 APERTUS = Architecture(configure_apertus, _apertus_decoder, _APERTUS_NAMES)
 
@@ -98,7 +98,7 @@ def configure_hunyuan(file: ConfigFile) -> DecoderConfig:
 
 
 _HUNYUAN_NAMES = TensorNames(parts={"q_norm": "query_layernorm", "k_norm": "key_layernorm"})
-_hunyuan_attention = partial(attention, last_step=normed_heads(rms_norm))
+_hunyuan_attention = partial(attention, last_step=NormedHeads(rms_norm))
 HUNYUAN = Architecture(configure_hunyuan, partial(pre_norm, attention=_hunyuan_attention), _HUNYUAN_NAMES)
 
 

@@ -15,7 +15,7 @@ from engine.models.config.config_file import (
     read_ropes,
 )
 from engine.models.config.decoder_config import DecoderConfig, Layer
-from engine.models.decoder import Architecture, attention, normed_heads, normed_projections, post_norm
+from engine.models.decoder import Architecture, NormedHeads, attention, normed_projections, post_norm
 from engine.models.layers import rms_norm
 from sluice.errors import invalid
 
@@ -62,5 +62,5 @@ def _exaone4_kinds(config: DecoderConfig, fields: _Exaone4Fields) -> list[str]:
     return every_nth_full(config.num_layers, period)
 
 
-_exaone4_attention = partial(attention, heads_step=normed_heads(rms_norm))
+_exaone4_attention = partial(attention, heads_step=NormedHeads(rms_norm))
 EXAONE4 = Architecture(configure_exaone4, partial(post_norm, attention=_exaone4_attention))

@@ -8,7 +8,7 @@ import numpy as np
 from engine.arrays import FloatArray
 from engine.models.config.stored_fp8 import BLOCK
 from engine.models.weights.mapped import StoredTensor
-from sluice.errors import invalid
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 FP8 = "F8_E4M3"
 _SCALES = ("_scale_inv", "_scale")
@@ -19,11 +19,16 @@ _OF_INPUTS = (".input_scale", ".activation_scale")
 
 def attach_scales(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Return the tensors of a checkpoint, those in 8-bit floats with their scales, which are not among the others then.
-    Raises INVALID for a matrix without a scale."""
+    Raises INVALID for a matrix without a scale, UNIMPLEMENTED for several matrices in one tensor."""
     found = dict(tensors)
     for name, stored in tensors.items():
         if stored.dtype != FP8:
             continue
+        if len(stored.shape) != 2:
+            message = (
+                f"tensor {name!r} is stored as {FP8} with shape {stored.shape}; only matrices can be, [rows, columns]"
+            )
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param="model_path")
         scale = next((found.pop(name + suffix) for suffix in _SCALES if name + suffix in found), None)
         if scale is None:
             raise invalid("model_path", f"tensor {name!r} is stored as {FP8}, but there is no {name}_scale")

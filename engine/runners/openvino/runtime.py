@@ -17,8 +17,10 @@ def _appraise(config: EngineConfig, num_gpus: int, is_installed: Callable[[], bo
 
 
 def _find_problem(folder: Path) -> str:
-    from engine.runners.openvino.source import identify_folder  # imports OpenVINO, which takes a while
-
+    try:
+        from engine.runners.openvino.source import identify_folder  # imports OpenVINO, which takes a while
+    except ImportError as error:
+        return f"OpenVINO cannot be imported: {error}"
     try:
         identify_folder(folder)
     except SluiceError as error:

@@ -32,15 +32,27 @@ class AdapterStacks:
 
     def add_to(self, product: torch.Tensor, x: torch.Tensor, name: str, adapters: torch.Tensor | None) -> torch.Tensor:
         """Return the output of projection `name` of `x` with that of each token's adapter added."""
+        stack = self.find(name, (product.shape[-1], x.shape[-1]), adapters)
+        if stack is None or adapters is None:
+            return product
+        a, b = stack
+        return product + self.keep_own(x @ a.T, adapters) @ b.T
+
+    def find(
+        self, name: str, shape: tuple[int, int], adapters: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the stacked matrices of projection `name`, whose own matrix has `shape`; None if none of the step's
+        tokens may have an adapter that changes it."""
         module = self._names.get(name)
         if module is None:  # the first pass: before it no adapter can be read
             module = self._names[name] = self._module(name)
-            self._shapes[module] = product.shape[-1], x.shape[-1]
-        if adapters is None or module not in self._stacks:
-            return product
-        a, b = self._stacks[module]
-        own = torch.where(adapters[:, None] == self._owners, x @ a.T, 0)
-        return product + own @ b.T
+            self._shapes[module] = shape
+        return None if adapters is None else self._stacks.get(module)
+
+    def keep_own(self, by_rank: torch.Tensor, adapters: torch.Tensor) -> torch.Tensor:
+        """Return [num_tokens, ..., ranks] with 0 in the ranks of all adapters but the token's own."""
+        numbers = adapters.view(-1, *[1] * (by_rank.dim() - 1))
+        return torch.where(numbers == self._owners, by_rank, 0)
 
     def read(self, number: int, name: str, folder: Path) -> Callable[[], None]:
         """See `AdapterRunner.read_adapter`."""

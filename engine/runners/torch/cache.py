@@ -20,6 +20,7 @@ class PageShape:
     num_heads: int
     key_dim: int
     value_dim: int
+    """0 if a value is the first part of its key."""
 
     @property
     def num_elements(self) -> int:
@@ -28,10 +29,11 @@ class PageShape:
 
 
 def page_shapes(config: DecoderConfig) -> list[PageShape]:
-    """Return the shape of each layer's pages. A convolution keeps half of each input as a key and half as a value."""
+    """Return the shape of each layer's pages. Latent attention keeps a token's short vector and the rotated part of its
+    keys, once for all heads. A convolution keeps half of each input as a key and half as a value."""
     plain = PageShape(config.num_kv_heads, config.head_dim, config.head_dim)
     if config.latent is not None:
-        plain = PageShape(config.num_heads, config.latent.plain_dim + config.head_dim, config.latent.value_dim)
+        plain = PageShape(1, config.latent.kv_rank + config.head_dim, 0)
     half = config.hidden_size // 2
     convolution = PageShape(1, config.hidden_size - half, half)
     return [convolution if layer.is_convolution else plain for layer in config.layers]
@@ -42,7 +44,8 @@ class Pages:
     """One layer's cache: keys [num_blocks, num_heads, BLOCK_SIZE, key_dim], values with value_dim."""
 
     keys: torch.Tensor
-    values: torch.Tensor
+    values: torch.Tensor | None
+    """None if a value is the first part of its key."""
 
 
 class KvCache:
@@ -58,7 +61,11 @@ class KvCache:
 
         try:
             self.layers = [
-                Pages(pages(each.num_heads, each.key_dim), pages(each.num_heads, each.value_dim)) for each in shapes
+                Pages(
+                    pages(each.num_heads, each.key_dim),
+                    pages(each.num_heads, each.value_dim) if each.value_dim else None,
+                )
+                for each in shapes
             ]
         except (RuntimeError, MemoryError, ValueError) as error:  # torch.OutOfMemoryError is a RuntimeError
             raise _too_large(num_blocks * self.block_bytes, device, error) from error
@@ -81,7 +88,8 @@ class KvCache:
 
     def _pages_of(self, block: int) -> list[torch.Tensor]:
         """Return the bytes of a block in each layer, keys and values."""
-        return [each[block].view(-1).view(torch.uint8) for pages in self.layers for each in (pages.keys, pages.values)]
+        both = (each for pages in self.layers for each in (pages.keys, pages.values) if each is not None)
+        return [each[block].view(-1).view(torch.uint8) for each in both]
 
 
 def block_bytes(shapes: Sequence[PageShape], dtype: torch.dtype) -> int:

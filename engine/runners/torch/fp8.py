@@ -28,7 +28,7 @@ class Fp8Use(Enum):
     STORED = 1
     """The projections that the checkpoint stores so, with scales that fit."""
     ALWAYS = 2
-    """All projections but routers and those whose shape the units do not take."""
+    """All projections but routers, those that latent attention absorbs, and those whose shape the units do not take."""
 
 
 def choose_fp8(quantization: str, device: torch.device) -> Fp8Use:

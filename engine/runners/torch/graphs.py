@@ -1,8 +1,6 @@
 """Decode steps from fixed buffers: one token of each sequence, padded to a few batch sizes. On a GPU each size is
 captured in a CUDA graph once, and replayed with one launch; on the CPU the same is a call."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
@@ -38,7 +36,8 @@ class DecodeGraphs:
         self._most_blocks = -(-model.max_model_len // BLOCK_SIZE)
         self._rows = torch.zeros((most, _STEP_FIELDS), dtype=torch.int32, device=device)
         self._tables = torch.zeros((most, self._most_blocks), dtype=torch.int32, device=device)
-        self._replays: dict[int, Callable[[], torch.Tensor]] = {}
+        self._captured: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        """By their sizes graphs, and the logits that each writes."""
         if device.type == "cuda":
             self._capture_all()
 
@@ -55,8 +54,11 @@ class DecodeGraphs:
         num_columns = self._fill(batch, size)
         if last is not None:
             self._rows[:size, 0] = last.put_into(self._rows[:size, 0])
-        replay = self._replays.get(size)
-        return (replay() if replay is not None else self._compute(size, num_columns))[:num_seqs]
+        if size not in self._captured:
+            return self._compute(size, num_columns)[:num_seqs]
+        graph, logits = self._captured[size]
+        graph.replay()
+        return logits[:num_seqs]
 
     def _fill(self, batch: StepBatch, size: int) -> int:
         """Copy the step into the buffers, and return how many columns of the tables it needs. The arrays that are
@@ -103,12 +105,4 @@ class DecodeGraphs:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 logits = self._compute(size, self._most_blocks)
-            self._replays[size] = _replay(graph, logits)
-
-
-def _replay(graph: torch.cuda.CUDAGraph, logits: torch.Tensor) -> Callable[[], torch.Tensor]:
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return logits
-
-    return replay
+            self._captured[size] = graph, logits

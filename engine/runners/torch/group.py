@@ -3,14 +3,9 @@ the other ranks, and sends them each step. If one ends or hangs, all do: the eng
 
 import logging
 import os
-import socket
-import struct
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -24,27 +19,21 @@ from engine.models.architectures import read_decoder_config
 from engine.runners.base import Logits, Runner, StepBatch
 from engine.runners.torch import runner
 from engine.runners.torch.device import choose_device
-from engine.runners.torch.frames import Kind, Loaded, pack, pack_step
+from engine.runners.torch.followers import TIMEOUT_S, Follower, close_all, start_followers
+from engine.runners.torch.frames import Kind, pack, pack_step
 from engine.runners.torch.model import check_parallel
 from engine.runners.torch.parallel import Meeting, Ranks, join, share_config
 from sluice.errors import ErrorCode, SluiceError
-from sluice.log_relay import ProcessLog
 from sluice.machine import num_cores
 from sluice.run_folder import make_folder
 
 logger = logging.getLogger(__name__)
 
-WORKER = "engine.runners.torch.worker"
-TIMEOUT_S = 30.0
-"""How long a rank waits for another within a step; ranks compute the same, and take as long."""
-EXIT_WAIT_S = 3.0
-ENDING_S = 0.5
-"""How long the end of a rank may take to show, after its connections have ended."""
 
-
-def load_runner(config: EngineConfig) -> Runner:
-    """Load the runner of torch on as many devices as `config` says. Raises SluiceError as that of one device does, and
-    INVALID, before anything is loaded, for a model that so many ranks cannot share."""
+def load_runner(config: EngineConfig, followers: Sequence[Follower] = ()) -> Runner:
+    """Load the runner of torch on as many devices as `config` says. `followers` are the processes of its ranks, if they
+    are started already. Raises SluiceError as that of one device does, and INVALID, before anything is loaded, for a
+    model that so many ranks cannot share."""
     check_parallel(config)
     size = config.tensor_parallel_size
     if size == 1:
@@ -54,7 +43,7 @@ def load_runner(config: EngineConfig) -> Runner:
     if device.type == "cuda" and (found := torch.cuda.device_count()) < size:
         message = f"tensor_parallel_size is {size}, but torch finds {found} GPU{'s' * (found != 1)}"
         raise SluiceError(ErrorCode.UNAVAILABLE, message, param="tensor_parallel_size")
-    group = RankGroup(size, device.type)
+    group = RankGroup(size, device.type, followers=followers)
     try:
         return group.load(config, group.close)
     except BaseException:
@@ -68,80 +57,32 @@ def end_process(reason: str) -> None:
     os._exit(1)
 
 
-class _Follower:
-    """A rank's process, and the connection to it."""
-
-    def __init__(self, meeting: Meeting) -> None:
-        """Raises UNAVAILABLE if the process cannot be started."""
-        ours, theirs = socket.socketpair()
-        # A rank that has stopped takes no frames: sending must not wait for it forever.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(meeting.timeout_s), 0))
-        arguments = (str(os.getpid()), ProcessLog.as_here().to_argument(), msgspec.json.encode(meeting).decode())
-        self.rank = meeting.rank
-        self._timeout_s = meeting.timeout_s
-        with ours, theirs:
-            command = [sys.executable, "-m", WORKER, str(theirs.fileno()), *arguments]
-            try:
-                self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
-            except OSError as error:
-                message = f"rank {meeting.rank} cannot be started: {error.strerror}"
-                raise SluiceError(ErrorCode.UNAVAILABLE, message, param="tensor_parallel_size") from error
-            self._connection: Connection[bytes, bytes] = Connection(ours.detach())
-
-    def send(self, message: bytes | memoryview) -> None:
-        self._connection.send_bytes(message)
-
-    def receive_block(self) -> bytes:
-        """Return the next message. Raises TimeoutError where none comes."""
-        if not self._connection.poll(self._timeout_s):
-            raise TimeoutError(f"rank {self.rank} has not answered in {self._timeout_s:g} s")
-        return self._connection.recv_bytes()
-
-    def await_loaded(self) -> Loaded:
-        """Wait until the rank has come as far. Raises its error, UNAVAILABLE if it ends."""
-        try:
-            answer = self._connection.recv_bytes()
-        except (EOFError, OSError):
-            code = self.process.wait()
-            message = f"rank {self.rank} ended with code {code} while loading; its own lines in the log say more"
-            raise SluiceError(ErrorCode.UNAVAILABLE, message) from None
-        return msgspec.json.decode(answer, type=Loaded).check()
-
-    def ends(self) -> bool:
-        """Return whether the process has ended, or does so just now."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(ENDING_S)
-        return self.process.returncode is not None
-
-    def close(self) -> None:
-        """End the process."""
-        self._connection.close()
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(EXIT_WAIT_S)
-        self.process.kill()
-        self.process.wait()
-
-
 class RankGroup:
     """The processes of ranks 1 and up, this one having joined them."""
 
     def __init__(
-        self, size: int, device_type: str, timeout_s: float = TIMEOUT_S, on_loss: Callable[[str], None] = end_process
+        self,
+        size: int,
+        device_type: str,
+        timeout_s: float = TIMEOUT_S,
+        on_loss: Callable[[str], None] = end_process,
+        followers: Sequence[Follower] = (),
     ) -> None:
-        """Start the processes. `on_loss` is called, from any thread, with the reason why no step can be run any more.
-        Raises UNAVAILABLE if one cannot be started."""
+        """Meet `followers`, or processes that are started here. `on_loss` is called, from any thread, with the reason
+        why no step can be run any more. Raises UNAVAILABLE if one cannot be started."""
         self._size = size
         self._on_loss = on_loss
         self._has_joined = self._is_closing = False
         self._losing = threading.Lock()
         self._folder = make_folder("ranks")
-        self._followers: list[_Follower] = []
+        self._followers = followers
         meeting = Meeting(0, size, device_type, str(self._folder / "store"), timeout_s)
         try:
-            for rank in range(1, size):
-                self._followers.append(_Follower(replace(meeting, rank=rank)))
+            self._followers = followers or start_followers(size, timeout_s)
             for each in self._followers:
                 each.await_loaded()
+            for each in self._followers:
+                each.send(msgspec.json.encode(replace(meeting, rank=each.rank)))
             join(meeting)
             self._has_joined = True
         except BaseException:
@@ -169,11 +110,9 @@ class RankGroup:
     def close(self) -> None:
         """End the processes."""
         self._is_closing = True
-        for each in self._followers:
-            each.close()
-        if (
-            self._has_joined and dist.get_backend() == "gloo"
-        ):  # NCCL would wait for the others; it ends with the process
+        close_all(self._followers)
+        # NCCL would wait for the others; it ends with the process.
+        if self._has_joined and dist.get_backend() == "gloo":
             dist.destroy_process_group()
 
     def send(self, message: bytes) -> None:
@@ -182,7 +121,7 @@ class RankGroup:
             each.send(message)
 
     @contextmanager
-    def together(self) -> Iterator[Sequence[_Follower]]:
+    def together(self) -> Iterator[Sequence[Follower]]:
         """Let ranks do something that leaves them apart if it fails in one: the group is lost then."""
         try:
             yield self._followers
@@ -214,11 +153,11 @@ class RankGroup:
         with suppress(OSError):  # a rank that has ended
             self.send(pack(Kind.UNLOAD))
 
-    def _watch(self, follower: _Follower) -> None:
+    def _watch(self, follower: Follower) -> None:
         follower.process.wait()
         self._lose(self._ending(follower))
 
-    def _ending(self, follower: _Follower) -> str:
+    def _ending(self, follower: Follower) -> str:
         return f"rank {follower.rank} of {self._size} ended unexpectedly with code {follower.process.returncode}"
 
     def _lose(self, reason: str) -> None:

@@ -8,14 +8,15 @@ import torch.nn.functional as F
 from engine.arrays import FloatArray
 from engine.models.config.decoder_config import DecoderConfig
 from engine.models.config.rope import Rope, inverse_frequencies
-from engine.models.kernels import Choice, ExpertBody, Heads, Scores
+from engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
 from engine.models.weights.names import is_router
 from engine.runners.torch import attention
 from engine.runners.torch.adapters import AdapterStacks
 from engine.runners.torch.cache import KvCache
 from engine.runners.torch.experts import compute_experts
 from engine.runners.torch.fp8 import Quantize, quantize_rows
-from engine.runners.torch.operations import TorchOperations
+from engine.runners.torch.latent import LatentProjection, find_projection
+from engine.runners.torch.operations import TorchOperations, linear
 from engine.runners.torch.step import BLOCK_SIZE, Step
 from engine.runners.torch.weights import DeviceWeights
 
@@ -70,7 +71,7 @@ class TorchKernels(TorchOperations):
 
     def project(self, x: torch.Tensor, name: str, num_out: int, bias: str | None = None) -> torch.Tensor:
         weight = self._weights.tensor(name, (num_out, x.shape[-1]))
-        return F.linear(x, weight, None if bias is None else self._weights.tensor(bias, (num_out,)))
+        return linear(x, weight, None if bias is None else self._weights.tensor(bias, (num_out,)))
 
     def linear(self, x: torch.Tensor, name: str, num_out: int, *, bias: bool = False) -> torch.Tensor:
         # The choice of experts is in float32: one that changes costs more than a rounded sum.
@@ -80,7 +81,7 @@ class TorchKernels(TorchOperations):
         scaled = None if is_exact else self._weights.scaled((f"{name}.weight",), (num_out,), x.shape[-1])
         if scaled is None:
             weight = self._weights.tensor(f"{name}.weight", (num_out, x.shape[-1]), dtype)
-            product = F.linear(x.to(dtype), weight, biases)
+            product = linear(x.to(dtype), weight, biases)
         else:
             product = scaled.linear(x, biases, self.quantize)
         return product if self._adapters is None else self._adapters.add_to(product, x, name, self.step.adapters)
@@ -95,7 +96,7 @@ class TorchKernels(TorchOperations):
         scaled = self._weights.scaled(weights, sizes, num_in)
         if scaled is None:
             weight = self._weights.joined(weights, tuple((num_out, num_in) for num_out in nums_out))
-            joined = F.linear(x, weight, biases)
+            joined = linear(x, weight, biases)
         else:
             joined = scaled.linear(x, biases, self.quantize)
         products = list(joined.split(sizes, -1))
@@ -112,6 +113,12 @@ class TorchKernels(TorchOperations):
         if scale is None:
             scale = self._scales[name, offset] = self.weight(f"{name}.weight", size) + offset
         return F.rms_norm(x.float(), size, scale, eps).to(x.dtype)
+
+    def add_and_norm(
+        self, x: torch.Tensor, update: torch.Tensor, name: str, eps: float, *, offset: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        total = self.add(x, update)
+        return total, self.rms_norm(total, name, eps, offset=offset)
 
     def layer_norm(self, x: torch.Tensor, name: str, eps: float, *, bias: bool = True) -> torch.Tensor:
         size = x.shape[-1:]
@@ -132,8 +139,7 @@ class TorchKernels(TorchOperations):
         cosines, sines = self.step.rotations[rope]
         count = cosines.shape[-1]
         turned = heads[..., :count].float()
-        swapped = torch.cat((turned[..., count // 2 :], turned[..., : count // 2]), -1)
-        rotated = torch.addcmul(turned * cosines, swapped, sines).to(heads.dtype)
+        rotated = torch.addcmul(turned * cosines, turned.roll(count // 2, -1), sines).to(heads.dtype)
         return rotated if count == heads.shape[-1] else torch.cat((rotated, heads[..., count:]), -1)
 
     def rotation(self, rope: Rope) -> tuple[torch.Tensor, torch.Tensor]:
@@ -153,13 +159,59 @@ class TorchKernels(TorchOperations):
     ) -> torch.Tensor:
         count, kv, pages = len(query), heads.num_kv_heads, self.cache.layers[layer]
         attention.store(pages, key.reshape(count, kv, -1), value.reshape(count, kv, -1), self.step)
-        sinks = None if scores.sinks is None else self.weight(scores.sinks, (heads.num_heads,))
+        sinks = self._sinks(scores, heads.num_heads)
         by_head = query.reshape(count, heads.num_heads, heads.head_dim)
         return self._attention.attend(by_head, pages, self.step, heads, scores, sinks).view(count, -1)
+
+    def attend_rotated(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        layer: int,
+        heads: Heads,
+        scores: Scores,
+        rotation: HeadRotation,
+    ) -> torch.Tensor:
+        norm = rotation.norm
+        if norm is not None:
+            query = self.rms_norm(query, norm.query, norm.eps, offset=norm.offset)
+            key = self.rms_norm(key, norm.key, norm.eps, offset=norm.offset)
+        query, key = self.rotate(query, rotation.rope), self.rotate(key, rotation.rope)
+        return self.attend(query, key, value, layer, heads, scores)
+
+    def attend_latent(
+        self,
+        query: torch.Tensor,
+        short: torch.Tensor,
+        turned: torch.Tensor,
+        name: str,
+        layer: int,
+        heads: LatentHeads,
+        scores: Scores,
+    ) -> torch.Tensor:
+        """See `Kernels.attend_latent`. The cache has `short` and `turned` of each token, as a key of one head whose
+        first part is its value."""
+        projection = find_projection(name, heads, self._weights, self._adapters, self.step.adapters)
+        keys = torch.cat((short[:, None], turned), -1)
+        return self.attend_short(query, keys, projection, layer, scores).reshape(len(query), -1)
+
+    def attend_short(
+        self, query: torch.Tensor, keys: torch.Tensor, projection: LatentProjection, layer: int, scores: Scores
+    ) -> torch.Tensor:
+        """Store the keys [num_tokens, 1, rank + turned_dim] of latent pages, then attend to those: query [num_tokens,
+        num_heads, plain_dim + turned_dim] -> [num_tokens, num_heads, value_dim]."""
+        pages, sinks = self.cache.layers[layer], self._sinks(scores, projection.heads.num_heads)
+        attention.store(pages, keys, None, self.step)
+        return self._attention.attend_latent(query, pages, self.step, projection, scores, sinks)
+
+    def _sinks(self, scores: Scores, num_heads: int) -> torch.Tensor | None:
+        return None if scores.sinks is None else self.weight(scores.sinks, (num_heads,))
 
     def convolve(self, x: torch.Tensor, layer: int, name: str) -> torch.Tensor:
         pages, size, hidden = self.cache.layers[layer], self._config.convolution_size, x.shape[-1]
         taps = self.weight(name, (hidden, 1, size))[:, 0].to(x.dtype)
+        assert pages.values is not None, "a convolution keeps half of each input as a value"
         half = pages.keys.shape[-1]
         attention.store(pages, x[:, None, :half], x[:, None, half:], self.step)
         total = x * taps[:, -1]

@@ -26,12 +26,21 @@ _WORD_BITS = 32
 _LOW_WORD = 2**32 - 1
 
 
-def wrap_logits(values: torch.Tensor, cores: Cores, fused_draw: FusedDraw | None = None) -> Logits:
+def fused_draw(device: torch.device) -> FusedDraw | None:
+    """Return the kernel of a device that draws; None where it has none."""
+    if device.type != "cuda":
+        return None
+    from engine.runners.torch.triton.sampling import draw as fused  # imports Triton, which a torch for CPUs lacks
+
+    return fused
+
+
+def wrap_logits(values: torch.Tensor, cores: Cores, fused: FusedDraw | None = None) -> Logits:
     """Return the logits of a step, [num_rows, row_size]. Those in the host's memory are left to numpy on `cores`,
     without a copy, because it samples several times faster there than torch's operations."""
     if values.device.type == "cpu":
         return HostLogits(values.float().numpy(), cores)
-    return DeviceLogits(values, fused_draw)
+    return DeviceLogits(values, fused)
 
 
 class DeviceLogits:
@@ -43,11 +52,11 @@ class DeviceLogits:
 
     __slots__ = ("_fused_draw", "values")
 
-    def __init__(self, values: torch.Tensor, fused_draw: FusedDraw | None = None) -> None:
-        """`values` are [num_rows, row_size]; `edit` writes to them if they are contiguous and float32. `fused_draw`
-        draws in place of torch's operations where it can."""
+    def __init__(self, values: torch.Tensor, fused: FusedDraw | None = None) -> None:
+        """`values` are [num_rows, row_size]; `edit` writes to them if they are contiguous and float32. `fused` draws
+        in place of torch's operations where it can."""
         self.values = values
-        self._fused_draw = fused_draw
+        self._fused_draw = fused
 
     @property
     def num_rows(self) -> int:
@@ -55,8 +64,7 @@ class DeviceLogits:
 
     def argmax(self, rows: Rows) -> tuple[Ids, FloatArray]:
         """See `Logits.argmax`."""
-        peaks, token_ids = self._pick(rows).max(dim=1)
-        return _fetch(token_ids, peaks)
+        return _fetch([self._argmax(rows)])
 
     def choose(self, draws: Draws | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the token of each row [num_rows], the most likely one or that of `draws`, and the largest logits. They
@@ -69,8 +77,18 @@ class DeviceLogits:
 
     def draw(self, draws: Draws) -> tuple[Ids, FloatArray]:
         """See `Logits.draw`."""
-        found = [self._draw(draws.select(block)) for block in self._blocks(len(draws.rows))]
-        return _fetch(torch.cat([token_ids for token_ids, _ in found]), torch.cat([peaks for _, peaks in found]))
+        return _fetch(self._draw_blocks(draws))
+
+    def argmax_and_draw(self, rows: Rows, draws: Draws) -> tuple[Ids, FloatArray]:
+        """See `Logits.argmax_and_draw`."""
+        return _fetch([self._argmax(rows), *self._draw_blocks(draws)])
+
+    def _argmax(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        peaks, token_ids = self._pick(rows).max(dim=1)
+        return token_ids, peaks
+
+    def _draw_blocks(self, draws: Draws) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [self._draw(draws.select(block)) for block in self._blocks(len(draws.rows))]
 
     def _draw(self, draws: Draws) -> tuple[torch.Tensor, torch.Tensor]:
         logits = self._pick(draws.rows)
@@ -180,9 +198,9 @@ def _flat_index(places: Places, row_size: int) -> NDArray[np.int64]:
     return places.rows.astype(np.int64) * row_size + places.token_ids
 
 
-def _call_fused(fused_draw: FusedDraw, logits: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+def _call_fused(fused: FusedDraw, logits: torch.Tensor, parameters: Parameters) -> torch.Tensor:
     top_k, vocab_size = parameters.top_k, logits.shape[1]
-    return fused_draw(
+    return fused(
         logits,
         parameters.sharpness,
         top_k.clamp(max=vocab_size).to(torch.int32),
@@ -203,7 +221,8 @@ def _largest(logits: torch.Tensor, count: int) -> torch.Tensor:
     return logits.shape[1] - 1 - found
 
 
-def _fetch(token_ids: torch.Tensor, peaks: torch.Tensor) -> tuple[Ids, FloatArray]:
-    """Copy both to the host, in one piece. float64 has room for either."""
-    found = torch.stack((token_ids.double(), peaks.double())).cpu().numpy()
+def _fetch(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Ids, FloatArray]:
+    """Copy the token ids and the largest logits of all parts to the host, in one piece. float64 has room for either."""
+    joined = [torch.stack((token_ids.double(), peaks.double())) for token_ids, peaks in parts]
+    found = torch.cat(joined, 1).cpu().numpy()
     return found[0].astype(np.intp), found[1].astype(np.float32)

@@ -8,6 +8,7 @@ from engine.models.config.decoder_config import DecoderConfig
 from engine.models.kernels import Choice, ExpertBody
 from engine.models.weights.names import EMBEDDING
 from engine.runners.torch.kernels import TorchKernels
+from engine.runners.torch.operations import linear
 from engine.runners.torch.parallel import Ranks, Shares, is_divided_by_input
 from engine.runners.torch.weights import DeviceWeights
 
@@ -43,7 +44,7 @@ class RankKernels(TorchKernels):
         tokens = self._shares.vocabulary
         if name == EMBEDDING:  # all of it is here, for the tokens
             weight = self._weights.tensor(name, (num_out, x.shape[-1]))[tokens.start : tokens.stop]
-            product = F.linear(x, weight, None if bias is None else self._weights.tensor(bias, (len(tokens),)))
+            product = linear(x, weight, None if bias is None else self._weights.tensor(bias, (len(tokens),)))
         else:
             product = super().project(x, name, len(tokens), bias)
         filled = F.pad(product, (0, self._shares.vocabulary_share - len(tokens)))

@@ -26,7 +26,7 @@ from engine.runners.torch.device import (
     upload,
 )
 from engine.runners.torch.graphs import DecodeGraphs
-from engine.runners.torch.logits import DeviceLogits, FusedDraw, wrap_logits
+from engine.runners.torch.logits import DeviceLogits, fused_draw, wrap_logits
 from engine.runners.torch.lookahead import ChosenTokens
 from engine.runners.torch.memory import DeviceMemory, measure_free, memory_of, run_step
 from engine.runners.torch.model import TorchModel, check_parallel, make_model, open_checkpoint
@@ -60,7 +60,7 @@ class TorchRunner:
         self._cache = cache
         self._graphs = graphs
         self._cores = Cores(torch.get_num_threads())
-        self._fused_draw = _fused_draw(model.device)
+        self._fused_draw = fused_draw(model.device)
         self.info = info
         self.block_bytes = cache.block_bytes
         self.block_identity = f"torch {torch.__version__} {describe(model.device)} {info.dtype} {info.quantization} "
@@ -117,14 +117,6 @@ class TorchRunner:
         """Free the model and the cache."""
         self._cores.close()
         del self._graphs, self._model, self._cache
-
-
-def _fused_draw(device: torch.device) -> FusedDraw | None:
-    if device.type != "cuda":
-        return None
-    from engine.runners.torch.triton.sampling import draw  # imports Triton, which a torch for CPUs lacks
-
-    return draw
 
 
 def load_runner(config: EngineConfig, ranks: Ranks | None = None, *, memory: DeviceMemory | None = None) -> TorchRunner:

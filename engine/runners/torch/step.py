@@ -15,7 +15,7 @@ from engine.runners.torch.device import upload
 
 BLOCK_SIZE = 32
 """Tokens in a block, as in all of Sluice's own runners: blocks of prefixes have the same tokens everywhere."""
-_MOST_GATHERED = 1 << 14
+_MOST_GATHERED = 1 << 11
 """Slots of a group of sequences that attend together: their keys and values are copied side by side."""
 
 
@@ -32,6 +32,8 @@ class Group:
     past_lens: torch.Tensor
     """[num_seqs]"""
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    biases: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    _pieces: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def hidden(self, window: int | None) -> torch.Tensor:
         """Return which slots each new token does not see, [num_seqs, num_new, slots]."""
@@ -43,6 +45,21 @@ class Group:
                 hidden |= slots <= places - window
             self.masks[window] = hidden
         return self.masks[window]
+
+    def penalties(self, window: int | None) -> torch.Tensor:
+        """Return what is added to scores, -inf for slots that a token does not see, [num_seqs, 1, num_new, slots]."""
+        if window not in self.biases:
+            hidden = self.hidden(window)[:, None]
+            self.biases[window] = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, -torch.inf)
+        return self.biases[window]
+
+    def pieces(self, num_heads: int) -> torch.Tensor:
+        """Return where the keys of the sequences' blocks are among those of all blocks and heads, head by head: so they
+        are gathered by one copy."""
+        if num_heads not in self._pieces:
+            heads = torch.arange(num_heads, device=self.tables.device)
+            self._pieces[num_heads] = (self.tables[:, None] * num_heads + heads[:, None]).view(-1)
+        return self._pieces[num_heads]
 
 
 @dataclass(slots=True)
@@ -78,6 +95,7 @@ class Step:
     earlier: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     """Block, slot and existence of the tokens before each, by how many a convolution sees."""
     _places: torch.Tensor | None = None
+    _cells: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def places(self) -> torch.Tensor:
@@ -85,6 +103,14 @@ class Step:
         if self._places is None:
             self._places = self.blocks * BLOCK_SIZE + self.slots
         return self._places
+
+    def cells(self, num_heads: int) -> torch.Tensor:
+        """Return the place of the keys and values of each token and head among those of all blocks and heads."""
+        if num_heads not in self._cells:
+            heads = torch.arange(num_heads, device=self.blocks.device)
+            cells = (self.blocks[:, None] * num_heads + heads) * BLOCK_SIZE + self.slots[:, None]
+            self._cells[num_heads] = cells.view(-1)
+        return self._cells[num_heads]
 
 
 def make_step(batch: StepBatch, device: torch.device) -> Step:

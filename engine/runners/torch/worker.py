@@ -1,5 +1,5 @@
-"""A rank of a model but the first, as a process: `python -m engine.runners.torch.worker SOCKET PARENT_PID LOG MEETING`.
-It loads its part of a model, and runs each step that rank 0 runs. It ends with rank 0, whatever either is doing."""
+"""A rank of a model but the first, as a process: `python -m engine.runners.torch.worker SOCKET PARENT_PID LOG`. It
+loads its part of a model, and runs each step that rank 0 runs. It ends with rank 0, whatever either is doing."""
 
 import logging
 import os
@@ -84,14 +84,17 @@ class Worker:
 
 def main(argv: list[str]) -> int:
     """Follow rank 0 until it ends. Returns the exit code."""
-    descriptor, parent, process_log, meeting_text = argv
+    descriptor, parent, process_log = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with(int(parent), lambda: None)
     configure_logging(ProcessLog.from_argument(process_log))
-    meeting = msgspec.json.decode(meeting_text, type=Meeting)
     with Connection(int(descriptor)) as connection:
         connection.send_bytes(msgspec.json.encode(Loaded()))  # rank 0 need not wait for a process that does not start
+        try:
+            meeting = msgspec.json.decode(connection.recv_bytes(), type=Meeting)
+        except EOFError:
+            return 0
         join(meeting)
         return Worker(connection, meeting).run()
 

@@ -7,9 +7,15 @@ from engine.types import SamplingParams
 
 Probabilities = NDArray[np.float64]
 
+_NEAR = 5e-6
+"""Distances from the mean surprise that differ by less may be equal, or the other way round, in float32."""
 
-def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> Probabilities:
-    """Return the distribution [vocab_size] after transformers' warpers."""
+
+def probabilities(
+    logits: NDArray[np.float32], params: SamplingParams, mean_error: float = 0.0, tie: float = 0.0
+) -> Probabilities:
+    """Return the distribution [vocab_size] after transformers' warpers. typical_p measures distances from the mean
+    surprise, which is off by `mean_error`, and takes those as equal that differ by no more than `tie`."""
     p = _softmax(logits.astype(np.float64) / params.temperature)
     if params.top_k:
         p = _keep(p, p >= np.sort(p)[::-1][min(params.top_k, len(p)) - 1])
@@ -20,17 +26,17 @@ def probabilities(logits: NDArray[np.float32], params: SamplingParams) -> Probab
     if params.min_p:
         p = _keep(p, p >= params.min_p * p.max())
     if params.typical_p < 1:
-        p = _typical(p, params.typical_p)
+        p = _typical(p, params.typical_p, mean_error, tie)
     return p
 
 
-def _typical(p: Probabilities, typical_p: float) -> Probabilities:
+def _typical(p: Probabilities, typical_p: float, mean_error: float, tie: float) -> Probabilities:
     surprise = np.where(p > 0, -np.log(np.maximum(p, 1e-300)), np.inf)
     entropy = float(sum(a * b for a, b in zip(p, surprise, strict=True) if a > 0))
-    distance = np.abs(surprise - entropy)
+    distance = np.abs(surprise - entropy - mean_error)
     order = np.argsort(distance, kind="stable")
     last = int((np.cumsum(p[order]) < typical_p).sum())
-    return _keep(p, distance <= distance[order[min(last, len(p) - 1)]])
+    return _keep(p, distance <= distance[order[min(last, len(p) - 1)]] + tie)
 
 
 def _softmax(scaled: Probabilities) -> Probabilities:
@@ -51,9 +57,10 @@ def tokens_possible(logits: NDArray[np.float32], params: SamplingParams, uniform
     for shift in (-2e-5, 0.0, 2e-5):
         top_p, typical_p = (value + shift if value < 1 else value for value in (params.top_p, params.typical_p))
         shifted = _replace(params, top_p=top_p, typical_p=typical_p, min_p=params.min_p * (1 + shift))
-        held = np.cumsum(probabilities(logits, shifted))
-        for nudge in (-2e-5, 0.0, 2e-5):
-            found.add(int(np.searchsorted(held, min(max(uniform + nudge, 0.0), held[-1] * (1 - 1e-12)), "right")))
+        for mean_error, tie in ((0.0, 0.0), (-_NEAR, 0.0), (_NEAR, 0.0), (0.0, _NEAR)):
+            held = np.cumsum(probabilities(logits, shifted, mean_error, tie))
+            for nudge in (-2e-5, 0.0, 2e-5):
+                found.add(int(np.searchsorted(held, min(max(uniform + nudge, 0.0), held[-1] * (1 - 1e-12)), "right")))
     return found
 
 

@@ -12,7 +12,8 @@ from engine.arrays import FloatArray
 from engine.models.config.decoder_config import DecoderConfig
 from engine.models.config.rope import Rope
 from engine.models.convolution import cache_heads
-from engine.models.kernels import Choice, ExpertBody, Heads, Scores
+from engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
+from engine.models.latent_attention import attend_with_all_heads
 from engine.runners.openvino.graph.adapters import AdapterInputs
 from engine.runners.openvino.graph.convolution import EarlierToken, convolve, earlier_tokens
 from engine.runners.openvino.graph.experts import compute_experts, keep_best_groups
@@ -108,6 +109,12 @@ class GraphKernels(GraphOperations):
         inverse = ops.divide(floating(1), ops.sqrt(ops.add(mean_square, floating(eps))))
         return ops.multiply(ops.multiply(x, inverse), weight)
 
+    def add_and_norm(
+        self, x: ov.Node, update: ov.Node, name: str, eps: float, *, offset: float = 0.0
+    ) -> tuple[ov.Node, ov.Node]:
+        total = self.add(x, update)
+        return total, self.rms_norm(total, name, eps, offset=offset)
+
     def layer_norm(self, x: ov.Node, name: str, eps: float, *, bias: bool = True) -> ov.Node:
         shape = (num_features(x),)
         scaled = ops.multiply(_centred(x, eps), self._weights.constant(f"{name}.weight", shape))
@@ -166,6 +173,37 @@ class GraphKernels(GraphOperations):
             sinks = ops.reshape(self._weights.constant(scores.sinks, (heads.num_heads,)), ints64([1, -1, 1, 1]), False)
         scale, window = scores.scale, scores.window
         return paged_attention(query, key, value, caches, paged, heads, scale=scale, window=window, sinks=sinks)
+
+    def attend_rotated(
+        self,
+        query: ov.Node,
+        key: ov.Node,
+        value: ov.Node,
+        layer: int,
+        heads: Heads,
+        scores: Scores,
+        rotation: HeadRotation,
+    ) -> ov.Node:
+        norm = rotation.norm
+        if norm is not None:
+            query = self.rms_norm(query, norm.query, norm.eps, offset=norm.offset)
+            key = self.rms_norm(key, norm.key, norm.eps, offset=norm.offset)
+        query, key = (self.join_heads(self.rotate(each, rotation.rope)) for each in (query, key))
+        return self.attend(query, key, value, layer, heads, scores)
+
+    def attend_latent(
+        self,
+        query: ov.Node,
+        short: ov.Node,
+        turned: ov.Node,
+        name: str,
+        layer: int,
+        heads: LatentHeads,
+        scores: Scores,
+    ) -> ov.Node:
+        """See `Kernels.attend_latent`. The plugin's kernel takes no keys that are values too."""
+        attended: ov.Node = attend_with_all_heads(self, query, short, turned, name, layer, heads, scores)
+        return attended
 
     def convolve(self, x: ov.Node, layer: int, name: str) -> ov.Node:
         config = self._config

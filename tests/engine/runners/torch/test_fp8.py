@@ -324,10 +324,25 @@ def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
     assert "o_proj.weight' has shape (64, 64), but its scales have (3, 1); is it damaged?" in error.message
 
 
+def test_experts_of_one_tensor_in_codes_are_refused(tmp_path: Path) -> None:
+    folder, _ = store(LLAMA, tmp_path, *FORMS[1])
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors[name] = torch.zeros(4, 32, 16).to(torch.float8_e4m3fn)
+    tensors[f"{name}_scale"] = torch.ones(4, 32, 1)
+    save_file(tensors, file)
+    error = error_of(load_runner, config(folder))
+    assert (error.code, error.param) == (ErrorCode.UNIMPLEMENTED, "model_path")
+    words = f"tensor {name!r} is stored as F8_E4M3 with shape (4, 32, 16); only matrices can be, [rows, columns]"
+    assert error.message == words
+
+
 @pytest.mark.parametrize(
     ("section", "words"),
     [
         ({"quant_method": "gptq"}, "quant_method is gptq"),
+        ({"quant_method": "fbgemm_fp8"}, "quant_method is fbgemm_fp8"),
         ({"quant_method": "fp8", "weight_block_size": [64, 64]}, "weight_block_size is [64, 64]"),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo is 'NVFP4'"),

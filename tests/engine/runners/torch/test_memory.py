@@ -15,6 +15,7 @@ pytestmark = pytest.mark.torch
 
 import torch  # noqa: E402 - `loaded` skips this file where torch is missing
 
+from engine.runners.torch.memory import warm_up_steps  # noqa: E402
 from engine.runners.torch.model import TorchModel  # noqa: E402
 from engine.runners.torch.step import Step  # noqa: E402
 
@@ -56,9 +57,16 @@ def load(device: Device, **fields: Any) -> Loaded:
 def test_the_cache_has_most_of_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     device = Device(monkeypatch, free=10 << 20, per_token=50_000)
     runner = load(device)
-    assert device.steps == [(1, 1), (96, 7)]
+    assert (device.steps[0], device.steps[-1]) == ((1, 1), (96, 7))
     assert device.num_released == 1
     assert runner.info.num_blocks == int(0.9 * ((10 << 20) - 96 * 50_000)) // runner.block_bytes
+
+
+def test_steps_that_compile_kernels_come_before_the_largest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, free=10 << 20)
+    runner = load(device)
+    compiling = [(sum(new), len(new)) for _, new in warm_up_steps(runner.info.max_model_len, 96, 7)]
+    assert device.steps == [(1, 1), *compiling, (96, 7)]
 
 
 def test_a_fraction_is_of_what_the_largest_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

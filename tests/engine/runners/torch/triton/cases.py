@@ -37,6 +37,7 @@ LARGE_CASES = {
     "gpt-oss": Case(64, 8, 64, window=128, has_sinks=True, lengths=(1500, 200), new=(700, 1)),
     "DeepSeek V2 Lite": Case(16, 16, 192, value_dim=128, lengths=(1200, 64), new=(1200, 1)),
     "DeepSeek V3, latent": Case(128, 1, 576, latent_dim=512, lengths=(600, 64), new=(300, 1)),
+    "DeepSeek V2 Lite, latent": Case(16, 1, 576, latent_dim=512, lengths=(1200, 64), new=(1200, 1)),
 }
 """The shapes of models, for a GPU: the tiles are others than those of small shapes."""
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")

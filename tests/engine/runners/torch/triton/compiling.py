@@ -52,6 +52,7 @@ GPT_OSS = Case(64, 8, 64, window=128, has_sinks=True)
 PHI3 = Case(32, 32, 96)
 DEEPSEEK = Case(16, 16, 192, value_dim=128)
 LATENT = Case(128, 1, 576, latent_dim=512)
+FEW_LATENT = Case(16, 1, 576, latent_dim=512)
 
 
 def integers(*shape: int) -> torch.Tensor:
@@ -90,6 +91,8 @@ def parts(case: Case) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def store(case: Case) -> Launch:
+    if case.latent_dim is not None:
+        return lambda: attention.store(torch.empty(8, 1, case.head_dim, dtype=BF16), None, *pages(case), integers(8))
     _, keys, values = parts(case)
     return lambda: attention.store(keys, values, *pages(case), integers(8))
 
@@ -144,6 +147,9 @@ LAUNCHES: dict[str, Launch] = {
     "DeepSeek V2 Lite: prefill, 4,096 tokens": prefill(DEEPSEEK, 4096),
     "DeepSeek V3, latent: decode": decode(LATENT),
     "DeepSeek V3, latent: prefill, 512 tokens": prefill(LATENT, 512),
+    "DeepSeek V3, latent: store": store(LATENT),
+    "DeepSeek V2 Lite, latent: decode": decode(FEW_LATENT),
+    "DeepSeek V2 Lite, latent: prefill, 4,096 tokens": prefill(FEW_LATENT, 4096),
     "Llama 3 8B, float32: decode": decode(LLAMA, dtype=torch.float32),
     "Llama 3 8B, float32: prefill": prefill(LLAMA, 512, dtype=torch.float32),
     "Llama 3 8B: store": store(LLAMA),
@@ -160,6 +166,7 @@ SMALL_LAUNCHES: dict[str, Launch] = {
     "99 KiB: Llama 3 8B: prefill, 2,048 tokens": prefill(LLAMA, 2048),
     "99 KiB: Gemma 2 2B: prefill, 8,192 tokens": prefill(GEMMA2, 8192),
     "99 KiB: DeepSeek V2 Lite: prefill, 4,096 tokens": prefill(DEEPSEEK, 4096),
+    "99 KiB: DeepSeek V2 Lite, latent: prefill, 4,096 tokens": prefill(FEW_LATENT, 4096),
 }
 """For GPUs whose programs have 99 KiB of shared memory."""
 

@@ -26,6 +26,9 @@ REGISTERS = {
     "DeepSeek V2 Lite: prefill, 4,096 tokens": {"prefill": 224},
     "DeepSeek V3, latent: decode": {"decode": 192, "combine": 56},
     "DeepSeek V3, latent: prefill, 512 tokens": {"prefill": 192},
+    "DeepSeek V3, latent: store": {"store": 24},
+    "DeepSeek V2 Lite, latent: decode": {"decode": 144, "combine": 56},
+    "DeepSeek V2 Lite, latent: prefill, 4,096 tokens": {"prefill": 192},
     "Llama 3 8B: store": {"store": 24},
     "Llama 3 8B: rotate and store": {"rotate": 32},
     "Gemma 2 2B: rotate and store, with norms": {"rotate": 56},
@@ -45,6 +48,7 @@ MEMORY = {
     "99 KiB: Llama 3 8B: prefill, 2,048 tokens": 99,
     "99 KiB: Gemma 2 2B: prefill, 8,192 tokens": 99,
     "99 KiB: DeepSeek V2 Lite: prefill, 4,096 tokens": 99,
+    "99 KiB: DeepSeek V2 Lite, latent: prefill, 4,096 tokens": 99,
     **dict.fromkeys(REGISTERS, 227),
 }
 """KiB of shared memory that a program has on the launch's GPU. Float32 is for comparing, and other GPUs than Hopper are
