@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 from cli.build.builder import RuntimeBuilder
 from cli.build.options import BuildOptions, Dtype, UsageError
@@ -11,22 +12,31 @@ from cli.build.steps import BuildStep, CompressStep, ConvertStep, CopyStep
 from engine.model_folder import ModelFormat
 from engine.models.weights.files import NONE, QUANTIZATIONS, compressed_file
 from engine.runners.openvino.runtime import OPENVINO
-from engine.runners.openvino.source import FolderKind, check_folder, identify_folder
 from sluice.errors import SluiceError
 
 _DTYPES = {Dtype.AUTO: "", Dtype.BFLOAT16: "bf16", Dtype.FLOAT32: "f32"}
 """The engine's names of the types."""
 
 
+def _import_source() -> ModuleType:
+    """Return the module that knows model folders, which imports OpenVINO. Raises UsageError where that fails."""
+    try:
+        from engine.runners.openvino import source
+    except ImportError as error:
+        raise UsageError(f"a build for OpenVINO needs it, and it cannot be imported: {error}") from None
+    return source
+
+
 def _check_build(options: BuildOptions, source: SourceCheckpoint | None) -> None:
     _check_options(options)
     if source is None:
         return
+    folders = _import_source()
     try:
-        kind = check_folder(source.path)
+        kind = folders.check_folder(source.path)
     except SluiceError as error:
         raise UsageError(f"OpenVINO cannot run {source.path}: {error.message}") from None
-    if kind is FolderKind.IR and options.quantization != NONE:
+    if kind is folders.FolderKind.IR and options.quantization != NONE:
         raise UsageError(
             f"--quantization {options.quantization}: {source.path} is an IR, whose weights are stored as they are; "
             "build from the HuggingFace checkpoint"
@@ -58,13 +68,15 @@ def _check_options(options: BuildOptions) -> None:
 def _built_format(options: BuildOptions, source: SourceCheckpoint | None) -> ModelFormat:
     if source is None:
         return ModelFormat.HUGGINGFACE
-    kind, _ = identify_folder(source.path)
-    return ModelFormat.HUGGINGFACE if kind is FolderKind.CHECKPOINT else ModelFormat.OPENVINO_IR
+    folders = _import_source()
+    kind, _ = folders.identify_folder(source.path)
+    return ModelFormat.HUGGINGFACE if kind is folders.FolderKind.CHECKPOINT else ModelFormat.OPENVINO_IR
 
 
 def _build_steps(options: BuildOptions, source: SourceCheckpoint, target: Path, work: Path) -> Iterator[BuildStep]:
-    kind = identify_folder(source.path)[0] if source.path.is_dir() else FolderKind.CHECKPOINT
-    if kind is FolderKind.CONVERTIBLE:
+    folders = _import_source()
+    kind = folders.identify_folder(source.path)[0] if source.path.is_dir() else folders.FolderKind.CHECKPOINT
+    if kind is folders.FolderKind.CONVERTIBLE:
         yield ConvertStep(
             "convert the checkpoint to an OpenVINO IR",
             source.path,

@@ -25,10 +25,6 @@ from engine.model_folder import ModelFormat
 from engine.models.weights.assembled import stored_tensors
 from engine.models.weights.files import compressed_file, weight_files
 from engine.models.weights.mapped import StoredTensor
-from engine.runners.openvino.convert import convert
-from engine.runners.openvino.source import cache_folder
-from engine.runners.openvino.weights.checkpoint import CheckpointWeights
-from engine.runners.openvino.weights.compression import compress
 
 Advance = Callable[[int], None]
 """Receives the number of bytes that were written since the last call, for a progress bar."""
@@ -176,6 +172,9 @@ class ConvertStep:
         return 2 * size_of(model_files(self.source, ModelFormat.HUGGINGFACE))
 
     def run(self, advance: Advance) -> None:
+        from engine.runners.openvino.convert import convert
+        from engine.runners.openvino.source import cache_folder  # imports OpenVINO, which other builds do without
+
         config = EngineConfig(model_path=str(self.source), cache_path=self.cache_path)
         folder = convert(self.source, self.quantization, cache_folder(config) / "converted")
         CopyStep(self.purpose, folder, self.target, ModelFormat.OPENVINO_IR).run(advance)
@@ -203,6 +202,9 @@ class CompressStep:
         return size_of(weight_files(self.source)) // 2 if self.source.is_dir() else 0
 
     def run(self, advance: Advance) -> None:
+        from engine.runners.openvino.weights.checkpoint import CheckpointWeights
+        from engine.runners.openvino.weights.compression import compress
+
         self.target.mkdir(parents=True, exist_ok=True)
         tensors = CheckpointWeights.open(self.source).tensors
         with tempfile.TemporaryDirectory(dir=self.target) as folder:

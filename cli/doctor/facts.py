@@ -26,7 +26,7 @@ class MachineFacts:
     num_cores: int
     memory_available_bytes: int
     cpu_dtypes: tuple[str, ...]
-    """Types that OpenVINO computes in natively, such as `BF16`."""
+    """Types that OpenVINO computes in natively, such as `BF16`; none where it cannot be imported."""
     cache_folder: Path
     disk_free_bytes: int
     """Free space on the disk of the cache folder."""
@@ -37,6 +37,8 @@ class MachineFacts:
     environments: Mapping[Runtime, tuple[str, str]] = field(default_factory=dict)
     """The Python of each environment that `sluice runtime install` made, and the version of the runtime's library in
     it, "" where that is missing."""
+    bundled_problem: str = ""
+    """Why OpenVINO, the runtime that comes with Sluice, cannot be imported; "" where it can."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ import msgspec
 from cli.doctor.facts import InstalledLibraries, MachineFacts
 from cli.gpus import read_driver
 from engine.config import Runtime
-from engine.runners.openvino.runner import cpu_capabilities
 from engine.runtimes import BUNDLED, RUNTIMES
 from sluice.errors import ErrorCode, SluiceError
 from sluice.machine import available_bytes, num_cores
@@ -55,18 +54,29 @@ def read_machine(host: str, ports: Iterable[int], cache_folder: Path, engine_pyt
     `engine_python` is the engine's interpreter where it is not this one. Takes about a second, most of it the start of
     OpenVINO. Raises SluiceError INVALID where `engine_python` cannot be run.
     """
+    cpu_dtypes, bundled_problem = _import_bundled()
     return MachineFacts(
         python_version=platform.python_version(),
         num_cores=num_cores(),
         memory_available_bytes=available_bytes(),
-        cpu_dtypes=cpu_capabilities(),
+        cpu_dtypes=cpu_dtypes,
         cache_folder=cache_folder,
         disk_free_bytes=shutil.disk_usage(_nearest_existing(cache_folder)).free,
         driver=read_driver(),
         libraries=read_libraries(engine_python=engine_python),
         environments=dict(_read_own_environments()),
         busy_ports=tuple(port for port in ports if _is_busy(host, port)),
+        bundled_problem=bundled_problem,
     )
+
+
+def _import_bundled() -> tuple[tuple[str, ...], str]:
+    """Return the types in which OpenVINO computes on this CPU, and why it cannot be imported, "" where it can."""
+    try:
+        from engine.runners.openvino.runner import cpu_capabilities
+    except ImportError as error:
+        return (), str(error)
+    return cpu_capabilities(), ""
 
 
 def _nearest_existing(folder: Path) -> Path:

@@ -21,17 +21,33 @@ MIN_FREE_SHARE = 0.7
 
 def check_machine(machine: MachineFacts, runtime: Runtime) -> Iterator[DoctorFinding]:
     """Check CPU, disk, ports, GPUs and libraries. `runtime` is the one requested, AUTO for whichever fits."""
-    dtypes = "bf16 and f32" if "BF16" in machine.cpu_dtypes else "f32 only (no bf16: about half as fast)"
     yield ok(
         "CPU",
-        f"{machine.num_cores} cores, {dtypes}; {format_size(machine.memory_available_bytes)} of memory free; "
-        f"Python {machine.python_version}",
+        f"{machine.num_cores} cores{_dtypes(machine.cpu_dtypes)}; {format_size(machine.memory_available_bytes)} of "
+        f"memory free; Python {machine.python_version}",
     )
+    yield from _check_bundled(machine, runtime)
     yield from _check_disk(machine)
     yield from _check_ports(machine)
     yield from _check_driver(machine.driver, runtime)
     yield from _check_libraries(machine.libraries, machine.driver, runtime)
     yield from _check_environments(machine, runtime)
+
+
+def _dtypes(names: tuple[str, ...]) -> str:
+    if not names:
+        return ""
+    return ", bf16 and f32" if "BF16" in names else ", f32 only (no bf16: about half as fast)"
+
+
+def _check_bundled(machine: MachineFacts, runtime: Runtime) -> Iterator[DoctorFinding]:
+    """Check that the bundled runtime can be imported. It must be where it alone is left to serve language models."""
+    if not machine.bundled_problem:
+        return
+    is_needed = runtime is BUNDLED.runtime or (runtime is Runtime.AUTO and not machine.driver.gpus)
+    found = f"it cannot be imported: {machine.bundled_problem}"
+    remedy = f"pip install --force-reinstall {BUNDLED.distributions[0]}, or serve by --runtime torch"
+    yield fail(BUNDLED.title, found, remedy) if is_needed else note(BUNDLED.title, found)
 
 
 def _check_disk(machine: MachineFacts) -> Iterator[DoctorFinding]:
@@ -58,7 +74,7 @@ def _check_driver(driver: NvidiaDriver, runtime: Runtime) -> Iterator[DoctorFind
         if spec.min_capability is not None:
             yield fail("GPU", text, f"{spec.title} needs one; --runtime {BUNDLED.runtime} serves on {BUNDLED.devices}")
         else:
-            yield note("GPU", f"{text}. Language models run on {BUNDLED.devices}, by {BUNDLED.title}")
+            yield note("GPU", f"{text}. Language models run on {BUNDLED.devices}, by {spec.title}")
         return
     cuda = ".".join(map(str, driver.cuda_version or ()))
     yield ok("driver", f"{driver.version}, runs CUDA up to {cuda}")

@@ -38,6 +38,28 @@ def test_without_a_gpu_it_says_so_and_that_the_cpu_serves() -> None:
     assert "no NVIDIA GPU" in text and "OpenVINO" in text
 
 
+def test_the_cpu_serves_by_the_runtime_that_is_asked_for() -> None:
+    found = machine(NO_GPU, versions={"sluice": "0.1.0", "torch": "2.13.0"}, torch_cuda=None)
+    (text,) = (each.text for each in check_machine(found, Runtime.TORCH) if each.subject == "GPU")
+    assert text.endswith("Language models run on the CPU, by torch")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "runtime", "level"),
+    [
+        (NO_GPU, Runtime.AUTO, Severity.FAIL),
+        (driver(), Runtime.AUTO, Severity.NOTE),
+        (driver(), Runtime.OPENVINO, Severity.FAIL),
+        (NO_GPU, Runtime.TORCH, Severity.NOTE),
+    ],
+)
+def test_a_broken_bundled_runtime_matters_where_it_would_serve(
+    gpus: NvidiaDriver, runtime: Runtime, level: Severity
+) -> None:
+    found = replace(machine(gpus), bundled_problem="a file is missing", cpu_dtypes=())
+    assert worst_levels(found, runtime)["OpenVINO"] is level
+
+
 @pytest.mark.parametrize(
     ("changed", "subject", "level"),
     [
