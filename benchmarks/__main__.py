@@ -14,6 +14,7 @@ from benchmarks import (
     executor,
     experts,
     faults,
+    gate_fill,
     guidance,
     install_size,
     isolation,
@@ -24,6 +25,7 @@ from benchmarks import (
     recovery,
     remote,
     routing,
+    runtimes,
     sampling,
     scheduling,
     serving,
@@ -69,7 +71,10 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
   serving       launch, memory, latency, throughput, gateway CPU; bundled model and random model S (2 minutes)
   executor      time of a step without its runner
   decode        steps of the runner alone on model M, bf16 and int8, in turns (a minute a repeat)
-  adapter       time that the adapter to TensorRT-LLM adds to a step
+  runtimes      steps of torch on the CPU beside OpenVINO's, in float32, in turns: the bundled model and model M; --only
+                bundled or M (3 minutes a repeat)
+  adapter       time that the adapter to TensorRT-LLM adds to a step, and how full its batch is where prompts share a
+                prefix (a minute)
   guidance      time to compile grammars, and the masks of a step with 64 guided sequences
   experts       a layer of experts in its two forms, for 1 to 512 tokens (5 minutes)
   sampling      time that sampling adds to greedy decoding, vocabularies of 8,192 and 150,000
@@ -165,7 +170,8 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "serving": lambda: serving.measure(repeats, arguments.out, arguments.model),
         "executor": lambda: executor.measure(repeats),
         "decode": lambda: decode.measure(repeats, arguments.out, report),
-        "adapter": lambda: adapter.measure(repeats),
+        "runtimes": lambda: runtimes.measure(repeats, arguments.out, arguments.only, report),
+        "adapter": lambda: [*adapter.measure(repeats), *gate_fill.measure()],
         "guidance": lambda: guidance.measure(repeats),
         "experts": lambda: experts.measure(repeats),
         "sampling": lambda: sampling.measure(repeats),
@@ -231,8 +237,8 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="TEXT",
-        help="parts of `faults`, `isolation`, `predicted-wait`, `streams`, `stalls`, `triton`, `routing` and "
-        "`load-clients` with TEXT",
+        help="parts of `faults`, `isolation`, `predicted-wait`, `streams`, `stalls`, `triton`, `routing`, "
+        "`runtimes` and `load-clients` with TEXT",
     )
     parser.add_argument(
         "--requests",

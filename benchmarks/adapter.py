@@ -15,9 +15,11 @@ import zmq
 
 from benchmarks.executor import connected_transport
 from benchmarks.figures import BenchmarkError, Figure
+from engine.blocks import HashChain
 from engine.config import EngineConfig
 from engine.delegated.executor import DelegatedExecutor
 from engine.delegated.interface import RuntimeFailure, StatisticsListener, internal_error
+from engine.delegated.sharing import BlockSharing
 from engine.delegated.tensorrt_llm.llm import blocks_to_completion
 from engine.delegated.tensorrt_llm.responses import LlmRequestHandle
 from engine.frames import Shutdown, Submit
@@ -55,7 +57,8 @@ class AnsweringRuntime:
     """TensorRT-LLM's part as a delegated runtime, over outputs that are answered by hand."""
 
     title = "TensorRT-LLM"
-    reserves_blocks = True
+    takes_early = True
+    sharing = BlockSharing.AWAITED
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info
@@ -77,6 +80,9 @@ class AnsweringRuntime:
     def worst_case_blocks(self, request: GenerateRequest) -> int:
         num_prompt, block_size = len(request.prompt_token_ids), self._info.block_size
         return blocks_to_completion(num_prompt, request.sampling.max_tokens, 1, block_size)
+
+    def prompt_chain(self, request: GenerateRequest) -> HashChain | None:
+        return HashChain(request.cache_salt, self._info.block_size)
 
     def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
         return RuntimeFailure(internal_error())

@@ -120,9 +120,15 @@ class SettingsTable(Mapping[str, RuntimeSetting]):
         return [f"{name} has no effect: {reason}" for name, reason in given if reason]
 
 
+def full_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return the dotted names that `name` is short for: `max_size` for `cache_config.max_size`, or `cache_max_size`."""
+    return [each for each in known if "." in each and name in (each.rpartition(".")[2], each.replace("_config.", "_"))]
+
+
 def nearest_names(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean ...?)" with the known names that are most alike, "" where none is."""
-    alike = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    names = list(known)
+    alike = full_names(name, names)[:3] or difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     return f" (did you mean {' or '.join(alike)}?)" if alike else ""
 
 
@@ -139,17 +145,26 @@ def text(value: str) -> str:
     return value
 
 
+def json_or_text(value: str) -> Any:
+    """Read a JSON value, or True, False and None as Python writes them; any other text stays as it is."""
+    word = value.strip()
+    try:
+        return json.loads({"True": "true", "False": "false", "None": "null"}.get(word, word))
+    except (ValueError, RecursionError):
+        return word
+
+
+def renamed(**words: str) -> Parse:
+    """Read each of `words`, in any case, as what it means, and take any other text as it is."""
+    return lambda value: words.get(value.strip().lower(), value.strip())
+
+
 def boolean(value: str) -> bool:
     """Read true, 1, yes, on, or their opposites, in any case."""
     word = value.strip().lower()
     if word not in _TRUE | _FALSE:
         raise ValueError("true or false")
     return word in _TRUE
-
-
-def opposite(value: str) -> bool:
-    """Read a boolean whose target is its negation."""
-    return not boolean(value)
 
 
 def whole(least: int = 0) -> Parse:
@@ -186,21 +201,7 @@ def number(least: float = -math.inf, most: float = math.inf) -> Parse:
 
 
 share = number(0.0, 1.0)
-count = whole(0)
 positive = whole(1)
-
-
-def one_of(*words: str, **others: str) -> Parse:
-    """Read one of `words` in any case; `others` are further words by what they are read as."""
-    known = {word.lower(): word for word in words} | {word.lower(): meant for word, meant in others.items()}
-
-    def parse(value: str) -> str:
-        word = value.strip().lower()
-        if word not in known:
-            raise ValueError(f"one of {', '.join(known)}")
-        return known[word]
-
-    return parse
 
 
 def none_or(parse: Parse, word: str) -> Parse:
@@ -238,14 +239,3 @@ def list_of(parse: Parse) -> Parse:
             raise ValueError(f"values with commas between, each {error}") from None
 
     return parse_list
-
-
-def json_object(value: str) -> dict[str, Any]:
-    """Read a JSON object."""
-    try:
-        read = json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"a JSON object ({error})") from None
-    if not isinstance(read, dict):
-        raise ValueError("a JSON object")
-    return read

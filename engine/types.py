@@ -238,6 +238,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_beam_width: int = 1
     sampling_fields: tuple[str, ...] = ()
     """The optional sampling parameters that this runtime supports."""
+    refused_sampling: dict[str, str] = {}
+    """Why it refuses other sampling parameters, by name: its sampler would not act on them. A `seed` that it refuses is
+    not drawn either."""
     grammar_kinds: tuple[GrammarKind, ...] = tuple(GrammarKind)
     """Languages of constraints that this runtime supports."""
     gives_logits: bool = False
@@ -263,6 +266,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it answers `AskView`."""
     total_blocks: int = 0
     """KV blocks of several replicas together; 0 for one engine."""
+    max_cached_tokens: int = 0
+    """Most tokens of a sequence that the KV cache keeps, where attention has a window; 0 for all of them."""
 
     @property
     def capacity_blocks(self) -> int:

@@ -15,6 +15,7 @@ MAX_GRAMMAR_CHARS = 1 << 20
 MAX_LOGITS_BYTES = 2**28
 """Most bytes of logits for a request. A step's events travel in one message, which others wait for."""
 _BYTES_OF_LOGIT = 4
+_UNSET = SamplingParams()
 _PRIORITIES = (-(2**31), 2**31 - 1)
 
 
@@ -77,12 +78,17 @@ def num_tokens_after(prompt_tokens: int, info: EngineInfo) -> int:
     a prompt that fills them as too long."""
     # The last token is never fed back, so it needs no slot.
     cache_tokens = info.num_blocks * info.block_size + 1
+    if 0 < info.max_cached_tokens < cache_tokens:
+        cache_tokens = info.max_model_len
     return max(1, min(info.max_model_len, cache_tokens) - prompt_tokens)
 
 
 def _check_runtime_support(request: GenerateRequest, info: EngineInfo) -> None:
     """Check what only some runtimes support: sampling fields, beams, grammars, adapters and images."""
     params = request.sampling
+    for name, reason in info.refused_sampling.items():
+        if getattr(params, name) != getattr(_UNSET, name) and not (name == "seed" and params.temperature == 0):
+            raise invalid(name, reason)
     for name in OPTIONAL_FIELDS:
         if getattr(params, name) != SAMPLING_FIELDS[name].default and name not in info.sampling_fields:
             raise invalid(name, f"{name} needs the TensorRT-LLM runtime; this model is served by {info.runtime}")
@@ -117,6 +123,8 @@ def _check_images(request: GenerateRequest, most: int) -> None:
 
 def _check_fits_cache(num_prompt: int, max_tokens: int, info: EngineInfo) -> None:
     if not info.num_blocks:  # an encoder keeps nothing
+        return
+    if 0 < info.max_cached_tokens <= info.num_blocks * info.block_size:  # the rest does not stay
         return
     cache = f"the whole KV cache has {info.num_blocks} blocks of {info.block_size} tokens"
     if blocks_for(num_prompt, info.block_size) > info.num_blocks:

@@ -191,7 +191,7 @@ class EngineClient(ABC):
             check_waiting(len(self._streams), self.info, self.config)
         if current_span.get() is not None:
             request = msgspec.structs.replace(request, returns_timing=True)
-        stream = GenerationStream(next(self._stream_ids), with_seed(request), self._cancel, self._relay)
+        stream = GenerationStream(next(self._stream_ids), with_seed(request, self.info), self._cancel, self._relay)
         stream.was_delayed, stream.most_wait_s = not is_open, most_wait_s
         self._streams[stream.stream_id] = stream
         self._prefills.add(stream.stream_id, len(request.prompt_token_ids) - num_cached_tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine.types import GenerateRequest
+from engine.types import EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 MAX_SHARED_CRASHES = 5
@@ -207,10 +207,11 @@ def _count(counts: dict[int, int], stream_ids: Iterable[int]) -> None:
         counts[stream_id] = counts.get(stream_id, 0) + 1
 
 
-def with_seed(request: GenerateRequest) -> GenerateRequest:
-    """Return `request` with a seed if it samples at random, so that any engine draws the same tokens."""
+def with_seed(request: GenerateRequest, info: EngineInfo) -> GenerateRequest:
+    """Return `request` with a seed if it samples at random, so that any engine draws the same tokens, unless `info` is
+    of a sampler that would not act on it."""
     sampling = request.sampling
-    if sampling.seed is not None or sampling.temperature == 0.0:
+    if sampling.seed is not None or sampling.temperature == 0.0 or "seed" in info.refused_sampling:
         return request
     return msgspec.structs.replace(request, sampling=msgspec.structs.replace(sampling, seed=secrets.randbits(63)))
 

@@ -2,63 +2,84 @@
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from itertools import islice
-from typing import TypeVar
+from itertools import chain, islice
+from typing import Generic
 
-from engine.scheduling.policies import BlockHolder, Policy
+from engine.delegated.sharing import BlockSharing, H, SharedBlocks
+from engine.scheduling.policies import Policy
 
 LOOK_AHEAD_SHARE = 1 / 16
 """Requests in the runtime beyond those that can run, as a share of `max_num_seqs`. They take the places of those that
 end, without a way to us and back in between. They are few because their order among each other is settled."""
 
 
-H = TypeVar("H", bound=BlockHolder)
-
-
 @dataclass(frozen=True, slots=True)
 class RuntimeCapacity:
-    """How many requests and blocks the runtime has room for."""
+    """How many requests and blocks the runtime has room for, and how it counts them."""
 
     max_num_seqs: int
     num_blocks: int
     policy: Policy
-    reserves: bool = True
-    """Whether it starts a request only where the blocks of the policy are free (`DelegatedRuntime.reserves_blocks`)."""
+    takes_early: bool = True
+    """Whether it may get requests before there is room for them (`DelegatedRuntime.takes_early`)."""
+    sharing: BlockSharing = BlockSharing.NONE
 
     @property
     def look_ahead(self) -> int:
-        """Return how many more requests it may have than those that can run. One that does not reserve has none: it
-        would start them, and evict others for them."""
-        return max(1, int(self.max_num_seqs * LOOK_AHEAD_SHARE)) if self.reserves else 0
+        """Return how many more requests it may have than those that can run."""
+        return max(1, int(self.max_num_seqs * LOOK_AHEAD_SHARE)) if self.takes_early else 0
 
 
-def num_started(in_flight: Iterable[BlockHolder], capacity: RuntimeCapacity) -> int:
-    """Return how many requests in flight, given in order of arrival, have places and blocks; the rest waits there."""
-    count, free = 0, capacity.num_blocks
-    for each in in_flight:
-        needed = capacity.policy.start_blocks(each)
-        if count == capacity.max_num_seqs or needed > free:
-            break
-        count, free = count + 1, free - needed
-    return count
+class RuntimeGate(Generic[H]):
+    """Decides which waiting requests are handed to the runtime, by the blocks of those that it has. Methods take these
+    in order of arrival; the gate is told of each that is handed over, begins and ends."""
 
+    def __init__(self, capacity: RuntimeCapacity) -> None:
+        self._capacity = capacity
+        self.shared: SharedBlocks[H] = SharedBlocks(capacity.sharing)
 
-def choose_admitted(waiting: Iterable[H], in_flight: Collection[BlockHolder], capacity: RuntimeCapacity) -> list[H]:
-    """Return the waiting requests, in order, that are handed to the runtime now. Under a policy that is not in flight
-    none is before the last batch has ended: in the runtime it would only stand in the way."""
-    if in_flight and not capacity.policy.is_in_flight:
-        return []
-    started = num_started(in_flight, capacity)
-    ahead = len(in_flight) - started
-    free = capacity.num_blocks - sum(capacity.policy.start_blocks(each) for each in islice(in_flight, started))
-    chosen: list[H] = []
-    for each in waiting:
-        needed = capacity.policy.start_blocks(each)
-        if ahead == 0 and started < capacity.max_num_seqs and needed <= free:
-            started, free = started + 1, free - needed
-        elif not capacity.policy.is_in_flight or ahead == capacity.look_ahead:
-            break
-        else:
-            ahead += 1
-        chosen.append(each)
-    return chosen
+    def choose(self, waiting: Iterable[H], in_flight: Collection[H]) -> list[H]:
+        """Return the waiting requests, in order, that are handed over now; `shared` counts them from here on. Under a
+        policy that is not in flight none is before the last batch has ended: in the runtime it would only stand in the
+        way."""
+        capacity = self._capacity
+        if in_flight and not capacity.policy.is_in_flight:
+            return []
+        started = self.num_started(in_flight)
+        ahead = len(in_flight) - started
+        free = capacity.num_blocks - self.reserved_blocks(islice(in_flight, started))
+        chosen: list[H] = []
+        for each in waiting:
+            needed = self._needed(each)
+            if ahead == 0 and started < capacity.max_num_seqs and needed <= free:
+                started, free = started + 1, free - needed
+            elif not capacity.policy.is_in_flight or ahead == capacity.look_ahead:
+                break
+            else:
+                ahead += 1
+            self.shared.add(each)
+            chosen.append(each)
+        return chosen
+
+    def num_started(self, in_flight: Iterable[H]) -> int:
+        """Return how many requests have places and blocks; the rest waits in the runtime."""
+        count, free = 0, self._capacity.num_blocks
+        for each in in_flight:
+            needed = self._needed(each)
+            if count == self._capacity.max_num_seqs or needed > free:
+                break
+            count, free = count + 1, free - needed
+        return count
+
+    def num_starting(self, in_flight: Collection[H], queue: Iterable[H]) -> int:
+        """Return how many of a queue would start now. What only they share among each other counts for each."""
+        if in_flight and not self._capacity.policy.is_in_flight:
+            return 0
+        return self.num_started(chain(in_flight, queue)) - self.num_started(in_flight)
+
+    def reserved_blocks(self, in_flight: Iterable[H]) -> int:
+        """Return the blocks that are promised to these requests."""
+        return sum(map(self._needed, in_flight))
+
+    def _needed(self, holder: H) -> int:
+        return self._capacity.policy.start_blocks(holder) - self.shared.num_shared(holder)

@@ -5,18 +5,18 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import chain
 from time import perf_counter
 
 import msgspec
 
 from engine.config import EngineConfig
 from engine.delegated.abilities import Renderings
-from engine.delegated.admission import RuntimeCapacity, choose_admitted, num_started
+from engine.delegated.admission import RuntimeCapacity, RuntimeGate
 from engine.delegated.changes import RuntimeChanges
 from engine.delegated.in_flight import InFlightTable
 from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
 from engine.delegated.sequence import DelegatedSequence, Rendered, make_sequence
+from engine.delegated.sharing import BlockSharing
 from engine.delegated.statistics import StatisticsRecorder
 from engine.delegated.watchdog import Watchdog, stall_timeout_s
 from engine.frames import (
@@ -57,7 +57,9 @@ HEARTBEAT_S = 0.5
 CHARGED_TOKENS = 16
 """Output is charged to a tenant's account in such pieces."""
 MAX_COMMANDS = 32
-"""Commands obeyed in one turn of the loop, so that a burst of them does not hold up the requests that decode."""
+MAX_PROMPT_TOKENS = 1 << 17
+"""Commands obeyed in one turn of the loop, and tokens of their prompts after which it takes no more of them, so that a
+burst does not hold up the requests that decode."""
 
 
 class DelegatedExecutor:
@@ -78,9 +80,14 @@ class DelegatedExecutor:
         self._runtime = runtime
         self._emit = emit
         self._clock = clock
+        policy = find_policy(info.scheduler_policy)
+        # The requests of a static batch begin together: none waits for a block that another one computes.
+        sharing = runtime.sharing if policy.is_in_flight else BlockSharing.NONE
+        log.info("%s: %s", runtime.title, sharing.value)
         self._capacity = RuntimeCapacity(
-            info.max_num_seqs, info.num_blocks, find_policy(info.scheduler_policy), runtime.reserves_blocks
+            info.max_num_seqs, info.num_blocks, policy, takes_early=runtime.takes_early, sharing=sharing
         )
+        self._gate: RuntimeGate[DelegatedSequence] = RuntimeGate(self._capacity)
         self._renderings = Renderings(runtime, config, clock, self._on_rendered)
         self._admission: AdmissionController[DelegatedSequence] = AdmissionController(info, config, clock)
         self._recorder = StatisticsRecorder(info, self._admission.forecast, iteration, clock())
@@ -127,7 +134,7 @@ class DelegatedExecutor:
 
     def stats(self) -> EngineStats:
         queue, in_flight = self._admission.queue, self._in_flight.sequences
-        started = num_started(in_flight, self._capacity)
+        started = self._gate.num_started(in_flight)
         used = self._recorder.blocks_used(in_flight)
         return EngineStats(
             num_running=started,
@@ -163,8 +170,13 @@ class DelegatedExecutor:
 
     def _do_turn(self) -> None:
         self._turn = None
+        num_tokens = 0
         for _ in range(min(len(self._inbox), MAX_COMMANDS)):
-            self._obey(self._inbox.popleft())
+            command = self._inbox.popleft()
+            self._obey(command)
+            num_tokens += len(command.request.prompt_token_ids) if isinstance(command, Submit) else 0
+            if num_tokens >= MAX_PROMPT_TOKENS:
+                break
         self._expire()
         self._admit()
         self._admission.note_admitted(())
@@ -242,12 +254,12 @@ class DelegatedExecutor:
     def _backlog(self) -> Backlog[DelegatedSequence]:
         """Return what waits, in the runtime and before it. Requests whose images are prepared take free places."""
         in_flight, num_rendering = self._in_flight.sequences, len(self._renderings.tasks)
-        started = num_started(in_flight, self._capacity)
+        started = self._gate.num_started(in_flight)
         num_places = self._capacity.max_num_seqs - started
 
         def count_started(queue: Iterable[DelegatedSequence]) -> int:
             is_open = self._capacity.policy.is_in_flight or not in_flight
-            starting = num_started(chain(in_flight, queue), self._capacity) - started if is_open else 0
+            starting = self._gate.num_starting(in_flight, queue)
             return starting + (min(num_rendering, num_places - starting) if is_open else 0)
 
         num_waiting = num_rendering + len(self._admission.queue) + len(in_flight) - started
@@ -256,8 +268,7 @@ class DelegatedExecutor:
     @property
     def _free_blocks(self) -> int:
         """Blocks not reserved by requests in flight; none where some of those wait in the runtime."""
-        reserved = sum(map(self._capacity.policy.start_blocks, self._in_flight.sequences))
-        return max(self.info.num_blocks - reserved, 0)
+        return max(self.info.num_blocks - self._gate.reserved_blocks(self._in_flight.sequences), 0)
 
     def _cancel(self, stream_id: int) -> None:
         sequence = self._in_flight.get(stream_id) or self._admission.queue.get(stream_id)
@@ -302,7 +313,7 @@ class DelegatedExecutor:
             not queue or self._changes.is_asleep or self._end.done()
         ):  # those that wait as the runtime is lost go on in the next engine
             return
-        for sequence in choose_admitted(queue, self._in_flight.sequences, self._capacity):
+        for sequence in self._gate.choose(queue, self._in_flight.sequences):
             if not self._in_flight:
                 self._watchdog.note_progress()
                 self._recorder.on_busy(now)
@@ -349,7 +360,10 @@ class DelegatedExecutor:
             detail = msgspec.structs.replace(detail or EventDetail(), num_prompt_tokens=sequence.num_prompt)
         if delta.token_ids:
             self._recorder.record_output(sequence, len(delta.token_ids), self._clock())
+            is_first = not sequence.has_begun
             sequence.num_output += len(delta.token_ids)
+            if is_first:
+                self._gate.shared.begin(sequence)
             self._charge(sequence, CHARGED_TOKENS)
         if delta.detail is not None and delta.detail.num_cached_tokens is not None:
             self._recorder.record_prompt(sequence, delta.detail.num_cached_tokens)
@@ -368,12 +382,14 @@ class DelegatedExecutor:
             self._dismiss(sequence)
 
     def on_removed(self, sequence: DelegatedSequence) -> None:
+        self._gate.shared.remove(sequence)
         self._charge(sequence, 1)
         if sequence.has_begun and not sequence.is_prompt_counted:
             self._recorder.record_prompt(sequence, 0)
         self._admission.queue.remove(sequence.stream_id)
         self._deadlines.discard(sequence.stream_id)
         if not self._in_flight:
+            assert self._gate.shared.is_empty, "blocks are shared by requests that have ended"
             self._recorder.on_idle()
             self._is_busy.clear()
         self._has_freed_places = True

@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from engine.blocks import HashChain
+from engine.delegated.sharing import BlockSharing
 from engine.frames import SleepMode
 from engine.statistics import IterationStats
 from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest
@@ -95,9 +97,14 @@ class DelegatedRuntime(Protocol):
         ...
 
     @property
-    def reserves_blocks(self) -> bool:
-        """Whether it starts a request only where `worst_case_blocks` are free. One that goes by the prompt alone, and
-        evicts where answers outgrow the cache, is given no request before there is room for all of it."""
+    def takes_early(self) -> bool:
+        """Whether it may get a few requests before there is room for them, and starts them in order once there is. One
+        that goes by the prompt alone, and evicts where answers outgrow the cache, may not."""
+        ...
+
+    @property
+    def sharing(self) -> BlockSharing:
+        """Which blocks of the prompts in flight it holds once. Known after `start`."""
         ...
 
     async def start(self) -> tuple[EngineInfo, IterationStats | None]:
@@ -124,7 +131,12 @@ class DelegatedRuntime(Protocol):
 
     def worst_case_blocks(self, request: GenerateRequest) -> int:
         """Return the most KV blocks that the runtime reserves, or that the request could ever hold. Requests are only
-        handed over while the sum fits, so that the runtime need not evict."""
+        handed over while the sum fits, shared blocks counted as `sharing` says, so that the runtime need not evict."""
+        ...
+
+    def prompt_chain(self, request: GenerateRequest) -> HashChain | None:
+        """Return what names the blocks of the request's prompt: requests with the same hash share a block. None where
+        it shares none, such as one whose whole prompt must be computed. Not asked where `sharing` is NONE."""
         ...
 
     def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:

@@ -11,15 +11,28 @@ from engine.speculation.draft_model import DraftModel
 from engine.speculation.drafter import Drafter
 from engine.speculation.ngram import NgramDrafter
 from engine.types import EngineInfo
-from sluice.errors import SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 
 def load_runner(config: EngineConfig) -> Runner:
-    """Load `config.model_path`. Raises SluiceError if it cannot be loaded."""
-    if config.runtime is Runtime.TORCH:
-        from engine.runners.torch.group import load_runner as load_torch
+    """Load `config.model_path`. Raises SluiceError if it cannot be loaded, UNAVAILABLE if the runtime's library cannot
+    be imported."""
+    runtime = Runtime.TORCH if config.runtime is Runtime.TORCH else Runtime.OPENVINO
+    try:
+        return _load(runtime, config)
+    except ImportError as error:
+        message = f"--runtime {runtime} cannot be imported: {error}; `sluice doctor` says what this machine has"
+        raise SluiceError(ErrorCode.UNAVAILABLE, message, param="runtime") from error
 
-        return load_torch(config)
+
+def _load(runtime: Runtime, config: EngineConfig) -> Runner:
+    if runtime is Runtime.TORCH:
+        from engine.runners.torch.followers import following
+
+        with following(config.tensor_parallel_size) as followers:
+            from engine.runners.torch.group import load_runner as load_torch  # imports torch, as its followers do now
+
+            return load_torch(config, followers)
     from engine.runners.openvino.runner import load_runner as load_openvino
 
     return load_openvino(config)

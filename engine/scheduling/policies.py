@@ -2,7 +2,7 @@
 (`CapacitySchedulerPolicy`). A new policy is one more `Policy` here, and one more name in `SchedulerPolicy`; planner,
 admission, forecast and the help of `--scheduler-policy` follow."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import MappingProxyType
@@ -124,6 +124,21 @@ class Policy:
         return holder.worst_case_blocks if self.reserves_worst_case else holder.num_allocated_blocks + 1
 
 
+def _startable(
+    waiting: Iterable[AdmissionCandidate[S]], limits: StepLimits, num_running: int
+) -> Iterator[AdmissionCandidate[S]]:
+    """Yield the candidates that need not wait for a prefix, one for each free place. A delayed one takes no place from
+    those behind it. After `max_num_seqs` of them the search ends, as each costs a look at the prefix index."""
+    num_places = limits.max_num_seqs - num_running
+    for candidate in islice(waiting, num_places + limits.max_num_seqs if num_places > 0 else 0):
+        if candidate.is_delayed:
+            continue
+        yield candidate
+        num_places -= 1
+        if num_places == 0:
+            return
+
+
 def _guaranteed_no_evict(
     running: Sequence[S],
     waiting: Iterable[AdmissionCandidate[S]],
@@ -138,12 +153,10 @@ def _guaranteed_no_evict(
     """
     spare: int | None = None
     admitted: list[AdmissionCandidate[S]] = []
-    for candidate in islice(waiting, limits.max_num_seqs - len(running)):
+    for candidate in _startable(waiting, limits, len(running)):
         if spare is None:  # most steps have no candidate
             reserved = sum(sequence.worst_case_blocks - sequence.num_allocated_blocks for sequence in running)
             spare = limits.num_free_blocks - reserved
-        if candidate.is_delayed:
-            continue
         needed = candidate.sequence.worst_case_blocks - len(candidate.cached_blocks) + candidate.num_unreferenced
         if needed > spare:
             break
@@ -183,9 +196,7 @@ def _max_utilization(
     if preempted:
         return Decision(preempted=tuple(preempted))
     admitted: list[AdmissionCandidate[S]] = []
-    for candidate in islice(waiting, limits.max_num_seqs - len(running)):
-        if candidate.is_delayed:
-            continue
+    for candidate in _startable(waiting, limits, len(running)):
         needed = candidate.sequence.num_next_blocks - len(candidate.cached_blocks) + candidate.num_unreferenced
         if needed + len(running) + len(admitted) > free:
             break

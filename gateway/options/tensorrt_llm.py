@@ -73,9 +73,10 @@ class TensorRtLlmOptions:
         (),
         _pair_parser("KEY=VALUE, such as moe_expert_parallel_size=8"),
         "KEY=VALUE",
-        "a setting of the runtime that has no option of its own: by one of the names in docs/tensorrt-llm.md, those of "
-        "trtllm-serve and tensorrtllm_backend among them; for vLLM by the name of its engine argument. May be given "
-        "several times",
+        "a setting of the runtime that has no option of its own: an argument of TensorRT-LLM by NVIDIA's own name, "
+        "such as kv_cache_config.host_cache_size, or vLLM's engine argument. docs/tensorrt-llm.md has more names. May "
+        "be given several times",
+        ("--engine-setting",),
         is_many=True,
         separator=";",
     )

@@ -127,6 +127,40 @@ def setting_rule(setting: RuntimeSetting) -> Rule:
     return rule
 
 
+# -- what chooses code to run
+
+FROM_COMMAND_LINE = "what chooses code to run is taken from the command line alone, by --runtime-setting"
+"""Models may be uploaded by a request."""
+
+CodeChoices = Mapping[str, Callable[[Any], bool]]
+"""A runtime's arguments that choose code to run, dotted below a configuration: whether a value of one does."""
+
+
+def chooses_code(name: str, value: Any, choices: CodeChoices) -> bool:
+    """Whether the argument `name` with this value chooses code to run: an argument in `choices` or below one, or a
+    configuration that has one inside."""
+    own = [test for choice, test in choices.items() if f"{name}.".startswith(f"{choice}.")]
+    if own:
+        return any(test(value) for test in own)
+    if not isinstance(value, Mapping) or not any(choice.startswith(f"{name}.") for choice in choices):
+        return False
+    return any(chooses_code(f"{name}.{key}", inner, choices) for key, inner in value.items())
+
+
+def guarded(rule: Rule, name: str, parse: Callable[[str], Any], choices: CodeChoices) -> Rule:
+    """Return `rule` for the texts of the argument `name` that choose no code. Others have no effect. `parse` reads a
+    text as the runtime does; what it cannot read is for `rule` to refuse."""
+
+    def guarded_rule(text: str) -> Effect:
+        try:
+            value = parse(text)
+        except ValueError:
+            return rule(text)
+        return Effect(note=FROM_COMMAND_LINE) if chooses_code(name, value, choices) else rule(text)
+
+    return guarded_rule
+
+
 def rejected(message: str) -> Rule:
     """Return a rule that accepts no text."""
 

@@ -14,10 +14,19 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.config import EngineConfig, Runtime
 from engine.runtimes import RUNTIMES
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
-from pipelines.llm.parameter_effects import SHARED_RULES, Effect, Rule, parse_bool, setting_rule
-from pipelines.llm.tensorrt_llm_parameters import tensorrt_llm_rules
+from pipelines.llm.parameter_effects import (
+    FROM_COMMAND_LINE,
+    SHARED_RULES,
+    CodeChoices,
+    Effect,
+    Rule,
+    chooses_code,
+    parse_bool,
+    setting_rule,
+)
+from pipelines.llm.tensorrt_llm_parameters import TENSORRT_LLM_CODE, tensorrt_llm_rules
 from pipelines.llm.torch_parameters import TORCH_RULES
-from pipelines.llm.vllm_parameters import vllm_rules
+from pipelines.llm.vllm_parameters import VLLM_CODE, vllm_rules
 from sluice.errors import invalid
 
 _TEMPLATE = re.compile(r"\$\{\w*\}")
@@ -43,6 +52,10 @@ _RULE_FINDERS: Mapping[Runtime, Callable[[EngineConfig, Mapping[str, str]], Rule
         Runtime.VLLM: vllm_rules,
     }
 )
+_CODE_CHOICES: Mapping[Runtime, CodeChoices] = MappingProxyType(
+    {Runtime.TENSORRT_LLM: TENSORRT_LLM_CODE, Runtime.VLLM: VLLM_CODE}
+)
+"""Of the runtimes that take arguments by their own names."""
 
 
 def parameter_texts(config: ModelConfig) -> dict[str, str]:
@@ -148,6 +161,15 @@ def _with_fields(engine: EngineConfig, fields: dict[str, Any]) -> EngineConfig:
         elif "max_num_seqs" not in fields:
             fields["max_num_seqs"] = num_tokens
     return msgspec.structs.replace(engine, **fields)
+
+
+def without_code(arguments: Mapping[str, Any], runtime: Runtime) -> tuple[dict[str, Any], list[str]]:
+    """Return a model's arguments for its runtime's own library without those that choose code to run, and notes on
+    these."""
+    choices = _CODE_CHOICES.get(runtime, {})
+    dropped = [name for name, value in arguments.items() if chooses_code(name, value, choices)]
+    kept = {name: value for name, value in arguments.items() if name not in dropped}
+    return kept, [f"{name}: {FROM_COMMAND_LINE}" for name in dropped]
 
 
 def merge_arguments(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

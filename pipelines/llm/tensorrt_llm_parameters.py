@@ -5,24 +5,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
-from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, SETTINGS
+from engine.delegated.tensorrt_llm.configuration.catalogue import DECODING_TYPE, ENGINES, SETTINGS
 from engine.model_folder import ModelFormat, model_format
+from engine.runtime_settings import full_names, json_or_text
+from engine.runtimes import RUNTIMES
 from pipelines.llm.model_folder import parse_lora_modules
 from pipelines.llm.parameter_effects import (
     MAX_DRAFT_TOKENS,
     NOTHING,
     SHARED_RULES,
     UNSET_CACHE_SIZE,
+    CodeChoices,
     Effect,
     Rule,
     checked_bool,
     choice_field,
+    chooses_code,
+    guarded,
     ignored,
     ignored_unless,
     integer_field,
     parse_dtype,
     parse_integer,
     parse_object,
+    rejected,
     setting_rule,
 )
 
@@ -30,8 +36,39 @@ _DEFAULT_NUM_DRAFTS = 4
 """Tokens to draft where `speculative_config` does not say."""
 _DECODING_TYPES = {"eagle": "Eagle", "eagle3": "Eagle", "medusa": "Medusa"}
 """TensorRT-LLM's decoding types by vLLM's method. Its Eagle includes Eagle3 in every version."""
+_SAMPLING_MODES = frozenset({"auto", "top_k", "top_p", "top_k_top_p", "beam_search"})
+"""Values of `decoding_mode` that draft no tokens."""
+_DRAFT_TREES = frozenset(
+    {
+        "eagle_choices",
+        "medusa_choices",
+        "lookahead_window_size",
+        "lookahead_ngram_size",
+        "lookahead_verification_set_size",
+    }
+)
+"""Parameters of NVIDIA's template that belong to a `decoding_mode` that drafts. A filled file has them beside any."""
 _COMPILED = (ModelFormat.TENSORRT_LLM_ENGINE, ModelFormat.TENSORRT_LLM_CHECKPOINT)
 """Formats that run as compiled engines."""
+TENSORRT_LLM_CODE: CodeChoices = dict.fromkeys(
+    (
+        "batched_logits_processor",
+        "calib_config.calib_dataset",  # a dataset may come with a script that loads it
+        "checkpoint_loader",
+        "custom_tokenizer",
+        "env_overrides",
+        "kv_connector_config",
+        "mpi_session",
+        "post_processor_hook",
+        "ray_worker_extension_cls",
+        "ray_worker_nsight_options",  # options of a command
+        "speculative_config.drafter",
+        "speculative_config.resource_manager",
+        "trust_remote_code",
+    ),
+    bool,
+)
+_DRAFT_LEN = "speculative_config.max_draft_len"
 _GIBIBYTE = 1 << 30
 _CHECKPOINT_METHODS = frozenset({"awq", "gptq", "awq_marlin", "gptq_marlin", "compressed-tensors", "modelopt", "mxfp4"})
 """vLLM's names of quantization methods that a checkpoint's config.json names itself."""
@@ -40,17 +77,39 @@ _CHECKPOINT_METHODS = frozenset({"awq", "gptq", "awq_marlin", "gptq_marlin", "co
 def tensorrt_llm_rules(engine: EngineConfig, texts: Mapping[str, str]) -> Callable[[str], Rule | None]:
     """Return a function that finds the rule of a parameter, None for an unknown one. `texts` are the parameters."""
     backend = texts.get("backend", engine.llm_arguments.get("backend"))
+    mode = texts.get("decoding_mode", "").lower()
     is_compiled = backend == "tensorrt" or model_format(Path(engine.model_path)) in _COMPILED
 
     def find_rule(key: str) -> Rule | None:
+        setting = SETTINGS.get(key)
+        rule = find_unguarded(key)
+        if rule is None and not chooses_code(key, True, TENSORRT_LLM_CODE):
+            return None
+        parse = json_or_text if setting is None else setting.parse
+        return guarded(rule or (lambda text: NOTHING), SETTINGS.target(key), parse, TENSORRT_LLM_CODE)
+
+    def find_unguarded(key: str) -> Rule | None:
         rule, setting = TENSORRT_LLM_RULES.get(key), SETTINGS.get(key)
-        if rule is not None or setting is None:
+        if rule is not None:
             return rule
+        if setting is None:
+            return _renamed(key)
+        if key in _DRAFT_TREES and mode in _SAMPLING_MODES:
+            return ignored(f"decoding_mode {mode} drafts no tokens")
         if setting.backend == ENGINES and not is_compiled and not setting.no_effect:
             return ignored("only compiled engines have it, and this model is none")
         return setting_rule(setting)
 
     return find_rule
+
+
+def _renamed(key: str) -> Rule | None:
+    """Return a rule that tells the full name of a setting; None for a name that it is not short for, or that is another
+    runtime's."""
+    names = full_names(key, SETTINGS)
+    if not names or any(key in spec.settings for spec in RUNTIMES.values()):
+        return None
+    return rejected(f"must be given by its full name, {' or '.join(names[:3])}")
 
 
 def _batching(text: str) -> Effect:
@@ -104,8 +163,9 @@ def _draft_source(text: str) -> Effect:
 
 def _decoding(text: str) -> Effect:
     """Set the mode where it is a way to draft tokens. Sampling modes are left to the requests."""
-    is_sampling = text.lower() in ("auto", "top_k", "top_p", "top_k_top_p", "beam_search")
-    return NOTHING if is_sampling else _drafts(**setting_rule(SETTINGS["decoding_mode"])(text).settings)
+    return (
+        NOTHING if text.lower() in _SAMPLING_MODES else _drafts(setting_rule(SETTINGS["decoding_mode"])(text).settings)
+    )
 
 
 def _speculative_config(text: str) -> Effect:
@@ -116,7 +176,7 @@ def _speculative_config(text: str) -> Effect:
     if method == "ngram":
         return Effect({"speculation": Speculation.NGRAM, "num_speculative_tokens": count})
     if method == "mtp" or method.endswith("_mtp"):
-        return _drafts(speculative_decoding_type="MTP", num_nextn_predict_layers=str(count))
+        return _drafts({DECODING_TYPE: "MTP", _DRAFT_LEN: str(count)})
     return _drafts_of_model(method, given.get("model"), count)
 
 
@@ -127,12 +187,12 @@ def _drafts_of_model(method: str, model: object, count: int) -> Effect:
         raise ValueError(f"must name the model of method {method}, in model")
     if method in _DECODING_TYPES:
         kind = _DECODING_TYPES[method]
-        return _drafts(speculative_decoding_type=kind, speculative_model=model, speculative_max_draft_len=str(count))
+        return _drafts({DECODING_TYPE: kind, "speculative_config.speculative_model": model, _DRAFT_LEN: str(count)})
     fields = {"speculation": Speculation.DRAFT_MODEL, "draft_model_path": model, "num_speculative_tokens": count}
     return Effect(fields)
 
 
-def _drafts(**settings: str) -> Effect:
+def _drafts(settings: Mapping[str, str]) -> Effect:
     """Use the model's own way to draft tokens in place of the command line's."""
     return Effect({"speculation": Speculation.OFF}, settings=settings)
 
@@ -150,10 +210,15 @@ TENSORRT_LLM_RULES: dict[str, Rule] = {
     "batching_strategy": _batching,
     "max_tokens_in_paged_kv_cache": _cache_tokens,
     "decoding_mode": _decoding,
-    "speculative_decoding_type": lambda text: _drafts(
-        **setting_rule(SETTINGS["speculative_decoding_type"])(text).settings
-    ),
+    "speculative_decoding_type": lambda text: _drafts({DECODING_TYPE: text}),
+    DECODING_TYPE: lambda text: _drafts({DECODING_TYPE: text}),
     "num_nodes": ignored_unless(("1",), "processes are placed by what starts them (--engine-launcher)"),
+    # NVIDIA's own names of what the command line's options set too
+    "kv_cache_config.free_gpu_memory_fraction": SHARED_RULES["kv_cache_free_gpu_mem_fraction"],
+    "kv_cache_config.max_tokens": _cache_tokens,
+    "kv_cache_config.dtype": _cache_dtype,
+    "kv_cache_config.enable_block_reuse": SHARED_RULES["enable_kv_cache_reuse"],
+    "scheduler_config.capacity_scheduler_policy": SHARED_RULES["batch_scheduler_policy"],
     # vLLM
     "tensor_parallel_size": integer_field("tensor_parallel_size"),
     "tp_size": integer_field("tensor_parallel_size"),

@@ -190,7 +190,8 @@ def test_what_is_asked_for_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fields", [{"kv_host_cache_bytes": 1 << 30}, {"kv_disk_cache": "/blocks"}])
 @pytest.mark.parametrize(
-    ("runtime", "own"), [(Runtime.TENSORRT_LLM, "host_cache_size=SIZE"), (Runtime.VLLM, "kv_offloading_size=GIB")]
+    ("runtime", "own"),
+    [(Runtime.TENSORRT_LLM, "kv_cache_config.host_cache_size=SIZE"), (Runtime.VLLM, "kv_offloading_size=GIB")],
 )
 def test_kv_tiers_are_refused_with_the_runtimes_own(
     tmp_path: Path, fields: dict[str, Any], runtime: Runtime, own: str

@@ -5,7 +5,7 @@ import pytest
 
 from engine.sampling_fields import OPTIONAL_FIELDS
 from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
-from engine.validation import check_request, check_sampling
+from engine.validation import check_request, check_sampling, num_tokens_after
 from sluice.errors import ErrorCode, SluiceError
 
 
@@ -148,6 +148,18 @@ def test_a_request_out_of_range_is_told_what_is_allowed(wrong: GenerateRequest, 
     assert (caught.value.code, caught.value.param, caught.value.message) == (ErrorCode.INVALID, param, message)
 
 
+def test_a_prompt_longer_than_the_cache_is_allowed_where_attention_keeps_only_a_window() -> None:
+    small = msgspec.structs.replace(INFO, max_model_len=200, block_size=4, num_blocks=8)
+    longer = request({"max_tokens": 5}, prompt_token_ids=[1] * 100)
+    with pytest.raises(SluiceError, match="whole KV cache has 8 blocks"):
+        check_request(longer, small)
+    with pytest.raises(SluiceError, match="whole KV cache has 8 blocks"):
+        check_request(longer, msgspec.structs.replace(small, max_cached_tokens=36))
+    windowed = msgspec.structs.replace(small, max_cached_tokens=32)
+    check_request(longer, windowed)
+    assert (num_tokens_after(20, small), num_tokens_after(20, windowed)) == (13, 180)
+
+
 def test_the_edges_of_a_request_are_allowed() -> None:
     sampling = {
         "max_tokens": 3,
@@ -210,6 +222,21 @@ def test_what_this_runtime_has_is_allowed() -> None:
             check_request(request({"beam_width": beam_width}), info)
     with pytest.raises(SluiceError, match="this model has: none"):
         check_request(request(adapter="clerk"), INFO)
+
+
+REFUSING = msgspec.structs.replace(INFO, refused_sampling={"seed": "seed cannot be used", "min_p": "min_p cannot"})
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 7), ("min_p", 0.1)])
+def test_what_the_runtime_s_sampler_would_leave_out_is_refused(name: str, value: float) -> None:
+    with pytest.raises(SluiceError) as caught:
+        check_request(request({"temperature": 1.0, name: value}), REFUSING)
+    told = (caught.value.code, caught.value.param, caught.value.message)
+    assert told == (ErrorCode.INVALID, name, REFUSING.refused_sampling[name])
+
+
+def test_what_has_no_effect_anyway_is_allowed_where_it_would_be_left_out() -> None:
+    check_request(request({"temperature": 0.0, "seed": 7, "min_p": 0.0}), REFUSING)
 
 
 def test_every_field_of_some_runtimes_is_known_here() -> None:

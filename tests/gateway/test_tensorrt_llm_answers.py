@@ -50,13 +50,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(checkpoint: Path) -> EngineConfig:
-    """Settings for both engines: no prefix reuse, which one of them does not report, and a sampler with penalties."""
+    """Settings for both engines: no prefix reuse, which one of them does not report."""
     return EngineConfig(
         model_path=str(checkpoint),
         tokenizer_path=str(checkpoint),
         enable_prefix_caching=False,
         runtime=Runtime.TENSORRT_LLM,
-        runtime_settings={"sampler_type": "TRTLLMSampler"},
     )
 
 
@@ -151,7 +150,7 @@ class TestOpenAI:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"logprobs": 3},
+        {"logprobs": 1},
         {"echo": True},
         {"echo": True, "logprobs": 1},
         {"prompt_logprobs": 1},

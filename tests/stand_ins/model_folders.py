@@ -20,6 +20,7 @@ BUILT = {
     "max_batch_size": 8,
     "max_beam_width": 1,
     "max_num_tokens": 1024,
+    "gather_context_logits": True,
     "plugin_config": {"tokens_per_block": 32, "paged_kv_cache": True, "use_paged_context_fmha": True},
 }
 """A compiled engine's limits."""

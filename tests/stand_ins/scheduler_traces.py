@@ -11,12 +11,13 @@ from pathlib import Path
 
 import msgspec
 
+from tests.stand_ins.tensorrt_llm._stand_in.kv_cache import KvCache, Prefix
 from tests.stand_ins.tensorrt_llm._stand_in.schedulers import (
     POLICIES,
     BatchLimits,
     Cache,
     Load,
-    held_blocks,
+    Stage,
     micro_batch,
 )
 
@@ -33,10 +34,19 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     max_tokens: int
     num_output: int
     cancelled_at: int | None = None
+    family: int = 0
+    num_alike: int = 0
+    """Its first tokens, which all prompts of its family begin with."""
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The prompt: no two requests have a token in common but in what is alike."""
+        return [-1 - self.family] * self.num_alike + [self.request_id] * (self.num_prompt - self.num_alike)
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests, and the limits that they meet. `chunking` is a ContextChunkingPolicy, "" for none."""
+    """Requests, and the limits that they meet. `chunking` is a ContextChunkingPolicy, "" for none; with `reuses` they
+    share blocks, and with `has_credit` those of others are not reserved for one that is to begin."""
 
     name: str
     policy: str = "GUARANTEED_NO_EVICT"
@@ -47,6 +57,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     chunking: str = ""
     requests: list[Request] = []
     max_steps: int = 2000
+    reuses: bool = False
+    has_credit: bool = False
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -72,9 +84,18 @@ class Simulation:
     number: int = 0
     active: dict[int, Load] = field(default_factory=dict)
     """Active requests, in order of arrival."""
+    prefixes: dict[int, Prefix] = field(default_factory=dict)
+    """What the cache has of those that have not begun."""
     finished_at: dict[int, int] = field(default_factory=dict)
+    kv_cache: KvCache = field(init=False)
     _outputs: dict[int, int] = field(default_factory=dict)
     _requests: dict[int, Request] = field(default_factory=dict)
+    contexts: dict[int, list[int]] = field(default_factory=dict)
+    """The tokens that each request computes before it generates."""
+
+    def __post_init__(self) -> None:
+        workload = self.workload
+        self.kv_cache = KvCache(workload.num_blocks, workload.tokens_per_block, reuses=workload.reuses)
 
     @property
     def is_over(self) -> bool:
@@ -83,36 +104,64 @@ class Simulation:
 
     @property
     def num_free_blocks(self) -> int:
-        size = self.workload.tokens_per_block
-        return self.workload.num_blocks - sum(held_blocks(load, size) for load in self.active.values())
+        return self.kv_cache.num_free
 
     def begin(self) -> None:
-        """Add the requests that arrive, and remove those that are cancelled."""
+        """Add the requests that arrive, remove those that are cancelled, and look at the cache."""
         for request in self.workload.requests:
             if request.arrival == self.number:
-                self._requests[request.request_id] = request
-                self._outputs[request.request_id] = 0
-                self.active[request.request_id] = Load(request.request_id, request.num_prompt, request.max_tokens)
-            if request.cancelled_at == self.number and request.request_id in self.active:
+                self.hand_over(request)
+        self.cancel()
+        self.look_up()
+
+    def hand_over(self, request: Request) -> None:
+        """Make a request active."""
+        request_id = request.request_id
+        self._requests[request_id], self.contexts[request_id] = request, request.token_ids
+        self._outputs[request_id] = 0
+        self.active[request_id] = Load(request_id, request.num_prompt, request.max_tokens)
+
+    def cancel(self) -> None:
+        """Remove the active requests that are cancelled now."""
+        for request in [self._requests[request_id] for request_id in self.active]:
+            if request.cancelled_at == self.number:
                 self._end(request.request_id)
+
+    def look_up(self) -> None:
+        """Look up what the cache has of each request, before the step."""
+        for request_id, load in self.active.items():
+            load.num_private = self.kv_cache.num_private(request_id)
+            if load.stage is Stage.FIRST_CHUNK:
+                self.prefixes[request_id] = self.kv_cache.find(self.contexts[request_id], 0)
+                load.take_prefix(self.prefixes[request_id], self.workload.tokens_per_block)
 
     def apply(self, step: Step) -> None:
         """Apply the changes that running a step makes."""
         size = self.workload.tokens_per_block
         for request_id in step.paused:
             load = self.active[request_id]
+            self.kv_cache.release(request_id)
+            self.contexts[request_id] += [request_id] * load.num_generated
             self.active[request_id] = Load(request_id, load.num_tokens, load.max_new_tokens - load.num_generated)
-        for request_id, count in step.contexts:
-            load = self.active[request_id]
-            load.held_per_beam = load.held_per_beam or -(-load.num_prompt // size)
-            load.num_prefilled += count
-            if load.num_prefilled == load.num_prompt:
-                self._generate(load)
+        first_chunks = [self.active[i] for i, _ in step.contexts if self.active[i].stage is Stage.FIRST_CHUNK]
+        for load in first_chunks:
+            self.kv_cache.share(load.request_id, self.prefixes[load.request_id])
+        for load in first_chunks:
+            self.kv_cache.begin(load.request_id, load.num_prompt)
+            load.held_per_beam = -(-load.num_prompt // size)
         for request_id in step.generations:
             load = self.active[request_id]
-            load.held_per_beam = max(load.held_per_beam, -(-load.num_tokens // size))
-            self._generate(load)
-        assert self.num_free_blocks >= 0, "more blocks are held than there are"
+            needed = max(load.held_per_beam, -(-load.num_tokens // size))
+            self.kv_cache.grow(request_id, needed - load.held_per_beam)
+            load.held_per_beam = needed
+        for request_id, count in step.contexts:
+            load = self.active[request_id]
+            load.num_prefilled += count
+            if load.num_prefilled == load.num_prompt:
+                self.kv_cache.store(request_id, self.contexts[request_id], 0)
+                self._generate(load)
+        for request_id in step.generations:
+            self._generate(self.active[request_id])
         self.number += 1
 
     def _generate(self, load: Load) -> None:
@@ -123,6 +172,7 @@ class Simulation:
 
     def _end(self, request_id: int) -> None:
         del self.active[request_id]
+        self.kv_cache.release(request_id)
         self.finished_at[request_id] = self.number
 
 
@@ -142,7 +192,7 @@ def run(workload: Workload, schedule: Scheduler) -> Trace:
 
 
 def schedule_as_stand_in(workload: Workload, active: Sequence[Load], num_free_blocks: int) -> Step:
-    cache = Cache(num_free_blocks, workload.tokens_per_block)
+    cache = Cache(num_free_blocks, workload.tokens_per_block, has_credit=workload.has_credit)
     fitting = POLICIES[workload.policy](active, cache, workload.max_batch_size)
     unit = workload.tokens_per_block if workload.chunking else None
     limits = BatchLimits(

@@ -1,43 +1,16 @@
 """Generates the tables of docs/tensorrt-llm.md from the tables of TensorRT-LLM's adapter."""
 
-from engine.delegated.tensorrt_llm.configuration.arguments import FIELDS
 from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from engine.delegated.tensorrt_llm.library import MINIMUM
+from engine.delegated.tensorrt_llm.samplers import ROWS, Effect, Row
 from engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
-from engine.runtime_settings import RuntimeSetting
 from tests.tools.markdown import code, codes, table
 
 
-def _fields() -> str:
-    rows = ([code(field.name), code(field.target), field.note] for field in FIELDS)
-    return table(("Ours", "Argument of the LLM class", ""), rows)
-
-
 def _settings() -> str:
-    parts = []
-    for title, rows in SETTINGS.groups.items():
-        columns = ("Setting", "Also called", "Argument of the LLM class", "", "Where")
-        cells = ([code(row.name), codes(row.aliases), _argument(row), _text(row), _where(row)] for row in rows)
-        parts.append(f"**{title}**\n\n{table(columns, cells)}")
-    return "\n\n".join(parts)
-
-
-def _argument(row: RuntimeSetting) -> str:
-    if row.target or row.no_effect:
-        return code(row.target)
-    return "the adapter's own"
-
-
-def _text(row: RuntimeSetting) -> str:
-    return row.help or f"No effect: {row.no_effect}."
-
-
-def _where(row: RuntimeSetting) -> str:
-    words = []
-    if row.since:
-        words.append(f"from {row.since}")
-    if row.until:
-        words.append(f"before {row.until}")
-    return ", ".join((*words, *filter(None, (row.backend,))))
+    rows = SETTINGS.groups["operators"]
+    cells = ([code(row.name), codes(row.aliases), row.help] for row in rows)
+    return table(("Setting", "Also called", ""), cells)
 
 
 def _sampling() -> str:
@@ -45,4 +18,30 @@ def _sampling() -> str:
     return table(("Field of SamplingParams", "Ours", ""), rows)
 
 
-TABLES = {"tensorrt-llm-fields": _fields, "tensorrt-llm-settings": _settings, "tensorrt-llm-sampling": _sampling}
+def _samplers() -> str:
+    columns = ("Sampler", "Field", "Obeyed", "Else, in TensorRT-LLM alone")
+    return table(columns, ([row.sampler.value, _concerned(row), _obeyed(row), _else(row)] for row in ROWS))
+
+
+def _concerned(row: Row) -> str:
+    return codes(row.fields) if row.above < 0 else f"{codes(row.fields)} above {row.above}"
+
+
+def _obeyed(row: Row) -> str:
+    words = [f"from {row.obeyed_since}"] if row.obeyed_since else []
+    if row.argument:
+        words.append(f"with {code(row.argument)}")
+    return ", or ".join(words) or "never"
+
+
+def _else(row: Row) -> str:
+    if row.effect(MINIMUM, ()) is Effect.REFUSED:
+        return Effect.REFUSED.value
+    return f"ignored, and refused from {row.refused_since}" if row.refused_since else Effect.IGNORED.value
+
+
+TABLES = {
+    "tensorrt-llm-settings": _settings,
+    "tensorrt-llm-sampling": _sampling,
+    "tensorrt-llm-samplers": _samplers,
+}

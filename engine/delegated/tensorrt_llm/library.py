@@ -15,9 +15,13 @@ from sluice.errors import ErrorCode, SluiceError
 
 MINIMUM = Version("1.2")
 """Before it scheduling parameters, cache salts and several settings have other names or do not exist."""
+NEWEST = Version("1.4")
+"""The newest release that the adapter knows; a later one is tried."""
 LAST_WITH_ENGINES = Version("1.2")
 """The release series after which compiled engines cannot be loaded."""
 FIRST_WITHOUT_ENGINES = "1.3"
+_ARGUMENTS = ("TorchLlmArgs", "TrtLlmArgs")
+"""The models of the arguments: of PyTorch's LLM, and of that of compiled engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,18 @@ class TensorRtLlmLibrary:
                 f"runs, or install tensorrt-llm>={MINIMUM},<1.3",
             ) from None
 
+    def arguments_class(self, *, is_engine: bool) -> Any:
+        """Return the pydantic model of the LLM class' arguments. Raises SluiceError UNIMPLEMENTED without one."""
+        name = _ARGUMENTS[is_engine]
+        model = self.find(name)
+        if model is None:
+            message = f"TensorRT-LLM {self.version} has no class {name}, which tells the arguments of the LLM"
+            raise SluiceError(ErrorCode.UNIMPLEMENTED, message)
+        return model
+
     def arguments(self, *, is_engine: bool) -> frozenset[str]:
         """Return the names of the arguments that the LLM class of this version takes."""
-        model = self.find("TrtLlmArgs" if is_engine else "TorchLlmArgs")
+        model = self.find(_ARGUMENTS[is_engine])
         return field_names(model) if model is not None else frozenset()
 
     def find(self, name: str) -> Any | None:
@@ -68,10 +81,16 @@ class TensorRtLlmLibrary:
 def field_names(cls: Any) -> frozenset[str]:
     """Return the keyword arguments of a class: a pydantic model, a dataclass, or any whose signature names them."""
     if hasattr(cls, "model_fields"):
-        return frozenset(cls.model_fields)
+        return frozenset(word for name, info in cls.model_fields.items() for word in (name, *_other_names(info)))
     if is_dataclass(cls):
         return frozenset(each.name for each in fields(cls) if each.init)
     return frozenset(inspect.signature(cls).parameters)
+
+
+def _other_names(info: Any) -> tuple[str, ...]:
+    """Return the names under which a field is taken too: those that it had in earlier versions."""
+    alias = getattr(info, "validation_alias", None)
+    return tuple(each for each in getattr(alias, "choices", (alias,)) if isinstance(each, str))
 
 
 def load_library() -> TensorRtLlmLibrary:
@@ -88,7 +107,7 @@ def load_library() -> TensorRtLlmLibrary:
         raise SluiceError(
             ErrorCode.UNAVAILABLE,
             f"TensorRT-LLM {version} is installed, but {MINIMUM} or later is needed; "
-            f"install tensorrt-llm>={MINIMUM},<1.4",
+            f"install tensorrt-llm>={MINIMUM},<1.5",
         )
     return TensorRtLlmLibrary(version, llmapi)
 
@@ -111,19 +130,3 @@ def float_tensor(values: npt.NDArray[np.float32]) -> Any:
 def is_before(version: Version, other: str) -> bool:
     """Compare release numbers: 1.3.0rc5 counts as 1.3, whose features it has."""
     return version.release < Version(other).release
-
-
-def is_in(version: Version, since: str, until: str) -> bool:
-    """Return whether `version` is one from `since` on and before `until`; "" is no bound."""
-    if since and is_before(version, since):
-        return False
-    return not until or is_before(version, until)
-
-
-def versions_in_words(since: str, until: str = "") -> str:
-    """Return the versions that have something: "TensorRT-LLM 1.3 or later has it"."""
-    if since and until:
-        return f"TensorRT-LLM from {since} on and before {until} has it"
-    if since:
-        return f"TensorRT-LLM {since} or later has it"
-    return f"TensorRT-LLM before {until} has it"

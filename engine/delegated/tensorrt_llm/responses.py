@@ -21,8 +21,17 @@ _TIMED_OUT = "timeout"
 class LlmRequestHandle:
     """A request in TensorRT-LLM, as `engine.delegated.interface.RequestHandle`. It reads with a cursor of its own."""
 
-    def __init__(self, output: Any, request: GenerateRequest, eos_token_ids: tuple[int, ...], block_size: int) -> None:
-        """`output` is the RequestOutput of `request`."""
+    def __init__(
+        self,
+        output: Any,
+        request: GenerateRequest,
+        eos_token_ids: tuple[int, ...],
+        block_size: int,
+        *,
+        tells_cached: bool = True,
+    ) -> None:
+        """`output` is the RequestOutput of `request`. `tells_cached`: whether its prompt counts, and not for another
+        handle already."""
         params = request.sampling
         self._output = output
         self._request = request
@@ -31,7 +40,7 @@ class LlmRequestHandle:
         self._stops = frozenset((*params.stop_token_ids, *self._eos))
         self._num_read = 0
         self._last: int | None = None
-        self._has_cache_count = self._has_prompt_logprobs = False
+        self._has_cache_count, self._has_prompt_logprobs = not tells_cached, False
 
     def __aiter__(self) -> AsyncIterator[Any]:
         responses: AsyncIterator[Any] = self._output.__aiter__()
@@ -53,6 +62,8 @@ class LlmRequestHandle:
         logprobs = self._logprobs(token_ids, best.logprobs)
         self._num_read += len(token_ids)
         self._last = token_ids[-1] if token_ids else self._last
+        if reason is FinishReason.LENGTH and self._last in self._stops:
+            reason = FinishReason.STOP  # TensorRT-LLM counts the tokens before it looks for stop tokens
         return ResponseDelta(token_ids, reason, self._detail(response, best, logprobs, is_last=reason is not None))
 
     def _with_end(self, token_ids: list[int], best: Any, reason: FinishReason | None) -> list[int]:
@@ -147,7 +158,7 @@ def _is_own(token_id: int, entry: Any) -> bool:
 
 # -- exceptions
 
-_FATAL_NAMES = frozenset({"EngineDeadError", "BrokenExecutor", "BrokenProcessPool"})
+_FATAL_NAMES = frozenset({"EngineLost", "EngineDeadError", "BrokenExecutor", "BrokenProcessPool"})
 _FATAL = re.compile(
     r"shutting down|is shut ?down|executor has failed|worker (process )?(died|is dead|terminated)"
     r"|rank \d+ (died|is gone)",
@@ -158,10 +169,11 @@ _REQUEST_ERROR = "RequestError"
 _AT_FAULT = re.compile(
     r"should not exceed|cannot exceed|exceeds? (the )?max|larger than (the )?max|(prompt|sequence) is too long"
     r"|must be (less|greater|between|at (most|least)|smaller|larger)|token ids? .*out of range"
-    r"|not supported|unsupported|guided decoding error(?!: internal)",
+    r"|exceeds the limit value|not supported|unsupported|require 'enable_penalty|guided decoding error(?!: internal)",
     re.I,
 )
-"""Texts of its checks of a request's arguments, which come as a response."""
+"""Texts of its checks of a request's arguments, which come as a response. Those about log probabilities of beams are no
+part: such requests are refused before, so that such a text was meant for another request of the batch."""
 
 
 def classify(error: Exception, *, at_submit: bool) -> RuntimeFailure:
@@ -173,8 +185,10 @@ def classify(error: Exception, *, at_submit: bool) -> RuntimeFailure:
 def _answer(error: Exception, *, at_submit: bool, is_fatal: bool) -> SluiceError:
     if isinstance(error, SluiceError):
         return error
-    # A check of arguments shows as a ValueError at once, or as text alone among the responses.
-    is_at_fault = isinstance(error, ValueError) if at_submit else bool(_AT_FAULT.search(str(error))) and not is_fatal
+    # A check of arguments shows as a ValueError at once, or as text alone: among the responses, or at once too where
+    # the worker is in this process.
+    has_text = bool(_AT_FAULT.search(str(error))) and not is_fatal
+    is_at_fault = isinstance(error, ValueError) or (_is_response(error) and has_text) if at_submit else has_text
     if is_at_fault:
         return SluiceError(ErrorCode.INVALID, f"TensorRT-LLM refuses the request: {error}")
     return internal_error()

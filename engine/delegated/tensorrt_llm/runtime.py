@@ -36,11 +36,11 @@ def _compiled_step_sizes(config: EngineConfig) -> StepSizes | None:
 
 
 _BY_HAND = """\
-TensorRT-LLM 1.2 or 1.3 needs a Linux machine with an NVIDIA GPU of compute capability 8.0 or newer, a driver for CUDA
+TensorRT-LLM 1.2 to 1.4 needs a Linux machine with an NVIDIA GPU of compute capability 8.0 or newer, a driver for CUDA
 13, Python 3.10 or 3.12, OpenMPI (libopenmpi-dev) and about 15 GB. Its wheels lie at NVIDIA:
 
   python3.12 -m venv /opt/trtllm
-  /opt/trtllm/bin/pip install --extra-index-url https://pypi.nvidia.com 'tensorrt-llm>=1.2,<1.4'
+  /opt/trtllm/bin/pip install --extra-index-url https://pypi.nvidia.com 'tensorrt-llm>=1.2,<1.5'
   /opt/trtllm/bin/pip install --no-deps sluice && /opt/trtllm/bin/pip install msgspec pyzmq packaging
 
 Then: sluice serve MODEL --runtime tensorrt_llm --engine-python /opt/trtllm/bin/python
@@ -86,6 +86,6 @@ TENSORRT_LLM = RuntimeSpec(
     install=RuntimeInstall(by_hand=_BY_HAND),
     settings=SETTINGS,
     sampling_fields=OPTIONAL_FIELDS,
-    kv_tier_advice="--runtime-setting host_cache_size=SIZE gives it host memory",
+    kv_tier_advice="--runtime-setting kv_cache_config.host_cache_size=SIZE gives it host memory",
     ignored_fields=frozenset({"cache_path", "num_threads"}),
 )

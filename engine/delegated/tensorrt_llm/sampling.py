@@ -11,6 +11,7 @@ import numpy as np
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.grammars import guide
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, float_tensor
+from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
 from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError, invalid
 
@@ -30,8 +31,7 @@ class SamplingContext:
     """The guided decoding backend."""
     known: frozenset[str]
     """Fields that the installed SamplingParams has."""
-    ignored: frozenset[str]
-    """Our fields that the model's sampler would not act on (`LlmPlan.ignored_sampling`)."""
+    sampler: ModelSampler
 
     @property
     def params(self) -> SamplingParams:
@@ -72,13 +72,13 @@ def sampling_params(
     request: GenerateRequest,
     folder: LlmFolder,
     backend: str | None,
-    ignored: frozenset[str] = frozenset(),
+    sampler: ModelSampler,
 ) -> Any:
     """Return `tensorrt_llm.SamplingParams` for a request; what was generated before (`resume_token_ids`) counts. Raises
     INVALID, naming the field, for what TensorRT-LLM cannot do."""
     cls = library.llmapi.SamplingParams
-    context = SamplingContext(request, folder, backend, field_names(cls), ignored)
-    _check(context, library)
+    context = SamplingContext(request, folder, backend, field_names(cls), sampler)
+    _check(context)
     given = _given(context, library)
     if "guided_decoding" in given:
         given["guided_decoding"] = library.llmapi.GuidedDecodingParams(**given["guided_decoding"])
@@ -103,7 +103,7 @@ def _given(context: SamplingContext, library: TensorRtLlmLibrary) -> dict[str, A
     return given
 
 
-def _check(context: SamplingContext, library: TensorRtLlmLibrary) -> None:
+def _check(context: SamplingContext) -> None:
     params = context.params
     if params.typical_p != 1.0:
         message = f"typical_p must be 1, since TensorRT-LLM has no such filter, got {params.typical_p}"
@@ -115,13 +115,7 @@ def _check(context: SamplingContext, library: TensorRtLlmLibrary) -> None:
             "bad_words must be of one token each, also after a space: TensorRT-LLM bans single tokens. One of them has "
             f"the tokens {', '.join(map(str, long))}; leave it out, or ban one of these by a logit_bias of -100",
         )
-    for name in sorted(context.ignored & set(SamplingParams.__struct_fields__)):
-        if getattr(params, name) != getattr(_UNSET, name) and name != "bad_words":
-            raise invalid(
-                name,
-                f"{name} has no effect in the sampler of TensorRT-LLM {library.version} that this model runs with; "
-                "start it with the setting sampler_type=TRTLLMSampler, or use TensorRT-LLM 1.3",
-            )
+    context.sampler.check(params)
 
 
 # -- values of fields
@@ -142,8 +136,10 @@ def _always(value: bool) -> Value:
 
 
 def _min_tokens(context: SamplingContext) -> int | None:
+    """Return what is left of them. Without an end there is nothing to ban, and TensorRT-LLM would ban the vocabulary's
+    last token for -1."""
     left = context.params.min_tokens - context.num_resumed
-    return left if left > 0 else None
+    return left if left > 0 and _end_id(context) != NO_END else None
 
 
 def _top_k(context: SamplingContext) -> int | None:
@@ -154,7 +150,7 @@ def _top_k(context: SamplingContext) -> int | None:
 
 def _seed(context: SamplingContext) -> int | None:
     """The runtime's own default is 0 for every request, so that equal prompts would get equal answers."""
-    if context.is_greedy:
+    if context.is_greedy or "seed" in context.sampler.refusals:
         return None
     return context.params.seed if context.params.seed is not None else secrets.randbits(_SEED_BITS)
 
@@ -173,14 +169,14 @@ def _stop_token_ids(context: SamplingContext) -> list[int] | None:
 
 
 def _bad_token_ids(context: SamplingContext) -> list[int] | None:
-    return None if "bad_words" in context.ignored else [word[0] for word in context.params.bad_words] or None
+    return None if context.sampler.bans_by_bias else [word[0] for word in context.params.bad_words] or None
 
 
 def _embedding_bias(context: SamplingContext) -> Any:
     """Return what is added to the logits, [vocab_size] float32: allowed tokens are those that nothing else is banned
     for. A sampler that has no bad words gets them here."""
     biases, allowed = dict(context.params.logit_bias), context.params.allowed_token_ids
-    if "bad_words" in context.ignored:
+    if context.sampler.bans_by_bias:
         biases |= {word[0]: -math.inf for word in context.params.bad_words}
     if not biases and not allowed:
         return None
@@ -202,8 +198,9 @@ def _prompt_logprobs(context: SamplingContext) -> int | None:
 
 
 def _logprob_count(context: SamplingContext, count: int | None) -> int | None:
-    """Versions without logprobs_mode return nothing for 0 instead of the token's own: they are given 1."""
-    return count if count is None or "logprobs_mode" in context.known else max(count, 1)
+    """Versions without logprobs_mode, and TRTLLMSampler, return nothing for 0 in place of the own one: they get 1."""
+    has_own = "logprobs_mode" in context.known and context.sampler.kind is not SamplerKind.TRTLLM
+    return count if count is None or has_own else max(count, 1)
 
 
 def _guided_decoding(context: SamplingContext) -> dict[str, Any] | None:
@@ -219,7 +216,8 @@ _NO_LOGITS = "only OpenVINO gives logits"
 FIELDS = (
     TensorRtLlmField("max_tokens", "max_tokens", "less what was generated before a resume",
                   lambda context: context.params.max_tokens - context.num_resumed, default=32),
-    TensorRtLlmField("min_tokens", "min_tokens", "less what was generated before a resume", _min_tokens),
+    TensorRtLlmField("min_tokens", "min_tokens",
+                  "less what was generated before a resume; with several ends two requests", _min_tokens),
     TensorRtLlmField("n", "", "1: each of several answers is a request of its own", default=1),
     TensorRtLlmField("best_of", "beam_width", "for a beam search", _ours("beam_width")),
     TensorRtLlmField("use_beam_search", "beam_width", "above 1",
@@ -268,9 +266,9 @@ FIELDS = (
     TensorRtLlmField("truncate_prompt_tokens", "", "a prompt that is too long is refused"),
     TensorRtLlmField("skip_special_tokens", "", _IDS_ONLY, default=True),
     TensorRtLlmField("spaces_between_special_tokens", "", _IDS_ONLY, default=True),
-    TensorRtLlmField("logprobs", "logprobs", "at least 1 before 1.3",
+    TensorRtLlmField("logprobs", "logprobs", "at least 1 before 1.3 and with TRTLLMSampler",
                   lambda context: _logprob_count(context, context.params.logprobs)),
-    TensorRtLlmField("prompt_logprobs", "prompt_logprobs", "at least 1 before 1.3; not after a resume",
+    TensorRtLlmField("prompt_logprobs", "prompt_logprobs", "as logprobs; not after a resume",
                   _prompt_logprobs),
     TensorRtLlmField("logprobs_mode", "", "its default, RAW: before penalties, temperature and filters", default="RAW"),
     TensorRtLlmField("return_context_logits", "", _NO_LOGITS, default=False),

@@ -49,11 +49,23 @@ Source = Callable[[], AsyncIterator[dict[str, Any]]]
 """Returns statistics or events as they come; ends after a silence."""
 
 
+def reopened(stream: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    """Return `stream`, the library's own object, open again. A silence ends it for good until the next request: without
+    this a long step of the only request would look like a hang, since nothing that follows would be told."""
+    reopen = getattr(stream, "mark_undone", None)
+    if reopen is not None:
+        reopen()
+    return stream
+
+
 async def follow(source: Source, take: Callable[[Mapping[str, Any]], None], is_busy: asyncio.Event, what: str) -> None:
-    """Read `source` while something runs. A version that has none, and one that fails, only costs a warning."""
-    has_failed = False
+    """Read `source` while something runs, and once more to its end after that, for what came in between. A version that
+    has none, and one that fails, only costs a warning."""
+    has_failed = was_busy = False
     while True:
-        await is_busy.wait()
+        if not was_busy:
+            await is_busy.wait()
+        was_busy = is_busy.is_set()
         try:
             async for each in source():
                 take(each)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.blocks import blocks_for
+from engine.delegated.sharing import BlockSharing
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +47,11 @@ class CacheCapacity:
     """Most tokens that are scheduled and not yet settled."""
     num_lookahead: int
     """Draft tokens that a step may write beyond the sequence."""
+    sharing: BlockSharing = BlockSharing.NONE
+    """Which blocks of the prompts in flight are surely there once."""
 
     def worst_case_blocks(self, num_prompt: int, max_tokens: int) -> int:
-        """Return the most blocks that a request can hold. The last token is never written. There is no credit for
-        cached prefixes: another request may need their blocks."""
+        """Return the most blocks that a request can hold. The last token is never written."""
         num_tokens = min(num_prompt + max_tokens - 1 + self.num_lookahead, self.max_model_len)
         return sum(group.most_blocks(num_tokens, self.num_in_flight) for group in self.groups)
 
@@ -73,7 +75,33 @@ def read_capacity(vllm_config: Any, metadata: Sequence[Mapping[str, Any]]) -> Ca
         int(vllm_config.model_config.max_model_len),
         int(getattr(vllm_config, "max_in_flight_tokens", vllm_config.scheduler_config.max_num_batched_tokens)),
         _num_lookahead(vllm_config),
+        _read_sharing(vllm_config, metadata),
     )
+
+
+def _read_sharing(vllm_config: Any, metadata: Sequence[Mapping[str, Any]]) -> BlockSharing:
+    """Nothing is sure of windows, which give blocks back while others count on them, of several groups, which share
+    what all of them have, of drafts, for which the last block is dropped, of blocks that a connector brings, and of
+    data-parallel ranks, whose caches are their own.
+
+    Prompts run one after the other, each to its end, and blocks can be found before they are computed: so no two
+    compute the same one, unless long prompts have a limit of their own and run side by side.
+    """
+    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
+    ranks = ("data_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size")
+    has_one_cache = (
+        bool(cache.enable_prefix_caching)
+        and len(metadata) == 1
+        and str(metadata[0].get("kind")) in _FULL
+        and not getattr(vllm_config, "speculative_config", None)
+        and not getattr(vllm_config, "kv_transfer_config", None)
+        and all(int(getattr(parallel, name, 1) or 1) == 1 for name in ranks)
+    )
+    if not has_one_cache:
+        return BlockSharing.NONE
+    scheduler = vllm_config.scheduler_config
+    is_in_turn = scheduler.policy == "fcfs" and not scheduler.long_prefill_token_threshold
+    return BlockSharing.AWAITED if is_in_turn else BlockSharing.COMPUTED
 
 
 def _num_lookahead(vllm_config: Any) -> int:

@@ -7,9 +7,11 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from engine.blocks import HashChain
 from engine.config import EngineConfig, Task
 from engine.delegated.abilities import ExpandedPrompt
 from engine.delegated.interface import RuntimeFailure, StatisticsListener
+from engine.delegated.sharing import BlockSharing
 from engine.delegated.vllm.arguments import VllmPlan, check_adapter, plan_vllm
 from engine.delegated.vllm.capacity import CacheCapacity, read_capacity
 from engine.delegated.vllm.images import expand_prompt, find_placeholders
@@ -82,9 +84,14 @@ class Vllm:
         return self._plan.task is not Task.GENERATE
 
     @property
-    def reserves_blocks(self) -> bool:
+    def takes_early(self) -> bool:
         """vLLM goes by the prompt, which is all that a pooled request has."""
         return self._is_pooled
+
+    @property
+    def sharing(self) -> BlockSharing:
+        assert self._capacity is not None
+        return BlockSharing.NONE if self._is_pooled else self._capacity.sharing
 
     # -- requests
 
@@ -125,6 +132,14 @@ class Vllm:
     def worst_case_blocks(self, request: GenerateRequest) -> int:
         assert self._capacity is not None
         return self._capacity.worst_case_blocks(len(request.prompt_token_ids), request.sampling.max_tokens)
+
+    def prompt_chain(self, request: GenerateRequest) -> HashChain | None:
+        """None for a prompt that is computed anew for its log probabilities."""
+        assert self._capacity is not None
+        if request.sampling.prompt_logprobs is not None and not request.resume_token_ids:
+            return None
+        adapter = self._adapters[request.adapter].lora_name if request.adapter else ""
+        return HashChain(request.cache_salt, self._capacity.groups[0].block_size, adapter)
 
     def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
         return classify(error)

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from engine.blocks import blocks_for
+from engine.blocks import HashChain, blocks_for
 from engine.delegated.interface import RequestHandle, ResponseDelta, RuntimeFailure, StatisticsListener, internal_error
 from engine.delegated.sequence import DelegatedSequence
+from engine.delegated.sharing import BlockSharing
 from engine.frames import Submit
 from engine.statistics import IterationStats
 from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
@@ -77,7 +78,8 @@ class FakeRuntime:
     """Implements `DelegatedRuntime`. `make_handle` answers each request; it has no statistics."""
 
     title = "the fake"
-    reserves_blocks = True
+    takes_early = True
+    sharing = BlockSharing.NONE
 
     def __init__(self, make_handle: Callable[[GenerateRequest], RequestHandle] = lambda request: FakeHandle()) -> None:
         self._make_handle = make_handle
@@ -97,6 +99,9 @@ class FakeRuntime:
 
     def worst_case_blocks(self, request: GenerateRequest) -> int:
         return blocks_for(len(request.prompt_token_ids) + request.sampling.max_tokens, INFO.block_size)
+
+    def prompt_chain(self, request: GenerateRequest) -> HashChain | None:
+        return HashChain(request.cache_salt, INFO.block_size)
 
     def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
         return RuntimeFailure(internal_error())

@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,15 @@ def test_who_waits_for_a_shared_prefix_holds_up_nobody() -> None:
         StepLimits(8, 64, 100),
     )
     assert admitted(step) == [1]
+
+
+@pytest.mark.parametrize("policy", [SchedulerPolicy.GUARANTEED_NO_EVICT, SchedulerPolicy.MAX_UTILIZATION])
+def test_who_waits_for_a_shared_prefix_takes_no_place_from_others(policy: SchedulerPolicy) -> None:
+    delayed = [AdmissionCandidate(view, 9, (), 0, True) for view in views(0, [(9, 1)] * 3)]
+    step = plan([], delayed + fresh(views(5, [(9, 1)] * 3)), StepLimits(2, 64, 100), policy)
+    assert admitted(step) == [5], "it looks at no more candidates than the free places and max_num_seqs"
+    step = plan([], delayed[:2] + fresh(views(5, [(9, 1)] * 3)), StepLimits(2, 64, 100), policy)
+    assert admitted(step) == [5, 6]
 
 
 def test_a_static_batch_starts_when_the_last_is_over() -> None:

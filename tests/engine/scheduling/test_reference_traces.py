@@ -1,22 +1,26 @@
-"""Our planner admits the sequences that TensorRT-LLM admits under GUARANTEED_NO_EVICT, step for step, without reuse.
+"""Our planner admits the sequences that TensorRT-LLM admits under GUARANTEED_NO_EVICT, step for step: without reuse as
+its recorded traces have it, with reuse as its capacity rule from 1.3 on decides over physical blocks.
 
 The traces were recorded from its own schedulers (tests/data/tensorrt_llm/README.md). Each step our planner is asked on
 the state that the trace has reached. The batches differ where it is meant: a context that does not fit whole runs up to
 the last token of the budget here, there up to a multiple of the block size, or, without chunking, not at all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import pytest
+from hypothesis import given
 
 from engine.blocks import blocks_for
 from engine.scheduling.planner import StepPlan, plan_step
 from engine.scheduling.policies import AdmissionCandidate, StepLimits, find_policy
 from tests import paths
 from tests.stand_ins.scheduler_traces import Simulation, Step, Trace, Workload, run, schedule_as_stand_in, workloads
-from tests.stand_ins.tensorrt_llm._stand_in.schedulers import Load
+from tests.stand_ins.tensorrt_llm._stand_in.kv_cache import Prefix
+from tests.stand_ins.tensorrt_llm._stand_in.schedulers import Load, Stage
+from tests.stand_ins.workloads import workloads as drawn_workloads
 
 DATA = paths.DATA / "tensorrt_llm" / "scheduler_traces.json"
 TRACES = {trace.workload.name: trace for trace in msgspec.json.decode(DATA.read_bytes(), type=list[Trace])}
@@ -69,20 +73,32 @@ class Planner:
         self.workload = workload
         self._running: list[int] = []
 
-    def plan(self, active: Sequence[Load], num_free_blocks: int) -> StepPlan[View]:
-        """Plan one step and record the admitted sequences."""
+    def plan(
+        self, active: Sequence[Load], num_free_blocks: int, prefixes: Mapping[int, Prefix] | None = None
+    ) -> StepPlan[View]:
+        """Plan one step and record the admitted sequences. `prefixes` has what the cache holds of those that wait."""
         views = {load.request_id: View(load, self.workload.tokens_per_block) for load in active}
         running = [views[request_id] for request_id in self._running if request_id in views]
         started = {view.request_id for view in running}
-        waiting = [
-            AdmissionCandidate(v, v.num_tokens_left, (), 0, False)
-            for v in views.values()
-            if v.request_id not in started
-        ]
+        fresh = [view for view in views.values() if view.request_id not in started]
+        waiting = candidates(fresh, running, prefixes or {})
         limits = StepLimits(self.workload.max_batch_size, self.workload.max_num_tokens, num_free_blocks)
         step = plan_step(running, waiting, limits, POLICY, lambda view: view.num_allocated_blocks)
         self._running = [view.request_id for view in running] + admitted(step)
         return step
+
+
+def candidates(
+    waiting: list[View], running: list[View], prefixes: Mapping[int, Prefix]
+) -> Iterator[AdmissionCandidate[View]]:
+    """Yield those that wait, with what they can share now or a step later."""
+    in_the_making = {view.load.first_block for view in running if view.load.stage is not Stage.GENERATION}
+    for view in waiting:
+        blocks, num_held, missing = prefixes.get(view.request_id, Prefix((), 0, None))
+        is_delayed = missing is not None and missing in in_the_making
+        if not is_delayed:
+            in_the_making.add(missing)
+        yield AdmissionCandidate(view, view.num_tokens_left, blocks, len(blocks) - num_held, is_delayed)
 
 
 def admitted(step: StepPlan[View]) -> list[int]:
@@ -141,6 +157,23 @@ def test_batches_differ_only_where_a_context_does_not_fit_whole(name: str) -> No
             unused = trace.workload.max_num_tokens - sum(reference.values())
             assert unused < trace.workload.tokens_per_block, number
         simulation.apply(step)
+
+
+@given(workload=drawn_workloads(has_chunks=False, always_has_credit=True))
+def test_with_shared_blocks_admissions_are_the_references_step_for_step(workload: Workload) -> None:
+    planner, simulation = Planner(workload), Simulation(workload)
+    fitted: set[int] = set()
+
+    while not simulation.is_over:
+        simulation.begin()
+        active, free = list(simulation.active.values()), simulation.num_free_blocks
+        step = schedule_as_stand_in(workload, active, free)
+        fresh = [request_id for request_id in step.fitting if request_id not in fitted]
+        assert admitted(planner.plan(active, free, simulation.prefixes)) == fresh, simulation.number
+        fitted.update(fresh)
+        simulation.apply(step)
+
+    assert simulation.number < workload.max_steps
 
 
 def views_of(plan: StepPlan[View]) -> list[View]:

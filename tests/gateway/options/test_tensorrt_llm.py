@@ -66,6 +66,13 @@ def test_several_settings_in_one_variable() -> None:
     assert settings == {"lora_dir": "/a,/b", "max_beam_width": "4"}
 
 
+def test_an_argument_goes_through_by_nvidia_s_own_name() -> None:
+    given = engine(
+        "--engine-setting", "kv_cache_config.event_buffer_max_size=1024", "--engine-setting", "attn_backend=X"
+    )
+    assert given.runtime_settings == {"kv_cache_config.event_buffer_max_size": "1024", "attn_backend": "X"}
+
+
 def test_trtllm_serves_spelling() -> None:
     given = engine("--tp_size", "2", "--pp_size", "2")
     assert (given.tensor_parallel_size, given.pipeline_parallel_size) == (2, 2)
@@ -78,6 +85,8 @@ def test_trtllm_serves_spelling() -> None:
         (("-tp", "0"), "--tensor-parallel-size must be a whole number from 1 to 1024, got '0'"),
         (("--runtime-setting", "ep_size"), "--runtime-setting must be KEY=VALUE"),
         (("--runtime-setting", "ep_size=two"), "--runtime-setting: ep_size must be a whole number of 1 or more, got"),
+        (("--engine-setting", "event_buffer_max_size=9"), "(did you mean kv_cache_config.event_buffer_max_size?)"),
+        (("--engine-setting", "kv_cache_config.max_tokenz=9"), "(did you mean kv_cache_config.max_tokens"),
         (("--runtime-setting", "max_beam_widht=2"), "setting 'max_beam_widht' (did you mean max_beam_width"),
         (
             ("--runtime-setting", "max_beam_width=2", "--runtime-setting", "max_beam_width=4"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 pytestmark = pytest.mark.slow
 
 PATIENCE_S = 60.0
+PATIENT = LlmServices(heartbeat_timeout_s=PATIENCE_S)
 
 
 class NoModels:
@@ -58,10 +60,10 @@ def source(folder: Path, **parameters: str) -> ModelSource:
 
 
 @asynccontextmanager
-async def loaded(found: ModelSource) -> AsyncIterator[LlmModel]:
+async def loaded(found: ModelSource, services: LlmServices = PATIENT) -> AsyncIterator[LlmModel]:
     """As the repository loads it, with a heartbeat that a busy machine keeps to."""
     context = BackendContext(NoModels())
-    backend = LlmBackend(LlmServices(heartbeat_timeout_s=PATIENCE_S))
+    backend = LlmBackend(services)
     complete = ModelSource(found.folder, found.version, await backend.complete(found, context))
     async with asyncio.timeout(PATIENCE_S):
         model = await backend.load(complete, context)
@@ -122,21 +124,48 @@ async def test_an_engine_that_cannot_be_tried_is_a_load_error(tmp_path: Path, mo
             pass
 
 
-async def test_a_model_yaml_reaches_it(tmp_path: Path, record: Path) -> None:
-    folder = make_model(tmp_path / "m")
+async def test_a_model_yaml_reaches_it(tmp_path: Path, record: Path, version: str) -> None:
+    folder, beams = make_model(tmp_path / "m"), 1 if version == "1.2.1" else 2
     (folder / "1" / "model.yaml").write_text(
-        "backend: pytorch\nmax_batch_size: 12\nmax_beam_width: 2\nkv_cache_config: {sink_token_length: 4}\n"
+        f"backend: pytorch\nmax_batch_size: 12\nmax_beam_width: {beams}\n"
+        "kv_cache_config: {sink_token_length: 4}\n"
         "triton_config: {max_batch_size: 0, decoupled: true}\n"
     )
     async with loaded(source(folder, runtime="tensorrt_llm")) as model:
         assert model.spec.is_decoupled
-        assert (model.text.info.max_num_seqs, model.text.info.max_beam_width) == (12, 2)
+        assert (model.text.info.max_num_seqs, model.text.info.max_beam_width) == (12, beams)
     made = constructed(record)
     assert (made["max_batch_size"], made["kv_cache_config"]["sink_token_length"]) == (12, 4)
 
 
+async def test_what_would_choose_code_does_not_reach_it(
+    tmp_path: Path, record: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = make_model(tmp_path / "m")
+    (folder / "1" / "model.yaml").write_text("kv_connector_config: {connector_module: evil}\nmax_batch_size: 12\n")
+    with caplog.at_level(logging.INFO):
+        async with loaded(source(folder, runtime="tensorrt_llm", trust_remote_code="true")):
+            pass
+    made = constructed(record)
+    assert made["max_batch_size"] == 12
+    assert not made.get("trust_remote_code") and not made.get("kv_connector_config")
+    reason = "what chooses code to run is taken from the command line alone, by --runtime-setting"
+    assert f"trust_remote_code: {reason}; model.yaml: kv_connector_config: {reason}" in caplog.text
+
+
+async def test_the_command_line_may_choose_code(tmp_path: Path, record: Path) -> None:
+    def options(path: str, runtime: Runtime | None) -> EngineConfig:
+        settings = {"trust_remote_code": "true"}
+        return EngineConfig(model_path=path, runtime=runtime or Runtime.AUTO, runtime_settings=settings)
+
+    services = LlmServices(options, heartbeat_timeout_s=PATIENCE_S)
+    async with loaded(source(make_model(tmp_path / "m"), runtime="tensorrt_llm"), services):
+        assert constructed(record)["trust_remote_code"] is True
+
+
 async def test_what_the_version_lacks_is_a_load_error(tmp_path: Path, record: Path, version: str) -> None:
-    found = source(make_model(tmp_path / "m"), runtime="tensorrt_llm", use_kv_cache_manager_v2="true")
+    parameters = {"kv_cache_config.use_kv_cache_manager_v2": "true"}
+    found = source(make_model(tmp_path / "m"), runtime="tensorrt_llm", **parameters)
     if version == "1.2.1":
         with pytest.raises(SluiceError, match=r"use_kv_cache_manager_v2.*1\.3"):
             async with loaded(found):

@@ -1,9 +1,10 @@
 """Effects of config.pbtxt and model.json parameters on vLLM."""
 
+import msgspec
 import pytest
 
 from engine.config import EngineConfig, Runtime
-from pipelines.llm.parameters import apply_parameters
+from pipelines.llm.parameters import apply_parameters, without_code
 from sluice.errors import SluiceError
 
 VLLM = EngineConfig(model_path="/m", runtime=Runtime.VLLM)
@@ -46,11 +47,51 @@ def test_adapters() -> None:
         ("trust_remote_code", "true"),
         ("worker_cls", "evil.Worker"),
         ("compilation_config", '{"mode": 3, "backend": "evil.compile"}'),
+        ("compilation_config", '{"inductor_passes": {"post_grad_custom_post_pass": "evil.pass_over"}}'),
+        ("compilation_config", '{"inductor_compile_config": {"cpp.cxx": "/tmp/evil"}}'),
+        ("compilation_config", '{"cache_dir": "/tmp/evil"}'),
+        ("distributed_executor_backend", "evil.Executor"),
+        ("ec_manager_config", '{"encoder_cache_manager_cls": "evil.Manager"}'),
+        ("spec_method", "custom_class"),
+        ("spec_model", "evil.Proposer"),
+        ("speculative_config", '{"model": "evil.Proposer", "num_speculative_tokens": 2}'),
+        ("speculative_config", '{"method": "custom_class", "model": "evil"}'),
+        ("structured_outputs_config", '{"reasoning_parser_plugin": "/tmp/evil.py"}'),
     ],
 )
 def test_a_model_chooses_no_code(name: str, text: str) -> None:
     engine, [note] = apply_parameters(VLLM, "m", {name: text})
     assert engine.runtime_settings == {} and "from the command line alone" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("distributed_executor_backend", "mp"),
+        ("spec_model", "org/draft-1.5B"),
+        ("speculative_config", '{"method": "ngram", "num_speculative_tokens": 2}'),
+        ("structured_outputs_config", '{"backend": "guidance"}'),
+        ("trust_remote_code", "false"),
+        ("worker_cls", "auto"),
+    ],
+)
+def test_what_chooses_no_code_is_the_models(name: str, text: str) -> None:
+    engine, notes = apply_parameters(VLLM, "m", {name: text})
+    assert (engine.runtime_settings, notes) == ({name: text}, [])
+
+
+def test_nor_does_its_model_yaml() -> None:
+    given = {"worker_cls": "evil.Worker", "compilation_config": {"backend": "evil.compile"}, "max_loras": 2}
+    kept, notes = without_code(given, Runtime.VLLM)
+    assert kept == {"max_loras": 2}
+    assert [note.partition(":")[0] for note in notes] == ["worker_cls", "compilation_config"]
+
+
+def test_a_model_may_switch_code_off_that_the_command_line_allows() -> None:
+    given = msgspec.structs.replace(VLLM, runtime_settings={"trust_remote_code": "true"})
+    assert apply_parameters(given, "m", {"trust_remote_code": "false"})[0].runtime_settings == {
+        "trust_remote_code": "false"
+    }
 
 
 def test_a_model_chooses_how_it_is_compiled() -> None:

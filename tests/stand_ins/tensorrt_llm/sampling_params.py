@@ -99,7 +99,7 @@ class _Rules:
         )
 
 
-_SINCE_1_3 = {"logprobs_mode": Parameter("Optional[str]", "RAW")} if settings().version == "1.3.0" else {}
+_SINCE_1_3 = {"logprobs_mode": Parameter("Optional[str]", "RAW")} if settings().version != "1.2.1" else {}
 _NOT_IN_FILES = {"prompt_ignore_length": Parameter("Optional[int]", None), **_SINCE_1_3}
 
 SamplingParams = make_value("SamplingParams", "sampling_params", _Rules, __name__, _NOT_IN_FILES)

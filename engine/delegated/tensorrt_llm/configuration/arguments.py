@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, SETTINGS
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
 from sluice.errors import SluiceError, invalid
@@ -127,13 +127,14 @@ class ArgumentSet:
         return tree
 
 
-def flattened(arguments: Mapping[str, Any], sub_configs: frozenset[str], prefix: str = "") -> dict[str, Any]:
-    """Return {"kv_cache_config": {"max_tokens": 64}} as {"kv_cache_config.max_tokens": 64}, for the `sub_configs`."""
+def flattened(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return {"kv_cache_config": {"max_tokens": 64}} as {"kv_cache_config.max_tokens": 64}: configurations are given
+    field by field, and other mappings stay whole."""
     flat: dict[str, Any] = {}
     for name, value in arguments.items():
         target = f"{prefix}{name}"
-        if target in sub_configs and isinstance(value, Mapping) and value:
-            flat |= flattened(value, sub_configs, f"{target}.")
+        if target in CONFIGS and isinstance(value, Mapping) and value:
+            flat |= flattened(value, f"{target}.")
         else:
             flat[target] = value
     return flat
@@ -149,98 +150,42 @@ class Resolution:
     arguments: ArgumentSet
     is_engine: bool
     """Whether the LLM class is that of compiled engines."""
+    arguments_class: Any
+    """The model of its arguments in the installed version."""
     notes: list[str] = field(default_factory=list)
 
 
 # -- the fields of EngineConfig
 
 
-@dataclass(frozen=True, slots=True)
-class EngineField:
-    """A field of EngineConfig and the argument that it becomes; without one the adapter or its surroundings use it."""
-
-    name: str
-    target: str = ""
-    note: str = ""
-    convert: Callable[[Any], Any] = lambda value: value
-    is_direct: bool = True
-    """Whether the field alone makes the argument, whatever else is given."""
-
-
 def _as_setting(name: str) -> Callable[[str], Any]:
     """Convert a field as the setting of the same meaning reads its text."""
-
-    def convert(text: str) -> Any:
-        try:
-            return SETTINGS[name].parse(text)
-        except ValueError as error:
-            raise invalid(name, f"{name} must be {error} with TensorRT-LLM, got {text!r}") from None
-
-    return convert
+    return lambda text: SETTINGS[name].parse(text)
 
 
-# fmt: off
-FIELDS = (
-    EngineField("model_path", "model", is_direct=False),
-    EngineField("dtype", "dtype", "bf16 is bfloat16, f32 is float32", _as_setting("dtype")),
-    EngineField("max_model_len", "max_seq_len", "and max_input_len. Default: what the model was made for"),
-    EngineField("num_blocks", "kv_cache_config.max_tokens", "times tokens_per_block", is_direct=False),
-    EngineField("kv_cache_memory_bytes", "kv_cache_config.max_gpu_total_bytes"),
-    EngineField("kv_cache_memory_fraction", "kv_cache_config.free_gpu_memory_fraction", "default 0.9"),
-    EngineField("memory_share", "", "only our own runtime has it; elsewhere each replica has GPUs of its own"),
-    EngineField("kv_cache_dtype", "kv_cache_config.dtype", "auto, fp8 or nvfp4; auto for engines",
-                _as_setting("kv_cache_dtype")),
-    EngineField("quantization", "quant_config.quant_algo",
-                "for engines compiled at load; else it must be the checkpoint's", is_direct=False),
-    EngineField("cache_path", "", "only our own runtime has it"),
-    EngineField("max_num_seqs", "max_batch_size"),
-    EngineField("max_num_batched_tokens", "max_num_tokens"),
-    EngineField("chooses_chunk", "", "only our own runtime has it"),
-    EngineField("max_queued_requests", "", "requests wait in front of TensorRT-LLM, as with our own runtime"),
-    EngineField("max_queued_tokens", "", "likewise"),
-    EngineField("max_replayed_tokens", "", "only our own runtime has it; TensorRT-LLM reads output like a prompt"),
-    EngineField("scheduler_policy", "scheduler_config.capacity_scheduler_policy", "",
-                lambda policy: str(policy.value).upper()),
-    EngineField("enable_prefix_caching", "kv_cache_config.enable_block_reuse"),
-    EngineField("kv_host_cache_bytes", "", "refused: kv_cache_config.host_cache_size is TensorRT-LLM's own"),
-    EngineField("kv_disk_cache", "", "refused: TensorRT-LLM keeps no blocks on disk"),
-    EngineField("kv_disk_cache_bytes", "", "likewise"),
-    EngineField("tenant_weights", "", "fair shares are made in front of TensorRT-LLM"),
-    EngineField("speculation", "speculative_config",
-                "ngram: NGramDecodingConfig; draft_model: DraftTargetDecodingConfig", is_direct=False),
-    EngineField("num_speculative_tokens", "speculative_config.max_draft_len", is_direct=False),
-    EngineField("draft_model_path", "speculative_config.speculative_model", "speculative_model_dir in 1.2",
-                is_direct=False),
-    EngineField("num_threads", "", "only our own runtime has it"),
-    EngineField("runtime", "", "chose this one"),
-    EngineField("device", "", "it runs on NVIDIA GPUs alone; another is refused"),
-    EngineField("task", "", "it generates; embeddings and scores are other runtimes'"),
-    EngineField("role", "", "refused: TensorRT-LLM keeps its own blocks"),
-    EngineField("tensor_parallel_size", "tensor_parallel_size"),
-    EngineField("pipeline_parallel_size", "pipeline_parallel_size"),
-    EngineField("lora_modules", "lora_config", "with lora_dir", is_direct=False),
-    EngineField("enable_lora", "", "adapters at run time are another runtime's; here `lora_modules` has them"),
-    EngineField("enable_sleep_mode", "", "sleeping is another runtime's"),
-    EngineField("tokenizer_path", "tokenizer", "only with guided decoding; else skip_tokenizer_init"),
-    EngineField("engine_python", "", "Python that runs the engine's process"),
-    EngineField("launcher", "", "command that the engine's process is started by"),
-    EngineField("runtime_settings", "", "the settings below"),
-    EngineField("llm_arguments", "", "arguments of the LLM class as they are, over all else"),
-    EngineField("kv_events_endpoint", "", "events of the prefix cache are our own runtime's"),
-    EngineField("kv_events_replay_endpoint", "", "as above"),
-    EngineField("kv_events_topic", "", "as above"),
-    EngineField("listening", "", "endpoints of the engine's process for clients over TCP"),
-)
-"""Every field of EngineConfig: the other half of the table in docs/tensorrt-llm.md."""
-# fmt: on
+DIRECT: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "dtype": ("dtype", _as_setting("dtype")),
+    "max_model_len": ("max_seq_len", int),
+    "kv_cache_memory_bytes": ("kv_cache_config.max_gpu_total_bytes", int),
+    "kv_cache_memory_fraction": ("kv_cache_config.free_gpu_memory_fraction", float),
+    "kv_cache_dtype": ("kv_cache_config.dtype", _as_setting("kv_cache_dtype")),
+    "max_num_seqs": ("max_batch_size", int),
+    "max_num_batched_tokens": ("max_num_tokens", int),
+    "scheduler_policy": ("scheduler_config.capacity_scheduler_policy", lambda policy: str(policy.value).upper()),
+    "enable_prefix_caching": ("kv_cache_config.enable_block_reuse", bool),
+    "tensor_parallel_size": ("tensor_parallel_size", int),
+    "pipeline_parallel_size": ("pipeline_parallel_size", int),
+    "tokenizer_path": ("tokenizer", str),
+}
+"""Fields of EngineConfig that make an argument each, whatever else is given, and how."""
 
 _DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(EngineConfig)}
 
 
 def add_fields(arguments: ArgumentSet, config: EngineConfig) -> None:
-    """Add the fields that make one argument each. Those at their default give way to settings. Raises INVALID."""
-    for each in FIELDS:
-        value = getattr(config, each.name)
-        if each.target and each.is_direct and value is not None:
-            precedence = Precedence.DEFAULT if value == _DEFAULTS[each.name] else Precedence.GIVEN
-            arguments.add(each.target, each.convert(value), each.name, precedence)
+    """Add the fields that make one argument each. Those at their default give way to settings."""
+    for name, (target, convert) in DIRECT.items():
+        value = getattr(config, name)
+        if value is not None:
+            precedence = Precedence.DEFAULT if value == _DEFAULTS[name] else Precedence.GIVEN
+            arguments.add(target, convert(value), name, precedence)

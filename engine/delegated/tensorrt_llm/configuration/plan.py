@@ -1,9 +1,12 @@
 """From an EngineConfig to the arguments of TensorRT-LLM's LLM class."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from engine.config import EngineConfig
 from engine.delegated.tensorrt_llm.configuration.adapters import resolve_adapters
@@ -14,43 +17,34 @@ from engine.delegated.tensorrt_llm.configuration.arguments import (
     add_fields,
     flattened,
 )
-from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
+from engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, DECODING_TYPE, SETTINGS
+from engine.delegated.tensorrt_llm.configuration.classes import as_python, build_arguments, check_arguments
 from engine.delegated.tensorrt_llm.configuration.limits import DEFAULTED, resolve_limits
 from engine.delegated.tensorrt_llm.configuration.speculation import (
     SPECULATION,
+    WITH_GRAMMARS,
     add_speculation_fields,
     resolve_speculation,
 )
-from engine.delegated.tensorrt_llm.configuration.sub_configs import (
-    SUB_CONFIGS,
-    as_python,
-    build_arguments,
-    check_versions,
-)
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.grammars import LLGUIDANCE, XGRAMMAR
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, is_before
+from engine.delegated.tensorrt_llm.library import NEWEST, TensorRtLlmLibrary
 from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
+from engine.delegated.tensorrt_llm.samplers import (
+    ADVANCED_SAMPLING,
+    BEAMS_SINCE,
+    ENABLE_PENALTY,
+    GATHER_CONTEXT,
+    GATHER_GENERATION,
+    PENALTIES_SINCE,
+    ModelSampler,
+    SamplerKind,
+    is_one_model,
+)
 from engine.model_folder import ModelFormat
 from engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import invalid
 
-IGNORED_BY_TORCH_SAMPLER = frozenset(
-    {
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "bad_words",
-        "no_repeat_ngram_size",
-        "top_p_min",
-        "top_p_decay",
-        "top_p_reset_ids",
-    }
-)
-"""Sampling parameters that TorchSampler takes and ignores before 1.3 (TensorRT-LLM's pulls 16052, 16485, 16594)."""
-
-_FULL_SAMPLER = "TRTLLMSampler"
-"""The sampler of 1.2 that acts on all parameters."""
 _BACKEND = "backend"
 _BATCHING = "batching_type"
 _GUIDANCE = "guided_decoding_backend"
@@ -58,6 +52,8 @@ _KV_CACHE_FRACTION = 0.9
 _STATISTICS = ("enable_iter_perf_stats", "return_perf_metrics")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 _PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+_BUILD_CACHE = "enable_build_cache"
+"""A configuration, or a boolean."""
 _DERIVED = frozenset({"model", "skip_tokenizer_init"})
 """Arguments that follow from the others."""
 _ALGORITHMS = {"int8": "W8A16", "int4": "W4A16"}
@@ -80,9 +76,8 @@ class LlmPlan:
     tokens_per_block: int
     adapters: dict[str, str]
     """Folders of LoRA adapters by name, those of `lora_dir` included."""
+    sampler: ModelSampler
     quantization: str = "none"
-    ignored_sampling: frozenset[str] = frozenset()
-    """Sampling parameters that this version's sampler would not act on: requests that have them are refused."""
 
     def __str__(self) -> str:
         """The plan in Python, without secrets: for the log and for `sluice build --dry-run`."""
@@ -96,7 +91,7 @@ class LlmPlan:
     @property
     def sampling_fields(self) -> tuple[str, ...]:
         """`EngineInfo.sampling_fields`."""
-        return tuple(name for name in OPTIONAL_FIELDS if name not in self.ignored_sampling)
+        return tuple(name for name in OPTIONAL_FIELDS if name not in self.sampler.refusals)
 
 
 def plan_llm(config: EngineConfig, folder: LlmFolder, library: TensorRtLlmLibrary) -> LlmPlan:
@@ -105,20 +100,23 @@ def plan_llm(config: EngineConfig, folder: LlmFolder, library: TensorRtLlmLibrar
     settings = SETTINGS.check(config.runtime_settings)
     arguments = _gather(config)
     llm_class, is_engine = _choose_class(arguments, folder, library)
-    resolution = Resolution(config, folder, library, arguments, is_engine)
+    arguments_class = library.arguments_class(is_engine=is_engine)
+    resolution = Resolution(config, folder, library, arguments, is_engine, arguments_class)
+    if library.version.release[:2] > NEWEST.release:
+        resolution.notes.append(f"TensorRT-LLM {library.version} is newer than {NEWEST}, the last that is known here")
     resolution.notes.extend((*TENSORRT_LLM.notes_on_ignored(config), *SETTINGS.notes(config.runtime_settings)))
     limits = resolve_limits(resolution)
     _resolve_batching(resolution)
     resolve_speculation(resolution)
     quantization = _resolve_quantization(resolution)
     adapters = resolve_adapters(resolution, settings.get("lora_dir", ()))
-    _resolve_beam_search(resolution, limits.max_beam_width)
     _resolve_tokenizer(resolution)
     _add_defaults(resolution)
-    check_versions(resolution)
+    check_arguments(resolution)
+    _check_beams(resolution, limits.max_beam_width)
     return LlmPlan(
         llm_class=llm_class,
-        arguments={"model": str(folder.path), **build_arguments(arguments, library)},
+        arguments={"model": str(folder.path), **build_arguments(resolution)},
         notes=tuple(resolution.notes),
         max_num_seqs=limits.max_batch_size,
         max_num_batched_tokens=limits.max_num_tokens,
@@ -126,25 +124,37 @@ def plan_llm(config: EngineConfig, folder: LlmFolder, library: TensorRtLlmLibrar
         max_beam_width=limits.max_beam_width,
         tokens_per_block=limits.tokens_per_block,
         adapters=adapters,
+        sampler=_sampler(resolution, limits.max_beam_width),
         quantization=quantization,
-        ignored_sampling=_ignored_sampling(resolution, limits.max_beam_width),
     )
 
 
 def _gather(config: EngineConfig) -> ArgumentSet:
     """Gather all sources: EngineConfig's fields, the settings, and the raw arguments."""
+    for name, allowed in (("dtype", TENSORRT_LLM.dtypes), ("kv_cache_dtype", TENSORRT_LLM.kv_cache_dtypes)):
+        if (word := getattr(config, name)) not in allowed:
+            raise invalid(name, f"{name} must be one of {', '.join(allowed)} with TensorRT-LLM, got {word!r}")
     arguments = ArgumentSet()
     add_fields(arguments, config)
     for given in SETTINGS.parse(config.runtime_settings):
         if given.setting.target:
-            arguments.add(given.setting.target, given.value, given.name)
+            for target, value in flattened({given.setting.target: given.value}).items():
+                _add_given(arguments, target, value, given.name, Precedence.GIVEN)
     add_speculation_fields(arguments, config)
-    for target, value in flattened(config.llm_arguments, SUB_CONFIGS).items():
+    for target, value in flattened(config.llm_arguments).items():
         if target in _DERIVED:
             raise invalid("llm_arguments", f"llm_arguments must not have {target}: it follows from the model")
-        if value is not None or target not in DEFAULTED:
-            arguments.add(target, value, f"llm_arguments.{target}", Precedence.RAW)
+        _add_given(arguments, target, value, f"llm_arguments.{target}", Precedence.RAW)
     return arguments
+
+
+def _add_given(arguments: ArgumentSet, target: str, value: Any, origin: str, precedence: Precedence) -> None:
+    """Add a value that may be anything. Raises INVALID for a configuration that has no fields."""
+    if value is None and target in DEFAULTED:
+        return
+    if target in CONFIGS and target != _BUILD_CACHE and not (value is None or isinstance(value, Mapping)):
+        raise invalid(origin, f"{origin} must be an object of its fields, got {value!r}")
+    arguments.add(target, value, origin, precedence)
 
 
 def _choose_class(arguments: ArgumentSet, folder: LlmFolder, library: TensorRtLlmLibrary) -> tuple[Any, bool]:
@@ -193,16 +203,24 @@ def _resolve_quantization(resolution: Resolution) -> str:
     return algorithm.lower()
 
 
-def _resolve_beam_search(resolution: Resolution, width: int) -> None:
-    """1.2 searches with several beams only without the overlap scheduler and CUDA graphs."""
-    arguments = resolution.arguments
-    if resolution.is_engine or width == 1 or not is_before(resolution.library.version, "1.3"):
+def _check_beams(resolution: Resolution, width: int) -> None:
+    """Raise INVALID for beams that TensorRT-LLM could not start with: its first request has one beam, and ordinary
+    ones too."""
+    if width == 1:
         return
-    arguments.add_default("disable_overlap_scheduler", True, "max_beam_width")
-    if not arguments.within("cuda_graph_config"):
-        arguments.add_default("cuda_graph_config", None, "max_beam_width")
-    without = "without the overlap scheduler and CUDA graphs before TensorRT-LLM 1.3"
-    resolution.notes.append(f"max_beam_width above 1 runs {without}")
+    version, kind = resolution.library.version, _sampler_kind(resolution)
+    only_so_wide = (
+        f"in TensorRT-LLM {version} every request must then be {width} beams wide, those without a search too"
+    )
+    if kind is SamplerKind.ENGINE:
+        path = resolution.folder.path
+        message = f"{path} was compiled for {width} beams: {only_so_wide}; compile it for max_beam_width 1"
+        raise invalid("max_beam_width", message)
+    if kind is SamplerKind.ONE_MODEL:
+        raise resolution.arguments.refusal("max_beam_width", f"must be 1 with speculation by one model, got {width}")
+    if kind is SamplerKind.TRTLLM or version < Version(BEAMS_SINCE):
+        needed = f"beams need TorchSampler of {BEAMS_SINCE} or later"
+        raise resolution.arguments.refusal("max_beam_width", f"must be 1, got {width}: {only_so_wide}; {needed}")
 
 
 def _resolve_tokenizer(resolution: Resolution) -> None:
@@ -210,7 +228,8 @@ def _resolve_tokenizer(resolution: Resolution) -> None:
     arguments = resolution.arguments
     place = Path(arguments.get("tokenizer") or resolution.folder.path)
     has_fast_tokenizer = (place / _TOKENIZER_FILES[0]).is_file()
-    if has_fast_tokenizer and not resolution.is_engine and not arguments.within(SPECULATION):
+    is_known = arguments.get(DECODING_TYPE) in WITH_GRAMMARS or not arguments.within(SPECULATION)
+    if has_fast_tokenizer and not resolution.is_engine and is_known:
         arguments.add_default(_GUIDANCE, XGRAMMAR)
     if resolution.is_engine and arguments.get(_GUIDANCE) == LLGUIDANCE:
         reason = "must be xgrammar with a compiled engine; only the PyTorch backend has llguidance"
@@ -229,27 +248,36 @@ def _resolve_tokenizer(resolution: Resolution) -> None:
 
 
 def _add_defaults(resolution: Resolution) -> None:
-    """Add the adapter's own choices. Before 1.3 the library's choice of a sampler is one that ignores penalties."""
-    arguments, library = resolution.arguments, resolution.library
+    """Add the adapter's own choices; what this version lacks is left out later. The library's choice of a sampler is
+    one that ignores penalties, where there is another; one-model speculation is greedy unless it is told to sample.
+    Later versions report their use to NVIDIA unless they are told not to."""
+    arguments = resolution.arguments
     arguments.add_default("kv_cache_config.free_gpu_memory_fraction", _KV_CACHE_FRACTION)
-    known = library.arguments(is_engine=resolution.is_engine)
-    for name in _STATISTICS:
-        if name in known:
-            arguments.add_default(name, True)
-    if _has_choice_of_sampler(resolution) and not arguments.within(SPECULATION):
-        arguments.add_default("sampler_type", _FULL_SAMPLER)
+    for name in (*_STATISTICS, "telemetry_config.disabled"):
+        arguments.add_default(name, True)
+    if resolution.is_engine or resolution.library.version >= Version(PENALTIES_SINCE):
+        return
+    if not arguments.within(SPECULATION):
+        arguments.add_default("sampler_type", SamplerKind.TRTLLM.value)
+    else:
+        arguments.add_default(ADVANCED_SAMPLING, True)
 
 
-def _ignored_sampling(resolution: Resolution, max_beam_width: int) -> frozenset[str]:
-    """Return the sampling parameters that would have no effect. The choice "auto" acts on all only where there may be
-    several beams; speculation has a sampler of its own, whatever is chosen."""
-    if not _has_choice_of_sampler(resolution):
-        return frozenset()
-    sampler = resolution.arguments.get("sampler_type", "auto")
-    acts_on_all = sampler == _FULL_SAMPLER or (sampler == "auto" and max_beam_width > 1)
-    is_speculative = bool(resolution.arguments.within(SPECULATION))
-    return frozenset() if acts_on_all and not is_speculative else IGNORED_BY_TORCH_SAMPLER
+def _sampler(resolution: Resolution, max_beam_width: int) -> ModelSampler:
+    arguments, build = resolution.arguments, resolution.folder.build_config or {}
+    on = {name for name in (ADVANCED_SAMPLING, ENABLE_PENALTY, GATHER_GENERATION) if arguments.get(name)}
+    if build.get(GATHER_CONTEXT) or arguments.get(f"build_config.{GATHER_CONTEXT}"):
+        on.add(GATHER_CONTEXT)
+    return ModelSampler(_sampler_kind(resolution), resolution.library.version, frozenset(on), max_beam_width)
 
 
-def _has_choice_of_sampler(resolution: Resolution) -> bool:
-    return not resolution.is_engine and is_before(resolution.library.version, "1.3")
+def _sampler_kind(resolution: Resolution) -> SamplerKind:
+    """Return the sampler that runs, which is not always the chosen one: speculation brings its own."""
+    arguments, version = resolution.arguments, resolution.library.version
+    if resolution.is_engine:
+        return SamplerKind.ENGINE
+    if arguments.within(SPECULATION):
+        may_be_two = arguments.get(f"{SPECULATION}.eagle3_one_model") is False
+        is_own = is_one_model(arguments.get(DECODING_TYPE), version, may_be_two=may_be_two)
+        return SamplerKind.ONE_MODEL if is_own else SamplerKind.TORCH
+    return SamplerKind.TRTLLM if arguments.get("sampler_type") == SamplerKind.TRTLLM.value else SamplerKind.TORCH

@@ -13,6 +13,8 @@ from tests.stand_ins.paths import PATHS
 FLAVOURS = ("1.2.1", "1.3.0")
 ONLY_1_2 = pytest.mark.parametrize("flavour", ["1.2.1"], indirect=True)
 ONLY_1_3 = pytest.mark.parametrize("flavour", ["1.3.0"], indirect=True)
+ONLY_1_4 = pytest.mark.parametrize("flavour", ["1.4.0"], indirect=True)
+"""This one differs from 1.3.0 in its arguments alone."""
 
 
 class StandInCache:

@@ -73,8 +73,6 @@ SURFACE = (
     Member("GuidedDecodingParams", "regex", Use.GIVES, "str"),
     Member("GuidedDecodingParams", "grammar", Use.GIVES, "str"),
     Member("QuantConfig", "quant_algo", Use.GIVES, "tensorrt_llm.quantization.mode.QuantAlgo"),
-    Member("QuantConfig", "kv_cache_quant_algo", Use.GIVES, "tensorrt_llm.quantization.mode.QuantAlgo"),
-    Member("QuantConfig", "group_size", Use.GIVES, "int", 128),
 )
 """Members that NVIDIA's API-stability files list."""
 

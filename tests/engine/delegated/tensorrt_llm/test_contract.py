@@ -3,28 +3,19 @@ versions; and what it uses is listed whole."""
 
 import ast
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration.arguments import FIELDS
-from engine.delegated.tensorrt_llm.configuration.catalogue import DECODING_TYPES, ENGINES, SETTINGS
-from engine.delegated.tensorrt_llm.configuration.plan import plan_llm
-from engine.delegated.tensorrt_llm.configuration.speculation import ENGINE_TYPES
-from engine.delegated.tensorrt_llm.configuration.sub_configs import CLASSES, ENUMS
-from engine.delegated.tensorrt_llm.folder import read_folder
-from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, is_in, load_library
+from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, FIELDS, SETTINGS
+from engine.delegated.tensorrt_llm.configuration.classes import classes_at
+from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, load_library
 from engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
-from engine.runtime_settings import RuntimeSetting
 from engine.types import SamplingParams
-from sluice.errors import SluiceError
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, imported
 from tests.engine.delegated.tensorrt_llm.surface import REQUIRED, SURFACE, UNTOLD, Member, Use
 from tests.paths import ROOT
-from tests.stand_ins.model_folders import make_checkpoint
 
 ADAPTER = ROOT / "engine" / "delegated" / "tensorrt_llm"
 STABILITY = ROOT / "tests" / "data" / "tensorrt_llm" / "api_stability"
@@ -41,7 +32,6 @@ ALL_VERSIONS = pytest.mark.parametrize("flavour", list(STABLE_LLM))
 NOT_IN_FILES = {"prompt_ignore_length", "logprobs_mode"}
 """Fields of SamplingParams that came after the stored files."""
 
-ROWS = [row for rows in SETTINGS.groups.values() for row in rows if row.target]
 SERVERS_OWN = set(
     """agent_percentage agent_types allow_request_chat_template chat_template custom_module_dirs disagg_cluster_uri
     enable_visual_gen extra_llm_api_options grpc host input_processor_workers log_level media_io_kwargs
@@ -185,20 +175,14 @@ def test_each_of_our_sampling_parameters_goes_somewhere() -> None:
     assert used == set(SamplingParams.__struct_fields__) - {"typical_p"}, "typical_p is refused"
 
 
-def test_each_field_of_our_configuration_is_in_the_table() -> None:
-    assert [field.name for field in FIELDS] == list(EngineConfig.__struct_fields__)
-
-
 def test_each_option_of_trtllm_serve_is_a_setting_or_its_own() -> None:
     path = STABILITY / "references" / "trtllm_serve_cli.yaml"
     options = yaml.safe_load(path.read_text())["commands"]["serve"]["options"]
-    flags = {flag.lstrip("-") for option in options.values() for flag in option["flags"]}
     ours = {name for name, option in options.items() if name not in SERVERS_OWN}
     assert options.keys() >= SERVERS_OWN
     for name in ours:
         for flag in (each.lstrip("-") for each in options[name]["flags"]):
             assert flag in SETTINGS, flag
-    assert not {name for name in SETTINGS if name in flags and name in SERVERS_OWN}
 
 
 @pytest.fixture
@@ -207,107 +191,45 @@ def library(flavour: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TensorRtL
         yield load_library()
 
 
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    return make_checkpoint(tmp_path / "model", with_tokenizer=True)
+NOT_SETTINGS = {
+    "batched_logits_processor",
+    "checkpoint_loader",
+    "decoding_config",
+    "model",
+    "mpi_session",
+    "skip_tokenizer_init",
+    "speculative_config.drafter",
+    "speculative_config.resource_manager",
+}
+"""Arguments that no text can be, and those that follow from the model."""
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_each_setting_is_taken_by_the_versions_that_have_it(
-    library: TensorRtLlmLibrary, model: Path, row: RuntimeSetting
-) -> None:
-    """The classes of the stand-in are made from the files, and check names and types strictly."""
-    text = str(model) if row.target == "tokenizer" else sample(row)
-    settings = {row.name: text, **companions(row, library)}
-    config = EngineConfig(model_path=str(model), runtime_settings=settings)
-    has_it = is_in(library.version, row.since, row.until) and has_backend(settings, library)
-    if not has_it:
-        with pytest.raises(SluiceError, match=r"cannot be used|no speculation of type|end with 1\.2\.x"):
-            plan_llm(config, read_folder(model), library)
-        return
-    plan = plan_llm(config, read_folder(model), library)
-    checked = library.find("TrtLlmArgs" if settings.get("backend") == "tensorrt" else "TorchLlmArgs")
-    assert checked is not None
-    made = checked(**plan.arguments)
-    if row.target not in ("backend", "speculative_config.decoding_type"):
-        assert plain(held(made, row.target)) == expected(row, settings)
+def dotted_names(cls: Any, prefix: str = "") -> Iterator[str]:
+    """Yield the arguments of a class and of the configurations in it."""
+    for name in sorted(field_names(cls)):
+        yield f"{prefix}{name}"
+        for inner in classes_at(name, cls):
+            yield from dotted_names(inner, f"{prefix}{name}.")
 
 
-def sample(row: RuntimeSetting) -> str:
-    """Return a text that the row reads."""
-    for text in ("64", "1", "true", "8,16", "{0}, {0, 0}", "{}", "FP8", "auto"):
-        try:
-            row.parse(text)
-        except ValueError as error:
-            words = str(error).rpartition("one of ")[2] if "one of " in str(error) else ""
-            if words:
-                return words.split(", ")[0]
-        else:
-            return "FP8" if row.target in ENUMS else text
-    raise AssertionError(f"no text for {row.name}")
-
-
-def companions(row: RuntimeSetting, library: TensorRtLlmLibrary) -> dict[str, str]:
-    """Return the settings that a setting needs beside it."""
-    settings = {"backend": "tensorrt"} if row.backend == ENGINES and row.target != "backend" else {}
-    if row.target == "tokenizer":
-        settings["guided_decoding_backend"] = "xgrammar"
-    if not row.target.startswith("speculative_config.") or row.target.endswith("decoding_type"):
-        return settings | ({"backend": "tensorrt"} if sample(row) in ("medusa", "lookahead") else {})
-    kinds = [kind for kind, name in DECODING_TYPES.items() if has_field(name, row.target, library)]
-    kind = next((each for each in kinds if (each in ENGINE_TYPES) == (row.backend == ENGINES)), kinds[0])
-    settings["speculative_decoding_type"] = kind
-    if kind in ("Eagle", "DraftTarget") and row.name != "speculative_model":
-        settings["speculative_model"] = "/draft"
-    return settings
-
-
-def has_field(class_name: str, target: str, library: TensorRtLlmLibrary) -> bool:
-    cls = library.find(class_name)
-    field = target.rpartition(".")[2]
-    return cls is not None and bool({field, f"{field}_dir"} & field_names(cls))
-
-
-def has_backend(settings: Mapping[str, str], library: TensorRtLlmLibrary) -> bool:
-    has_engines = bool(library.arguments(is_engine=True))
-    return has_engines or settings.get("backend") != "tensorrt"
-
-
-def held(made: Any, target: str) -> Any:
-    for part in target.split("."):
-        if part == "speculative_model" and not hasattr(made, part):
-            part = "speculative_model_dir"
-        made = getattr(made, part)
-    return made
-
-
-def expected(row: RuntimeSetting, settings: Mapping[str, str]) -> Any:
-    value = row.parse(settings[row.name])
-    return plain(None if value == {} and row.target in CLASSES else value)
-
-
-def plain(value: Any) -> Any:
-    """Return enumerations by name, words in small letters, objects without given fields as None."""
-    if isinstance(value, set):
-        return sorted(value)
-    if hasattr(value, "model_fields_set"):
-        return None
-    word = getattr(value, "name", value)
-    return word.lower() if isinstance(word, str) else word
+@pytest.mark.parametrize("flavour", ["1.2.1", "1.3.0", "1.4.0"], indirect=True)
+def test_the_committed_lists_have_every_argument_of_the_classes(library: TensorRtLlmLibrary) -> None:
+    version = ".".join(map(str, library.version.release[:2]))
+    names = set(dotted_names(library.arguments_class(is_engine=False))) - NOT_SETTINGS
+    engine_only = {name for name in names if FIELDS.get(name) == (ENGINES,)}
+    assert {name for name in names - engine_only if version not in FIELDS.get(name, ())} == {
+        name for name in names if name.endswith("speculative_model_dir")
+    }
+    # These are in the classes of both backends.
+    shared = {"build_config", "scheduler_config", "speculative_config"}
+    assert {name.partition(".")[0] for name in engine_only} <= shared
 
 
 @ONLY_1_2
-def test_policies_are_named_as_the_library_names_them(library: TensorRtLlmLibrary) -> None:
-    for target, name in ENUMS.items():
-        enum = library.find(name)
-        rows = [row for row in ROWS if row.target == target]
-        assert enum is not None and rows
-        for row in rows:
-            try:
-                row.parse("?")
-            except ValueError as error:
-                words = str(error).partition("one of ")[2].split(", ")
-                assert {row.parse(word) for word in words} == set(enum.__members__), row.name
+def test_the_committed_lists_have_every_argument_of_compiled_engines(library: TensorRtLlmLibrary) -> None:
+    names = set(dotted_names(library.arguments_class(is_engine=True))) - NOT_SETTINGS
+    lacking = {name for name in names if not {"1.2", ENGINES} & set(FIELDS.get(name, ()))}
+    assert lacking == {"speculative_config.speculative_model_dir"}
 
 
 def test_the_adapter_is_the_only_importer() -> None:

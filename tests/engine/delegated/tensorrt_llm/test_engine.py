@@ -3,6 +3,7 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -82,7 +83,7 @@ async def test_an_end_token_is_the_last_of_the_answer(stand_in: StandIn, tmp_pat
 
 
 async def test_log_probabilities(pytorch: StandIn) -> None:
-    async with pytorch.client() as client:
+    async with pytorch.client(runtime_settings={"sampler_type": "TorchSampler"}) as client:
         told = await answer(client.submit(request([5, 6, 7], 6, logprobs=3, prompt_logprobs=2)))
         plain = await answer(client.submit(request([5, 6, 7], 6)))
         own = await answer(client.submit(request([5, 6, 7], 6, logprobs=0)))
@@ -123,10 +124,54 @@ async def test_cached_prompt_tokens_are_told_once_and_counted(stand_in: StandIn)
 async def test_beams_come_whole(newest: StandIn) -> None:
     async with newest.client(runtime_settings={"max_beam_width": "4"}) as client:
         assert client.info.max_beam_width == 4
+        plain = await answer(client.submit(request([7, 8], 12)))
+        assert plain.token_ids == echo([7, 8], 12)
         best = await answer(client.submit(request([7, 8], 12, beam_width=3)))
         assert (best.token_ids, best.reason, best.num_events) == (echo([7, 8], 12), FinishReason.LENGTH, 1)
         with pytest.raises(SluiceError, match="beam_width must be between 1 and 4"):
             client.submit(request([7, 8], beam_width=5))
+
+
+async def test_beams_that_could_not_start_are_a_load_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    older = StandIn(monkeypatch, tmp_path, FLAVOURS[0])
+    with pytest.raises(SluiceError, match=r"must be 1, got 4: in TensorRT-LLM 1\.2\.1 every request must then be 4"):
+        async with older.client(runtime_settings={"max_beam_width": "4"}):
+            raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("version", "settings", "asked"),
+    [
+        ("1.2.1", {"sampler_type": "TorchSampler"}, {"presence_penalty": 1.0}),
+        ("1.2.1", {"sampler_type": "TorchSampler"}, {"seed": 7, "temperature": 1.0}),
+        ("1.3.0rc5", {"sampler_type": "TorchSampler"}, {"min_p": 0.1, "temperature": 1.0}),
+        ("1.2.1", {"speculative_decoding_type": "MTP"}, {"temperature": 1.0}),
+        ("1.3.0rc5", {"speculative_decoding_type": "Eagle3", "speculative_model": "draft"}, {"min_tokens": 4}),
+        ("1.3.0rc5", {"speculative_decoding_type": "MTP"}, {"allowed_token_ids": (5, 6)}),
+        ("1.3.0", {"speculative_decoding_type": "MTP"}, {"logprobs": 0}),
+        ("1.4.0", {"speculative_decoding_type": "PARD", "speculative_model": "draft"}, {"repetition_penalty": 1.1}),
+    ],
+)
+async def test_what_the_sampler_would_leave_out_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, settings: dict[str, str], asked: dict[str, Any]
+) -> None:
+    stand_in = StandIn(monkeypatch, tmp_path, version)
+    async with stand_in.client(runtime_settings=settings) as client:
+        with pytest.raises(SluiceError, match=rf"{next(iter(asked))}.* cannot be used: .*{version}") as refused:
+            await answer(client.submit(request([7, 8], 12, **asked)))
+        assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID, next(iter(asked)))
+        assert await tokens(client.submit(request([7, 8], 12))) == echo([7, 8], 12)
+
+
+async def test_a_request_without_a_seed_samples_where_seeds_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stand_in = StandIn(monkeypatch, tmp_path, "1.3.0rc5")
+    stand_in.set(RECORD=stand_in.record)
+    async with stand_in.client(runtime_settings={"sampler_type": "TorchSampler"}) as client:
+        await answer(client.submit(request([7, 8], 4, temperature=1.0)))
+        await answer(client.submit(request([7, 8], 4, temperature=0.0, seed=7)))
+    assert [call["sampling_params"].get("seed") for call in stand_in.recorded()[-2:]] == [None, None]
 
 
 async def test_what_no_engine_can_serve_is_refused(newest: StandIn) -> None:
@@ -192,6 +237,26 @@ async def test_the_queue_is_ours_and_hands_over_what_fits(newest: StandIn) -> No
         for stream in first:
             stream.cancel()
         await until_idle(client)
+
+
+async def test_requests_with_the_same_prefix_run_together_in_a_small_cache(pytorch: StandIn) -> None:
+    """Each needs 12 of 32 blocks, of which the prefix has 10."""
+    pytorch.set(STEP_MS=5, KV_TOKENS=32 * 32)
+    prompts = [[7] * 320 + [20 + i] * 20 for i in range(5)]
+    most = 0
+
+    async with pytorch.client(max_num_seqs=16) as client:
+
+        async def read(prompt: list[int]) -> None:
+            nonlocal most
+            async for _ in client.submit(request(prompt, 40)):
+                iteration = client.stats.iteration
+                most = max(most, (iteration and iteration.num_generation) or 0)
+
+        assert await tokens(client.submit(request(prompts[0], 40))) == echo(prompts[0], 40)
+        await asyncio.gather(*map(read, prompts))
+        await until_idle(client)
+    assert most == 5
 
 
 async def test_tenants_share_by_their_weights(newest: StandIn) -> None:
@@ -372,7 +437,7 @@ async def test_without_statistics_everything_else_goes_on(
 
 
 async def test_cached_blocks_are_counted_from_events(newest: StandIn) -> None:
-    async with newest.client(runtime_settings={"event_buffer_max_size": "1024"}) as client:
+    async with newest.client(runtime_settings={"kv_cache_config.event_buffer_max_size": "1024"}) as client:
         stream = await running(client, request(list(range(50, 178)), 20))
         assert await tokens(stream) == echo(list(range(50, 178)), 20)
         await until(lambda: client.stats.num_blocks_cached >= 4)

@@ -62,5 +62,31 @@ def test_whose_fault_it_is() -> None:
     assert failure(RequestError("Guided decoding error: internal error in fill")).code is ErrorCode.INTERNAL
     internal = failure(RequestError("CUDA error: invalid argument"))
     assert (internal.code, "CUDA" in internal.message) == (ErrorCode.INTERNAL, False)
+    assert refusal(RequestError(limit)).code is ErrorCode.INVALID
+    assert refusal(RequestError("CUDA error: invalid argument")).code is ErrorCode.INTERNAL
     own = SluiceError(ErrorCode.DEADLINE, "too late")
     assert failure(own) is refusal(own) is own
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The number of context tokens (9) exceeds the limit value (8)",
+        "repetition_penalty / presence_penalty / frequency_penalty require 'enable_penalty: true' in the speculative "
+        "decoding config",
+        "min_p is not supported with one-model speculative decoding.",
+    ],
+)
+def test_texts_that_blame_the_request(text: str) -> None:
+    assert failure(RequestError(text)).code is ErrorCode.INVALID
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Beam search does not support returning multiple logprobs per request",
+        "Beam search only supports returning the sampled logprob per token",
+    ],
+)
+def test_a_text_that_was_meant_for_another_request_of_the_batch_blames_nobody(text: str) -> None:
+    assert failure(RequestError(text)).code is ErrorCode.INTERNAL

@@ -70,6 +70,22 @@ def test_the_token_that_ended_it_is_the_last(token_ids: list[int], stop_reason: 
     assert (delta.token_ids, delta.finish_reason) == (whole, FinishReason.STOP)
 
 
+@pytest.mark.parametrize(
+    ("last", "sampling", "reason"),
+    [
+        (50, {"stop_token_ids": (50,)}, FinishReason.STOP),
+        (2, {}, FinishReason.STOP),
+        (2, {"ignore_eos": True}, FinishReason.LENGTH),
+        (6, {"stop_token_ids": (50,)}, FinishReason.LENGTH),
+    ],
+)
+def test_a_stop_token_as_the_last_that_is_allowed_stops(
+    last: int, sampling: dict[str, Any], reason: FinishReason
+) -> None:
+    delta = reader(**sampling).read(Output([Completion([5, last], finish_reason="length")]))
+    assert (delta.token_ids, delta.finish_reason) == ([5, last], reason)
+
+
 def test_an_end_token_that_came_before_the_end_is_not_added_again() -> None:
     output, reads = Output([Completion([5, 2])]), reader()
     assert reads.read(output).token_ids == [5, 2]

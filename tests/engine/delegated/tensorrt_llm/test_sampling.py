@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
-from engine.delegated.tensorrt_llm.configuration.plan import IGNORED_BY_TORCH_SAMPLER
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.grammars import BACKENDS, grammar_kinds
 from engine.delegated.tensorrt_llm.library import field_names, load_library
+from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
 from engine.delegated.tensorrt_llm.sampling import sampling_params
 from engine.model_folder import ModelFormat
 from engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
@@ -36,11 +37,11 @@ def sample(flavour: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sample]:
                 Path("/model"), ModelFormat.HUGGINGFACE, "llama", "bfloat16", VOCABULARY, given.pop("ENDS", ENDS), 64
             )
             resumed, backend = given.pop("RESUMED", []), given.pop("BACKEND", None)
-            ignored = given.pop("IGNORED", frozenset())
+            sampler = ModelSampler(given.pop("SAMPLER", SamplerKind.TRTLLM), given.pop("VERSION", library.version))
             request = GenerateRequest(
                 request_id="r", prompt_token_ids=PROMPT, sampling=SamplingParams(**given), resume_token_ids=resumed
             )
-            return sampling_params(library, request, folder, backend, ignored)
+            return sampling_params(library, request, folder, backend, sampler)
 
         yield make
 
@@ -63,6 +64,10 @@ def test_ids_come_in_and_go_out(sample: Sample) -> None:
     assert (params.max_tokens, params.min_tokens) == (9, 4)
     assert params.detokenize is False and params.exclude_input_from_output is True
     assert params.include_stop_str_in_output is True and params.return_perf_metrics is True
+
+
+def test_fewest_tokens_without_an_end_to_ban_are_not_given(sample: Sample) -> None:
+    assert sample(min_tokens=4, ignore_eos=True).min_tokens is None
 
 
 def test_greedy_is_the_likeliest_token_alone(sample: Sample) -> None:
@@ -122,10 +127,11 @@ def test_without_ends_only_the_request_s_own_stop_it(sample: Sample) -> None:
 
 
 def test_log_probabilities(sample: Sample, flavour: str) -> None:
-    params = sample(logprobs=3, prompt_logprobs=2)
-    assert (params.logprobs, params.prompt_logprobs) == (3, 2)
+    params = sample(logprobs=1, prompt_logprobs=2)
+    assert (params.logprobs, params.prompt_logprobs) == (1, 2)
+    assert sample(logprobs=0).logprobs == 1, "TRTLLMSampler returns nothing for 0"
     own = 0 if flavour == "1.3.0" else 1
-    params = sample(logprobs=0, prompt_logprobs=0)
+    params = sample(logprobs=0, prompt_logprobs=0, SAMPLER=SamplerKind.TORCH)
     assert (params.logprobs, params.prompt_logprobs) == (own, own)
     assert sample(prompt_logprobs=2, RESUMED=[8]).prompt_logprobs is None, "they went out before"
 
@@ -150,21 +156,20 @@ def test_bad_words_of_one_token(sample: Sample) -> None:
 
 
 def test_a_sampler_without_bad_words_gets_them_as_biases(sample: Sample) -> None:
-    params = sample(bad_words=((4,),), logit_bias={1: 1.0}, IGNORED=IGNORED_BY_TORCH_SAMPLER)
+    params = sample(bad_words=((4,),), logit_bias={1: 1.0}, SAMPLER=SamplerKind.TORCH, VERSION=Version("1.3.0rc5"))
     assert params.bad_token_ids is None
     bias = list(map(float, params.embedding_bias))
     assert (bias[4], bias[1], bias[0]) == (-math.inf, 1.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("presence_penalty", 0.5), ("repetition_penalty", 1.1), ("no_repeat_ngram_size", 3)]
-)
-def test_what_the_sampler_would_ignore_is_refused(sample: Sample, flavour: str, name: str, value: float) -> None:
-    assert getattr(sample(**{name: value}), name) == value
-    error = refusal(sample, **{name: value}, IGNORED=IGNORED_BY_TORCH_SAMPLER)
-    assert (error.code, error.param) == (ErrorCode.INVALID, name)
-    assert f"sampler of TensorRT-LLM {flavour}" in error.message and "sampler_type=TRTLLMSampler" in error.message
-    sample(IGNORED=IGNORED_BY_TORCH_SAMPLER)
+def test_a_seed_that_would_be_ignored_is_not_given(sample: Sample) -> None:
+    assert sample(SAMPLER=SamplerKind.TORCH, VERSION=Version("1.3.0rc5"), seed=4).seed is None
+    assert sample(SAMPLER=SamplerKind.TORCH, VERSION=Version("1.3.0"), seed=4).seed == 4
+
+
+def test_more_log_probabilities_than_the_sampler_returns_are_refused(sample: Sample) -> None:
+    error = refusal(sample, logprobs=3)
+    assert (error.code, error.param) == (ErrorCode.INVALID, "logprobs")
 
 
 def test_a_filter_that_it_does_not_have_is_refused(sample: Sample) -> None:

@@ -212,6 +212,41 @@ async def test_a_prefix_is_reused_under_its_salt(stand_in: ModuleType, open_llm:
         assert not hasattr(again, "cached_tokens")
 
 
+@pytest.mark.parametrize(
+    ("flavour", "is_taken"), [("1.2.1", False), ("1.3.0rc5", False), ("1.3.0", True)], indirect=["flavour"]
+)
+async def test_a_request_narrower_than_the_beams(stand_in: ModuleType, open_llm: OpenLlm, is_taken: bool) -> None:
+    result = open_llm(stand_in, max_beam_width=3).generate_async([1, 2], greedy(stand_in))
+    if is_taken:
+        assert (await finished(result)).outputs[0].token_ids == echoed([1, 2], 6)
+    else:
+        with pytest.raises(
+            import_module("tensorrt_llm.executor").RequestError, match="is not equal to max_beam_width 3"
+        ):
+            await finished(result)
+
+
+async def test_the_torch_sampler_ignored_penalties_once(import_stand_in: ImportStandIn, open_llm: OpenLlm) -> None:
+    prompt = [echoed([1, 2], 1)[0], 1, 2]
+    while echoed(prompt, 1)[0] not in prompt:
+        prompt.append(echoed(prompt, 1)[0])
+    repeated = echoed(prompt, 1)
+    for version, is_obeyed in (("1.3.0rc5", False), ("1.3.0", True)):
+        package = import_stand_in(STAND_IN_VERSION=version)
+        result = open_llm(package).generate_async(prompt, greedy(package, 1, presence_penalty=2.0))
+        assert ((await finished(result)).outputs[0].token_ids != repeated) is is_obeyed
+
+
+@pytest.mark.parametrize(("sampler", "count"), [("TRTLLMSampler", 1), ("TorchSampler", 3)])
+async def test_log_probabilities_of_each_sampler_of_1_2(
+    import_stand_in: ImportStandIn, open_llm: OpenLlm, sampler: str, count: int
+) -> None:
+    package = import_stand_in(STAND_IN_VERSION="1.2.1")
+    llm = open_llm(package, sampler_type=sampler)
+    output = (await finished(llm.generate_async([1], greedy(package, 2, logprobs=3)))).outputs[0]
+    assert [len(told) for told in output.logprobs] == [count, count]
+
+
 async def test_beams(stand_in: ModuleType, open_llm: OpenLlm) -> None:
     llm = open_llm(stand_in, max_beam_width=3)
     params = greedy(stand_in, use_beam_search=True, best_of=3, n=2)
@@ -256,8 +291,10 @@ async def test_a_script_and_what_is_recorded(import_stand_in: ImportStandIn, ope
     assert lines[2]["prompt_token_ids"] == [1, 2, 7]
 
 
-async def test_penalties_count_the_prompt_unless_it_is_ignored(stand_in: ModuleType, open_llm: OpenLlm) -> None:
-    llm = open_llm(stand_in)
+async def test_penalties_count_the_prompt_unless_it_is_ignored(
+    stand_in: ModuleType, open_llm: OpenLlm, flavour: str
+) -> None:
+    llm = open_llm(stand_in, **({"sampler_type": "TRTLLMSampler"} if flavour == "1.2.1" else {}))
     likeliest = echoed([1, 2], 1)[0]
     prompt = [likeliest, 1, 2]
     wanted = echoed(prompt, 1)[0]
@@ -402,10 +439,27 @@ def ranks_of(pid: int) -> list[psutil.Process]:
     return [each for each in psutil.Process(pid).children() if any("stand-in-rank" in part for part in each.cmdline())]
 
 
+async def test_a_rank_that_dies_is_known_to_the_front_and_leaves_requests_of_1_2_waiting(
+    import_stand_in: ImportStandIn, open_llm: OpenLlm
+) -> None:
+    package = import_stand_in(STAND_IN_VERSION="1.2.1", STAND_IN_STEP_MS="5")
+    llm = open_llm(package, tensor_parallel_size=2)
+    result = llm.generate_async([1], greedy(package, 900), streaming=True)
+    await anext(result)
+    os.kill(ranks_of(os.getpid())[1].pid, signal.SIGKILL)
+
+    async with asyncio.timeout(TIMEOUT_S):
+        while not llm._executor.mpi_futures[0].done():
+            await asyncio.sleep(0.01)
+    assert not llm._executor.is_shutdown() and not result.finished
+    with pytest.raises(RuntimeError, match="rank 1 is gone"):
+        llm.generate_async([1], greedy(package))
+
+
 async def test_a_rank_that_dies_ends_all_requests(
     import_stand_in: ImportStandIn, open_llm: OpenLlm, flavour: str
 ) -> None:
-    package = import_stand_in(STAND_IN_STEP_MS="5")
+    package = import_stand_in(STAND_IN_STEP_MS="5", STAND_IN_RANK_DEATH="error")
     llm = open_llm(package, tensor_parallel_size=2)
     result = llm.generate_async([1], greedy(package, 900), streaming=True)
     await anext(result)

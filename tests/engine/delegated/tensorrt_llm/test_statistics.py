@@ -1,13 +1,25 @@
 """TensorRT-LLM's statistics and KV-cache events under our names."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.delegated.tensorrt_llm.statistics import CachedBlocks, IterationReader, read_iteration_stats
+from engine.delegated.tensorrt_llm.statistics import (
+    CachedBlocks,
+    IterationReader,
+    follow,
+    read_iteration_stats,
+    reopened,
+)
 from engine.statistics import IterationStats
 
 WHOLE: dict[str, Any] = {
@@ -142,3 +154,57 @@ def test_blocks_that_can_be_found_again() -> None:
     assert len(cached) == 2
     cached.observe(stored(2, window=50))
     assert len(cached) == 3
+
+
+class Followed:
+    """The library's own stream of statistics, and what `follow` took of it."""
+
+    def __init__(self) -> None:
+        self.stream = import_module("tensorrt_llm.executor.result").IterationResult()
+        self.stream.set_timeout(0.01)
+        self.is_busy = asyncio.Event()
+        self.taken: list[int] = []
+        self.has_taken = asyncio.Event()
+
+    def take(self, entry: Mapping[str, Any]) -> None:
+        self.taken.append(entry["iter"])
+        self.has_taken.set()
+
+    async def until_silent(self) -> None:
+        """Wait until a silence has ended the stream."""
+        async with asyncio.timeout(20):
+            while not self.stream._done:
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def followed(stand_in: ModuleType) -> AsyncIterator[Followed]:
+    whole = Followed()
+    task = asyncio.create_task(follow(lambda: reopened(whole.stream), whole.take, whole.is_busy, "statistics"))
+    yield whole
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def read_in_time(whole: Followed) -> AsyncIterator[None]:
+    yield
+    async with asyncio.timeout(20):
+        await whole.has_taken.wait()
+
+
+async def test_statistics_go_on_after_a_silence_though_no_request_follows(followed: Followed) -> None:
+    followed.is_busy.set()
+    await followed.until_silent()
+    async with read_in_time(followed):
+        followed.stream._queue.put('{"iter": 1}')
+    assert followed.taken == [1]
+
+
+async def test_what_came_between_a_silence_and_the_end_of_work_is_read(followed: Followed) -> None:
+    followed.is_busy.set()
+    await followed.until_silent()
+    async with read_in_time(followed):
+        followed.stream._queue.put('{"iter": 1}')
+        followed.is_busy.clear()
+    assert followed.taken == [1]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine.delegated.sharing import BlockSharing
 from engine.delegated.vllm.capacity import CacheCapacity, CacheGroup, read_capacity
 
 
@@ -30,11 +31,14 @@ def test_drafts_need_room() -> None:
     assert capacity(CacheGroup(16), lookahead=4).worst_case_blocks(10, 4) == 2
 
 
-def vllm_config(**more: Any) -> SimpleNamespace:
+def vllm_config(ranks: int = 1, policy: str = "fcfs", most_chunk: int = 0, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(
-        cache_config=SimpleNamespace(num_gpu_blocks=51, block_size=16),
+        cache_config=SimpleNamespace(num_gpu_blocks=51, block_size=16, enable_prefix_caching=True),
+        parallel_config=SimpleNamespace(data_parallel_size=ranks),
         model_config=SimpleNamespace(max_model_len=512),
-        scheduler_config=SimpleNamespace(max_num_batched_tokens=256),
+        scheduler_config=SimpleNamespace(
+            max_num_batched_tokens=256, policy=policy, long_prefill_token_threshold=most_chunk
+        ),
         **more,
     )
 
@@ -50,3 +54,24 @@ def test_it_is_read_from_vllm() -> None:
     assert read == CacheCapacity((CacheGroup(32), CacheGroup(16, 64), CacheGroup(8)), 50, 512, 128, 3)
     encoder = read_capacity(vllm_config(), [])
     assert encoder == CacheCapacity((), 0, 512, 256, 0) and encoder.worst_case_blocks(500, 1) == 0
+
+
+def test_blocks_are_shared_where_one_group_keeps_all_tokens_for_all_requests() -> None:
+    full: dict[str, Any] = {"kind": "full_attention"}
+    windowed: dict[str, Any] = {"kind": "sliding_window", "sliding_window": 64}
+    assert read_capacity(vllm_config(), [full]).sharing is BlockSharing.AWAITED
+    for side_by_side in (vllm_config(most_chunk=512), vllm_config(policy="priority")):
+        assert read_capacity(side_by_side, [full]).sharing is BlockSharing.COMPUTED
+    uncached = vllm_config()
+    uncached.cache_config.enable_prefix_caching = False
+    drafting = vllm_config(speculative_config=SimpleNamespace(num_speculative_tokens=3))
+    for config, groups in (
+        (vllm_config(), [windowed]),
+        (vllm_config(), [{"kind": "mamba"}]),
+        (vllm_config(), [full, windowed]),
+        (vllm_config(ranks=2), [full]),
+        (drafting, [full]),
+        (vllm_config(kv_transfer_config=SimpleNamespace()), [full]),
+        (uncached, [full]),
+    ):
+        assert read_capacity(config, groups).sharing is BlockSharing.NONE

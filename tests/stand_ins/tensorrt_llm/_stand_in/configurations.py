@@ -54,7 +54,7 @@ _ENUMS: tuple[type[Enum], ...] = (CapacitySchedulerPolicy, ContextChunkingPolicy
 
 def make_configurations() -> dict[str, Any]:
     """Make every class of this version, by its name."""
-    version = settings().version
+    version = settings().surface
     classes: dict[str, Any] = {each.__name__: each for each in _ENUMS}
 
     def resolve(name: str) -> Any:
@@ -85,6 +85,8 @@ def _field(name: str, parameter: Parameter, resolve: Callable[[str], Any]) -> tu
     annotation = type_of(parameter.annotation, resolve)
     annotation = _CHECKS[name](annotation) if name in _CHECKS else annotation
     told: dict[str, Any] = {"json_schema_extra": {"annotation": parameter.annotation}}
+    if parameter.is_deprecated:
+        told["deprecated"] = True
     if parameter.default is REQUIRED:
         return annotation, Field(**told)
     if parameter.is_made:

@@ -47,7 +47,7 @@ def _record(told: dict[str, Any]) -> None:
 
 @cache
 def _checks() -> dict[str, pydantic.TypeAdapter[Any]]:
-    told = specification("sampling_params", settings().version).methods["__init__"]
+    told = specification("sampling_params", settings().surface).methods["__init__"]
     known = {"GuidedDecodingParams": GuidedDecodingParams}.get
     config = pydantic.ConfigDict(arbitrary_types_allowed=True)
     return {

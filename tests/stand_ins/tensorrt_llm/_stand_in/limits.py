@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .reuse import Reuse
+from .kv_cache import KvCache
 from .schedulers import BatchLimits
 from .settings import settings
 from .worker import WorkerLimits
@@ -74,12 +74,12 @@ def max_seq_len(args: Any, folder: ModelFolder) -> int:
     return int(built or args.max_seq_len or folder.max_positions)
 
 
-def make_reuse(args: Any, limits: WorkerLimits, window: int) -> Reuse:
+def make_kv_cache(args: Any, limits: WorkerLimits, window: int) -> KvCache:
     kv = args.kv_cache_config
-    return Reuse(
+    return KvCache(
         limits.num_blocks,
         limits.tokens_per_block,
-        kv.event_buffer_max_size,
-        window,
-        is_on=kv.enable_block_reuse,
+        reuses=kv.enable_block_reuse,
+        max_events=kv.event_buffer_max_size,
+        window=window,
     )

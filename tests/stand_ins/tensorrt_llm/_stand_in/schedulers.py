@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from .kv_cache import Prefix
+
 
 class Stage(Enum):
     """The progress of a request."""
@@ -25,11 +27,20 @@ class Load:
     num_prefilled: int = 0
     num_generated: int = 0
     held_per_beam: int = 0
-    """Blocks that each beam holds now, those that it shares with the others included."""
+    """Blocks that each beam holds now, those that it shares with others included."""
+    num_private: int = 0
+    """Blocks that would be free without it."""
+    num_credited: int = 0
+    """Blocks of its prefix that other requests hold, while it holds none itself."""
     adapter: int | None = None
     adapter_pages: int = 0
     first_block: int | None = None
     """The hash of its first block that is not cached, where that can be reused."""
+
+    def take_prefix(self, prefix: Prefix, tokens_per_block: int) -> None:
+        """Note what the cache holds of its context before it begins."""
+        self.num_prefilled = len(prefix.blocks) * tokens_per_block
+        self.num_credited, self.first_block = prefix.num_held, prefix.first_missing
 
     @property
     def stage(self) -> Stage:
@@ -48,8 +59,11 @@ class Cache:
     """The KV cache as it is before the iteration."""
 
     free_blocks: int
+    """Blocks that nobody holds; one that several requests share is held once."""
     tokens_per_block: int
     free_adapter_pages: int = 2**31
+    has_credit: bool = False
+    """Whether blocks that others hold are not reserved for a request that is to begin, as from 1.3 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +76,6 @@ class Fitting:
 
 CapacityScheduler = Callable[[Sequence[Load], Cache, int], Fitting]
 """Takes the active requests in order of arrival, the cache and the most requests; returns those that fit."""
-
-
-def held_blocks(load: Load, tokens_per_block: int) -> int:
-    """Return the blocks of all beams: whole blocks of the prompt are shared."""
-    shared = min(load.num_prompt // tokens_per_block, load.held_per_beam)
-    return shared + (load.held_per_beam - shared) * load.beam_width
 
 
 def remaining_blocks(load: Load, tokens_per_block: int) -> int:
@@ -114,6 +122,8 @@ def _no_evict(active: Sequence[Load], cache: Cache, max_requests: int, *, is_sta
         if len(scheduled) >= max_requests:
             break
         needed = remaining_blocks(load, cache.tokens_per_block)
+        if cache.has_credit and load.stage is Stage.FIRST_CHUNK:
+            needed -= load.num_credited
         if needed > free:
             break  # whoever comes later waits too
         if not pages.fits(load):
@@ -164,7 +174,7 @@ def max_utilization(active: Sequence[Load], cache: Cache, max_requests: int) -> 
             break
         end = started[-1]
         paused.append(active[end])
-        free += held_blocks(active[end], cache.tokens_per_block)
+        free += active[end].num_private
     return Fitting(tuple(scheduled), tuple(paused))
 
 

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-FLAVOURS = ("1.2.1", "1.3.0")
+VERSIONS = ("1.2.1", "1.3.0rc5", "1.3.0", "1.4.0")
 
 _OPTIONAL = {"_check_health", "cached_tokens"}
-_WITHOUT = {"1.2.1": "_check_health,cached_tokens", "1.3.0": ""}
-"""It is not sure which versions have them: one flavour does and one does not, so that tests meet both."""
+_WITHOUT = {"1.2.1": "_check_health,cached_tokens"}
+"""It is not sure which versions have them: one does not, so that tests meet both."""
+_RANK_DEATH = {"1.2.1": "hang"}
 
 _FAULTS = {
     "slow",
@@ -38,7 +39,7 @@ class Settings:
     fault_once: Path | None
     """Marker file: a fault that finds it does not happen, and one that happens makes it."""
     rank_death: str
-    """Effect of a dead rank on the LLM: error, hang or exit."""
+    """Effect of a dead rank on the requests in flight: error, hang or exit. Those of 1.2 hang."""
     script: Path | None
     without: frozenset[str]
     """Attributes that this version does not have."""
@@ -48,6 +49,11 @@ class Settings:
     """Tokens that the KV cache holds where `kv_cache_config.max_tokens` does not say."""
     record: Path | None
     """File that the constructor's arguments and every request are written to, a JSON object a line."""
+
+    @property
+    def surface(self) -> str:
+        """The version whose API files the classes are made from."""
+        return "1.3.0" if self.version == "1.3.0rc5" else self.version
 
     def has(self, attribute: str) -> bool:
         return attribute not in self.without
@@ -77,9 +83,9 @@ def settings() -> Settings:
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
     """Return the settings that these variables have."""
-    version = environment.get("STAND_IN_VERSION", FLAVOURS[0])
-    if version not in FLAVOURS:
-        raise ValueError(f"STAND_IN_VERSION must be one of {', '.join(FLAVOURS)}, got {version!r}")
+    version = environment.get("STAND_IN_VERSION", VERSIONS[0])
+    if version not in VERSIONS:
+        raise ValueError(f"STAND_IN_VERSION must be one of {', '.join(VERSIONS)}, got {version!r}")
     faults = _read_faults(environment.get("STAND_IN_FAULT", ""))
     step_ms = faults.get("slow") or environment.get("STAND_IN_STEP_MS", "0")
     return Settings(
@@ -87,9 +93,9 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
         step_s=float(step_ms) / 1000,
         faults=faults,
         fault_once=_path(environment, "STAND_IN_FAULT_ONCE"),
-        rank_death=_choice(environment, "STAND_IN_RANK_DEATH", ("error", "hang", "exit")),
+        rank_death=_choice(environment, "STAND_IN_RANK_DEATH", ("error", "hang", "exit"), _RANK_DEATH.get(version)),
         script=_path(environment, "STAND_IN_SCRIPT"),
-        without=_without(environment.get("STAND_IN_WITHOUT", _WITHOUT[version])),
+        without=_without(environment.get("STAND_IN_WITHOUT", _WITHOUT.get(version, ""))),
         end_token=_choice(environment, "STAND_IN_END_TOKEN", ("auto", "in", "out")),
         kv_tokens=int(environment.get("STAND_IN_KV_TOKENS", "65536")),
         record=_path(environment, "STAND_IN_RECORD"),
@@ -114,8 +120,8 @@ def _path(environment: Mapping[str, str], name: str) -> Path | None:
     return Path(environment[name]) if environment.get(name) else None
 
 
-def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
-    value = environment.get(name, choices[0])
+def _choice(environment: Mapping[str, str], name: str, choices: tuple[str, ...], default: str | None = None) -> str:
+    value = environment.get(name, default or choices[0])
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return value

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import pydantic
+import pydantic_core
 import yaml
 
 from .settings import settings
 
 _DATA = Path(__file__).parents[3] / "data" / "tensorrt_llm"
 _STABILITY = _DATA / "api_stability"
-_COMMITTED_LLM = {"1.2.1": "llm.e00a1866.yaml", "1.3.0": "llm.yaml"}
+_COMMITTED_LLM = {"1.2.1": "llm.e00a1866.yaml", "1.3.0": "llm.yaml", "1.4.0": "llm.yaml"}
+_NEWEST = "1.4.0"
+"""The version that is told by what `newest` changes in 1.3.0."""
 REQUIRED = inspect.Parameter.empty
 
 
@@ -29,6 +32,7 @@ class Parameter:
     default: Any
     is_made: bool = False
     """Whether the default is a new object of the annotated class."""
+    is_deprecated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def _parameter(told: Mapping[str, Any]) -> Parameter:
         return Parameter(annotation, REQUIRED)
     default = None if default == "None" else default
     is_made = default is None and annotation.startswith("tensorrt_llm.")
-    return Parameter(annotation, default, is_made)
+    return Parameter(annotation, default, is_made, bool(told.get("deprecated")))
 
 
 def _one_line(text: str) -> str:
@@ -78,8 +82,9 @@ def _one_line(text: str) -> str:
 def config_fields(name: str, version: str) -> dict[str, Parameter] | None:
     """Return the fields of a class without an API-stability file, its base's too; None where a version lacks it."""
     told = dict(_configs()[name])
-    if version not in told.pop("flavours", (version,)):
+    if not _is_in(told, version):
         return None
+    told = {key: value for key, value in told.items() if key not in ("flavours", "newest")}
     base = told.pop("base", None)
     inherited = (config_fields(base, version) or {}) if base else {}
     return {**inherited, **_of_version(told, version)}
@@ -97,7 +102,20 @@ def _configs() -> dict[str, Any]:
 
 
 def _of_version(told: Mapping[str, Any], version: str) -> dict[str, Parameter]:
-    return {key: _parameter(value) for key, value in told.items() if version in value.get("flavours", (version,))}
+    newest = version == _NEWEST
+    return {
+        key: _parameter({**value, **(value.get("newest") or {})} if newest else value)
+        for key, value in told.items()
+        if _is_in(value, version)
+    }
+
+
+def _is_in(told: Mapping[str, Any], version: str) -> bool:
+    """Return whether a version has a class or a field. The newest has what 1.3.0 has, unless its `newest` is null."""
+    flavours = told.get("flavours", (version,))
+    if version != _NEWEST:
+        return version in flavours
+    return told.get("newest", {}) is not None and bool({"1.3.0", _NEWEST} & {*flavours})
 
 
 @cache
@@ -138,7 +156,17 @@ class _Place:
 
 def _instances(value_class: Any) -> Any:
     """Make a type of a dataclass' instances, or dictionaries of its fields."""
-    return Annotated[Any, pydantic.BeforeValidator(partial(_made, value_class))]
+    return Annotated[value_class, _InstanceOf(value_class)]
+
+
+class _InstanceOf:
+    """Has pydantic take a class' instances as they are. Its own annotations are texts, of which nothing can be made."""
+
+    def __init__(self, value_class: Any) -> None:
+        self._value_class = value_class
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return pydantic_core.core_schema.no_info_plain_validator_function(partial(_made, self._value_class))
 
 
 def _made(value_class: Any, value: Any) -> Any:
@@ -167,7 +195,7 @@ def declared(name: str) -> Callable[[C], C]:
     """
 
     def decorate(cls: C) -> C:
-        told = specification(name, settings().version)
+        told = specification(name, settings().surface)
         for method in told.methods:
             _declare(cls, method, told)
         for attribute, annotation in told.properties.items():

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .responses import Likeliest
+from .samplers import is_since
 
 ADAPTER_SHIFT = 31
 """Added to a token for each unit of the adapter's id: an adapter's answer is its own."""
@@ -107,7 +108,7 @@ def _edit(logits: Any, token_ids: list[int], num_prompt: int, params: Any) -> No
         seen, counts = np.unique(counted, return_counts=True)
         logits[seen] -= (params.presence_penalty or 0.0) + counts * (params.frequency_penalty or 0.0)
     banned = list(params.bad_token_ids or ())
-    if len(token_ids) - num_prompt < (params.min_tokens or 0):
-        banned += [] if params.end_id is None or params.end_id < 0 else [params.end_id]
-        banned += params.stop_token_ids or []
+    if len(token_ids) - num_prompt < (params.min_tokens or 0) and params.end_id is not None:
+        # Other ends than this are not banned, and -1 was the vocabulary's last token (NVIDIA's pull 12358).
+        banned += [params.end_id] if params.end_id >= 0 or not is_since("1.3.0rc12") else []
     logits[banned] = -np.inf

@@ -9,7 +9,7 @@ from .specifications import REQUIRED, Parameter, specification
 
 def make_value(name: str, file: str, base: type, module: str, more: dict[str, Parameter] | None = None) -> Any:
     """Make a dataclass of keyword arguments with the fields of `file`; `base` has its rules."""
-    told = {**specification(file, settings().version).methods["__init__"], **(more or {})}
+    told = {**specification(file, settings().surface).methods["__init__"], **(more or {})}
     fields = [(key, parameter.annotation, _field(parameter)) for key, parameter in told.items()]
     made = make_dataclass(name, fields, bases=(base,), kw_only=True, slots=True)
     made.__module__ = module

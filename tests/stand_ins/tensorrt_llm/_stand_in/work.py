@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..bindings.executor import FinishReason, RequestPerfMetrics
+from .kv_cache import Prefix
 from .responses import Likeliest, Response, SequenceResponse
 from .schedulers import Load
 from .settings import settings
@@ -45,10 +46,13 @@ class Sequence:
 class Work:
     """One request in the executor."""
 
-    def __init__(self, order: Order, model: Model, stream_interval: int, *, has_end_token: bool) -> None:
+    def __init__(
+        self, order: Order, model: Model, stream_interval: int, *, has_end_token: bool, has_one_logprob: bool
+    ) -> None:
         params = order.sampling_params
         self.order = order
         self.num_cached = self.num_reused_blocks = self.num_missed_blocks = 0
+        self.prefix = Prefix((), 0, None)
         self.arrival = time.monotonic()
         self.first_scheduled = self.first_token = self.last_token = 0.0
         self.first_iteration = self.last_iteration = 0
@@ -56,6 +60,7 @@ class Work:
         self._params = params
         self._stream_interval = stream_interval
         self._has_end_token = has_end_token
+        self._num_logprobs = 0 if has_one_logprob else params.logprobs or 0
         self._stops = {tuple(ids) for _, ids in params._stop_words()}
         self._num_steps = 0
         self.sequences = [Sequence(index, order.prompt_token_ids.copy()) for index in range(params.best_of)]
@@ -66,6 +71,11 @@ class Work:
             beam_width=params.best_of,
             adapter=order.adapter or None,
         )
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens that it computes before it generates."""
+        return self.sequences[0].token_ids[: self.load.num_prompt]
 
     @property
     def is_finished(self) -> bool:
@@ -100,7 +110,7 @@ class Work:
         is_end = token == self.order.end_id
         if not is_end or self._has_end_token:
             sequence.shown.append(token)
-            likely = self._model.logprobs(likeliest, token, self._params.logprobs or 0)
+            likely = self._model.logprobs(likeliest, token, self._num_logprobs)
             sequence.logprobs.append(likely)
             sequence.cumulative_logprob += next(value for each, value, _ in likely if each == token)
         sequence.finish_reason = self._reason(sequence, num_prompt, is_end=is_end)

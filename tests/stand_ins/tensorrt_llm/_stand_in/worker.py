@@ -2,18 +2,20 @@
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from .kv_cache import KvCache
 from .responses import Response
-from .reuse import Reuse
-from .schedulers import POLICIES, BatchLimits, Cache, Load, MicroBatch, Stage, held_blocks, micro_batch
+from .schedulers import POLICIES, BatchLimits, Cache, Load, MicroBatch, Stage, micro_batch
 from .settings import settings
 from .statistics import Iteration, statistics
 from .work import Work
@@ -74,10 +76,13 @@ class WorkerLimits:
 class Worker:
     """Everything that changes between iterations is changed by its own thread alone; others leave orders."""
 
-    def __init__(self, limits: WorkerLimits, ranks: Ranks, reuse: Reuse) -> None:
-        self.reuse = reuse
+    def __init__(self, limits: WorkerLimits, ranks: Ranks, kv_cache: KvCache) -> None:
+        self._kv_cache = kv_cache
         self.failure: str | None = None
         self.is_hanging = False
+        self.mpi_futures: list[Future[None]] = [Future()]
+        """Done where a rank has ended."""
+        self.error_queue: queue.Queue[Exception] = queue.Queue()
         self.trace: Callable[[dict[str, Any]], None] | None = None
         self._limits = limits
         self._ranks = ranks
@@ -140,6 +145,9 @@ class Worker:
         return False
 
     def _die(self, reason: str) -> None:
+        error = RuntimeError(f"The executor has failed: {reason}")
+        self.mpi_futures[0].set_exception(error)
+        self.error_queue.put(error)
         match settings().rank_death:
             case "exit":
                 os._exit(1)
@@ -166,6 +174,7 @@ class Worker:
         fitting = self._policy(loads, self._cache(), self._limits.batch.max_batch_size)
         for load in fitting.paused:
             self._active[load.request_id].start_again()
+            self._kv_cache.release(load.request_id)
         batch = micro_batch(fitting.scheduled, self._limits.batch)
         self._trace(fitting.scheduled, batch)
         allocated = self._allocated
@@ -204,26 +213,29 @@ class Worker:
         return len(active) + len(waiting)
 
     def _look_up(self) -> None:
-        """Look up which blocks the cache holds of the requests that have not started."""
+        """Look up which blocks the cache holds of the requests that have not started, and of those that have."""
         for work in self._active.values():
+            work.load.num_private = self._kv_cache.num_private(work.load.request_id)
             if work.load.stage is Stage.FIRST_CHUNK:
-                prompt = work.sequences[0].token_ids[: work.load.num_prompt]
-                work.num_cached = self.reuse.cached_tokens(prompt, root_of(work))
-                work.load.num_prefilled = work.num_cached
-                work.load.first_block = self.reuse.first_missing(prompt, root_of(work))
+                work.prefix = self._kv_cache.find(work.context, root_of(work))
+                work.num_cached = len(work.prefix.blocks) * self._limits.tokens_per_block
+                work.load.take_prefix(work.prefix, self._limits.tokens_per_block)
 
     def _cache(self) -> Cache:
-        size = self._limits.tokens_per_block
-        held = sum(held_blocks(work.load, size) for work in self._active.values())
-        return Cache(self._limits.num_blocks - held, size)
+        has_credit = settings().version != "1.2.1"
+        return Cache(self._kv_cache.num_free, self._limits.tokens_per_block, has_credit=has_credit)
 
     def _prefill(self, batch: MicroBatch) -> None:
         size = self._limits.tokens_per_block
+        for load, _ in batch.contexts:
+            if load.stage is Stage.FIRST_CHUNK:
+                self._kv_cache.share(load.request_id, self._active[load.request_id].prefix)
         for load, count in batch.contexts:
             work = self._active[load.request_id]
             if load.stage is Stage.FIRST_CHUNK:
                 work.first_scheduled = time.monotonic()
                 load.held_per_beam = -(-load.num_prompt // size)
+                self._kv_cache.begin(load.request_id, load.num_prompt, load.beam_width)
                 work.num_reused_blocks = work.num_cached // size
                 work.num_missed_blocks = load.held_per_beam - work.num_reused_blocks
                 self._allocated += work.num_missed_blocks
@@ -231,14 +243,16 @@ class Worker:
                 self._missed += work.num_missed_blocks
             load.num_prefilled += count
             if load.num_prefilled >= load.num_prompt:
-                self.reuse.store(work.sequences[0].token_ids[: load.num_prompt], root_of(work))
+                self._kv_cache.store(load.request_id, work.context, root_of(work))
                 work.generate(self._iteration)
 
     def _decode(self, batch: MicroBatch) -> None:
         size = self._limits.tokens_per_block
         for load in batch.generations:
             needed = -(-load.num_tokens // size)
-            self._allocated += max(needed - load.held_per_beam, 0) * load.beam_width
+            grown = max(needed - load.held_per_beam, 0) * load.beam_width
+            self._kv_cache.grow(load.request_id, grown)
+            self._allocated += grown
             load.held_per_beam = max(load.held_per_beam, needed)
             self._active[load.request_id].generate(self._iteration)
 
@@ -259,13 +273,14 @@ class Worker:
     def _finish(self, work: Work) -> None:
         request_id = work.order.request_id
         del self._active[request_id]
+        self._kv_cache.release(request_id)
         self._answer.pop(request_id)(work.response(self._iteration))
 
     def _tell(
         self, began: float, num_new: int, num_completed: int, num_paused: int, batch: MicroBatch, allocated: int
     ) -> None:
         if self.tell_event is not None:
-            for event in self.reuse.take_events():
+            for event in self._kv_cache.take_events():
                 self.tell_event(event)
         if self.tell_stats is None or not self._limits.has_stats or settings().fault("stats_empty") is not None:
             return
@@ -338,3 +353,15 @@ class Worker:
 def root_of(work: Work) -> int:
     """Return the start of its blocks' hashes: only requests of one salt and adapter share blocks."""
     return hash((work.order.salt, work.order.adapter)) % 2**63
+
+
+class Front:
+    """What the LLM's front knows of its workers."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.mpi_futures = worker.mpi_futures
+        self._error_queue = worker.error_queue
+
+    def is_shutdown(self) -> bool:
+        """It does not know of dead ranks by itself."""
+        return False

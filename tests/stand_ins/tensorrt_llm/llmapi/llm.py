@@ -9,13 +9,14 @@ from typing import Any, cast
 
 from .._stand_in.configurations import CONFIGURATIONS
 from .._stand_in.inputs import check_types, record_arguments, record_request
-from .._stand_in.limits import load_as_told, make_reuse, max_seq_len, read_model_folder, worker_limits
+from .._stand_in.limits import load_as_told, make_kv_cache, max_seq_len, read_model_folder, worker_limits
 from .._stand_in.responses import Response
+from .._stand_in.samplers import Sampler
 from .._stand_in.settings import settings
 from .._stand_in.specifications import declared
 from .._stand_in.tokens import Model, Script
 from .._stand_in.work import Order, Work, shows_end_token
-from .._stand_in.worker import Ranks, Worker
+from .._stand_in.worker import Front, Ranks, Worker
 from ..executor.request import LoRARequest
 from ..executor.result import GenerationResult, IterationResult
 from ..sampling_params import SamplingParams
@@ -99,11 +100,12 @@ class _Base:
         self._ids = itertools.count(1)
         self._limits = worker_limits(self.args, self._folder, is_engine=self._IS_ENGINE)
         self._max_seq_len = max_seq_len(self.args, self._folder)
+        self._sampler = Sampler(self.args, is_engine=self._IS_ENGINE)
         script = settings().script
         self._model = Model(self._folder.vocab_size, None if script is None else Script(script))
         world_size = self.args.tensor_parallel_size * self.args.pipeline_parallel_size
         self._worker: Worker | None = Worker(
-            self._limits, Ranks(world_size), make_reuse(self.args, self._limits, self._max_seq_len)
+            self._limits, Ranks(world_size), make_kv_cache(self.args, self._limits, self._max_seq_len)
         )
         self._stats: IterationResult | None = None
         self._events: IterationResult | None = None
@@ -171,7 +173,14 @@ class _Base:
             result._queue.put(Response(error=refusal))
             return result
         interval = getattr(self.args, "stream_interval", 1)
-        work = Work(order, self._model, interval, has_end_token=shows_end_token(is_engine=self._IS_ENGINE))
+        order.sampling_params = self._sampler.effective(order.sampling_params)
+        work = Work(
+            order,
+            self._model,
+            interval,
+            has_end_token=shows_end_token(is_engine=self._IS_ENGINE),
+            has_one_logprob=self._sampler.has_one_logprob,
+        )
         worker.submit(work, result._queue.put)
         return result
 
@@ -203,9 +212,18 @@ class _Base:
     def _running(self) -> Worker:
         if self._worker is None:
             raise RuntimeError("LLM is shutting down")
+        if not self._worker.error_queue.empty():
+            error = self._worker.error_queue.get()
+            self.shutdown()  # on the caller's thread, which may be the event loop's
+            raise error
         if self._worker.failure is not None:
             raise RuntimeError(f"The executor has failed: {self._worker.failure}")
         return self._worker
+
+    @property
+    def _executor(self) -> Any:
+        """The front of the workers, as far as it can be seen; None after the end."""
+        return None if self._worker is None else Front(self._worker)
 
     def _prepared(self, params: Any) -> Any:
         """Sampling parameters with an end. Raises ValueError without one, TypeError for a wrong type."""
@@ -283,6 +301,8 @@ class _Base:
             return "Guided decoding is not enabled"
         if order.sampling_params.top_p == 0:
             return "top_p must be greater than 0"
+        if (refusal := self._sampler.refusal(order.sampling_params)) is not None:
+            return refusal
         token = settings().fault("error_on_token")
         if token is not None and int(token) in order.prompt_token_ids:
             return f"a fault was asked for: token {token} is in the prompt"

@@ -1,10 +1,18 @@
 # ruff: noqa: TID252 - importers know the package as tensorrt_llm, the type checker by its folder
 """Quantisation of a checkpoint."""
 
+import typing
 from fnmatch import fnmatch
-from typing import Any
+from importlib import import_module
+from typing import Any, Optional
 
 from .._stand_in.values import Convertible, make_value
+from ..quantization import mode
+
+tensorrt_llm = import_module(__name__.partition(".")[0])
+"""The annotations of the files' fields can be read with these names."""
+List = typing.List  # noqa: UP006
+ANNOTATION_NAMES = (List, Optional, mode, tensorrt_llm)
 
 
 class _Quantisation(Convertible):
