@@ -24,10 +24,14 @@ _CHECK = """\
 Report what each model of the repositories would do if it were served.
 
 The check reads configurations and folders, and runs no model. It reports fields that are wrong, unknown or not obeyed,
-with their lines and what to write instead; models without versions; versions without their model file; backends that
-are not installed; of Python models environments that cannot be used, and imports of modules that their Python lacks;
-label, warm-up and state files; ensembles whose members or tensors do not fit; and models of one name in two
-repositories.
+with their lines and what to write instead; tensors, parameters and files of arguments that the backend refuses; models
+without versions; versions without their model file; backends that are not installed; tokenizers that cannot be read; of
+Python models environments that cannot be used, and imports of modules that their Python lacks; label, warm-up and state
+files; ensembles whose members or tensors do not fit; and models of one name in two repositories.
+
+A load asks the same questions and answers them in the same words. It refuses more only for what the check does not
+open: weights of language models and of PyTorch and TensorRT models, code of Python models, the library of a language
+model's engine, and APIs. --load opens these too.
 """
 
 _CHECK_EPILOG = """\

@@ -232,11 +232,14 @@ class SequenceAnswer:
         """Return TensorRT-LLM's metrics of a request. Times are those of a clock that only grows, as there."""
         block_size, metrics = self._text.info.block_size, self._metrics
         num_reused = event.cached_tokens // block_size
+        num_prompt = blocks_for(event.prompt_tokens, block_size)
         num_blocks = blocks_for(event.prompt_tokens + max(event.completion_tokens - 1, 0), block_size)
         return {
             "kv_cache_alloc_new_blocks": [num_blocks - num_reused],
             "kv_cache_reused_blocks": [num_reused],
             "kv_cache_alloc_total_blocks": [num_blocks],
+            "kv_cache_missed_block": [num_prompt - num_reused],
+            "kv_cache_hit_rate": [num_reused / num_prompt if num_prompt else 0.0],
             "arrival_time_ns": [self._arrived_ns],
             "first_scheduled_time_ns": [self._arrived_ns + round(metrics.queue_s * _NS_PER_S)],
             "first_token_time_ns": [self._first_ns],
@@ -251,6 +254,8 @@ class SequenceAnswer:
         event = self._last
         reason = event.finish_reason if event is not None else None
         result: RowResult = {"finish_reason": [(reason or FinishReason.CANCELLED).value.encode()]}
+        if self.row.returns_stop_reason:
+            result["stop_reason"] = [str(event.stop_reason if event is not None else None).encode()]
         if self.row.returns_input_count:
             result["num_input_tokens"] = [event.prompt_tokens if event is not None else 0]
             result["num_cached_tokens"] = [event.cached_tokens if event is not None else 0]

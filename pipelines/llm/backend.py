@@ -16,12 +16,13 @@ from pipelines.llm.model_folder import MODEL_YAML, CheckpointFolder, read_model_
 from pipelines.llm.services import DEFAULT_CHAT, NO_LIMITS, ChatSettings, LlmServices, RequestLimits
 from pipelines.llm.setup import Setup, ignored_options, set_up
 from pipelines.llm.text import LlmText
-from pipelines.llm.text_loading import load_text
+from pipelines.llm.text_loading import load_text, read_text_files
 from pipelines.text.stream import OpenRecord
 from serving.backend import Backend, BackendContext, RuntimeReport
+from serving.config.validation import complete_and_check
 from serving.findings import invalid_field
 from serving.spec import ModelSource, build_spec
-from sluice.errors import SluiceError
+from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +54,20 @@ class LlmBackend(Backend):
         return has_weights and (version_folder / "config.json").is_file()
 
     def check(self, source: ModelSource) -> RuntimeReport:
+        """Check everything that a load reads of the model, but its weights."""
+        config = complete_and_check(complete_config(source.config, read_model_yaml(source.version_folder)))
         try:
-            setup = set_up(source, self._services.engine_config)
+            setup = _read_setup(ModelSource(source.folder, source.version, config), self._services)
+            read_text_files(
+                setup.checkpoint.path, setup.checkpoint.tokenizer, self._services.chat.with_parameters(setup.texts)
+            )
         except SluiceError as error:
             if error.param is None or error.param not in source.config.parameters:
                 raise
             raise invalid_field(error.message, f'parameters["{error.param}"]') from None
+        # The engine's process finds the same when it opens the folder.
+        if problem := setup.choice.spec.find_problem(setup.checkpoint.path):
+            raise SluiceError(ErrorCode.INVALID, problem)
         noted = {note.partition(":")[0] for note in setup.notes}
         obeyed = tuple(sorted(setup.texts.keys() - noted))
         return RuntimeReport(setup.choice.runtime.value, setup.choice.reason, obeyed, tuple(setup.notes))
@@ -67,7 +76,6 @@ class LlmBackend(Backend):
         return complete_config(source.config, await asyncio.to_thread(read_model_yaml, source.version_folder))
 
     async def load(self, source: ModelSource, context: BackendContext) -> LlmModel:
-        declared_inputs(build_spec(source.config, source.version))
         services = self._services
         setup = await asyncio.to_thread(_set_up, source, services)
         engine = make_engine(
@@ -128,8 +136,14 @@ async def load_checkpoint(
     return LlmModel(config, text, engine, heartbeat_timeout_s=heartbeat_timeout_s, limits=limits)
 
 
+def _read_setup(source: ModelSource, services: LlmServices) -> Setup:
+    """Decide how a version with a complete configuration is served. Raises as `declared_inputs` and `set_up`."""
+    declared_inputs(build_spec(source.config, source.version))
+    return set_up(source, services.engine_config)
+
+
 def _set_up(source: ModelSource, services: LlmServices) -> Setup:
-    setup = set_up(source, services.engine_config)
+    setup = _read_setup(source, services)
     log.info("model '%s' runs on %s: %s", source.name, setup.choice.runtime, setup.choice.reason)
     if setup.notes:
         log.info("model '%s': without effect as written: %s", source.name, "; ".join(setup.notes))

@@ -1,5 +1,6 @@
 """The tensors of an LLM: one table by which they are declared, read and refused. Names and types are those of
-TensorRT-LLM's `tensorrt_llm` (tokens), `ensemble` and `tensorrt_llm_bls` (text), and of Triton's vLLM backend."""
+TensorRT-LLM's `tensorrt_llm` (tokens), `ensemble`, `tensorrt_llm_bls` and `llmapi` (text), and of Triton's vLLM
+backend."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -169,6 +170,7 @@ _BOTH = (
     LlmInput("return_num_output_tokens", "BOOL", "Whether the end carries num_output_tokens."),
     LlmInput("num_return_sequences", "INT32", "Sequences to generate, each with responses of its own."),
     LlmInput("return_perf_metrics", "BOOL", "Whether each response carries the metrics of its sequence."),
+    LlmInput("return_stop_reason", "BOOL", "Whether the end carries stop_reason.", is_completed=False),
     LlmInput("return_context_logits", "BOOL", "Whether context_logits come, in a stream with its end."),
     LlmInput("return_generation_logits", "BOOL", "Whether generation_logits come with the tokens."),
 )
@@ -203,12 +205,17 @@ _UNSUPPORTED = (
     _unsupported("lora_weights", "FP16", dims=(-1, -1)),
     _unsupported("lora_config", "INT32", dims=(-1, 3)),
     _adapter_field("lora_name", "BYTES", "The LoRA adapter by its name.", ""),
+    _adapter_field("lora_id", "UINT64", "A client's number of the adapter, beside lora_name, which decides.", 0),
+    _adapter_field("lora_path", "BYTES", "The folder of the adapter that lora_name names.", ""),
+    _unsupported("lora_ckpt_source", "BYTES", "hf", ""),
     _unsupported("context_phase_params", "UINT8", dims=(-1,)),
     _unsupported("image", "BYTES", "", dims=(-1,)),
     _unsupported("image_input", "FP16", dims=(-1, 3, -1, -1)),
     _unsupported("image_bytes_input", "UINT8", dims=(-1, -1, -1, -1)),
     _unsupported("video_bytes_input", "UINT8", dims=(-1, -1, -1, -1)),
     _unsupported("image_url_input", "BYTES", ""),
+    _unsupported("image_url", "BYTES", "", dims=(-1,)),
+    _unsupported("sampling_param_logits_post_processor_name", "BYTES", ""),
     _unsupported("image_sizes_input", "INT64", dims=(-1, 2)),
 )
 _IGNORED = (
@@ -221,7 +228,6 @@ _IGNORED = (
     _ignored("lookahead_verification_set_size", "INT32"),
     _ignored("return_kv_cache_reuse_stats", "BOOL"),  # deprecated there, and without effect
     _ignored("return_finish_reason", "BOOL"),
-    _ignored("return_stop_reason", "BOOL"),
     *(_ignored(f"retention_token_range_{what}", "INT32", (-1,)) for what in ("starts", "ends", "priorities")),
     _ignored("retention_token_range_durations_ms", "INT32", (-1,)),
     _ignored("retention_decode_priority", "INT32"),
@@ -230,15 +236,35 @@ _IGNORED = (
 STOP_REQUEST = LlmInput("stop", "BOOL", "Whether to end the earlier requests of this id.", alias_of="stop_request")
 """The input `stop` of TensorRT-LLM's token model. Its type tells it from the stop strings of the same name."""
 
-INPUTS: dict[str, LlmInput] = {
-    each.name: each for each in (*_TEXT, *_SAMPLING, *_BOTH, *_TOKENS, *_UNSUPPORTED, *_IGNORED)
-}
+LLM_API_PREFIX = "sampling_param_"
+"""Begins the names of the sampling inputs of NVIDIA's llmapi model, which are fields of the LLM class's parameters."""
+_LLM_API_FIELDS = (
+    *("best_of", "temperature", "top_k", "top_p", "frequency_penalty", "presence_penalty", "max_tokens", "stop"),
+    *("seed", "exclude_input_from_output", "return_perf_metrics"),
+)
+
+
+def _with_llm_api_names(inputs: dict[str, LlmInput]) -> dict[str, LlmInput]:
+    """Return the inputs with the llmapi model's names of them, which are not declared for other models."""
+    found = dict(inputs)
+    for field in _LLM_API_FIELDS:
+        known, name = inputs[field], f"{LLM_API_PREFIX}{field}"
+        text = f"Another name of {known.field}."
+        found[name] = replace(known, name=name, alias_of=known.field, description=text, is_completed=False)
+    return found
+
+
+INPUTS: dict[str, LlmInput] = _with_llm_api_names(
+    {each.name: each for each in (*_TEXT, *_SAMPLING, *_BOTH, *_TOKENS, *_UNSUPPORTED, *_IGNORED)}
+)
 """Inputs by name, as supported by an engine without any feature that not all runtimes have."""
 
 
 def supported_inputs(info: EngineInfo, *, takes_adapters: bool) -> dict[str, LlmInput]:
-    """Return the inputs by name, as this engine supports them; `takes_adapters` says whether some may come yet."""
-    features = {*info.sampling_fields, *((ADAPTERS,) if info.adapters or takes_adapters else ())}
+    """Return the inputs by name, as this engine supports them; `takes_adapters` says whether some may come yet. Fields
+    that its sampler refuses are passed on: the engine's check has the reason and what can be done."""
+    adapters = (ADAPTERS,) if info.adapters or takes_adapters else ()
+    features = {*info.sampling_fields, *info.refused_sampling, *adapters}
     return {name: _as_supported(each) if each.needs in features else each for name, each in INPUTS.items()}
 
 
@@ -250,7 +276,6 @@ def _as_supported(known: LlmInput) -> LlmInput:
 
 _NEVER_SENT = (
     ("context_phase_params", "UINT8", (-1,)),
-    ("stop_reason", "BYTES", (-1,)),
     ("logprobs", "BYTES", (-1,)),
 )
 """Outputs that a model may declare and that no response has, because requests for them are refused."""
@@ -259,6 +284,8 @@ _METRICS = (
     ("kv_cache_alloc_new_blocks", "INT32", "KV blocks that were not in the prefix cache."),
     ("kv_cache_reused_blocks", "INT32", "KV blocks found in the prefix cache."),
     ("kv_cache_alloc_total_blocks", "INT32", "KV blocks of the prompt and of the tokens so far."),
+    ("kv_cache_missed_block", "INT32", "KV blocks of the prompt that were not in the prefix cache."),
+    ("kv_cache_hit_rate", "FP32", "The part of the prompt's KV blocks that was in the prefix cache."),
     ("arrival_time_ns", "INT64", "When the request came, on a clock that only grows."),
     ("first_scheduled_time_ns", "INT64", "When the engine admitted it."),
     ("first_token_time_ns", "INT64", "When its first token came."),
@@ -305,7 +332,20 @@ OUTPUTS: dict[str, LlmOutput] = {
             (-1, -1, -1),
             is_completed=False,
         ),
+        LlmOutput(
+            "stop_reason",
+            "BYTES",
+            "The stop string or token id that ended the output, else None; with the end, on request.",
+            is_completed=False,
+        ),
         *(LlmOutput(name, datatype, f"{text} On request.", is_completed=False) for name, datatype, text in _METRICS),
+        LlmOutput(
+            "kv_cache_reused_block",
+            "INT32",
+            "Another name of kv_cache_reused_blocks.",
+            alias_of="kv_cache_reused_blocks",
+            is_completed=False,
+        ),
         *(LlmOutput(name, datatype, "Never given.", dims, is_completed=False) for name, datatype, dims in _NEVER_SENT),
     )
 }

@@ -9,7 +9,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from engine.client.interface import Engine
 from pipelines.llm.answer import LlmAnswer
 from pipelines.llm.configuration import TENSORRT_LLM_BACKEND, declared_inputs, read_queue_defaults
-from pipelines.llm.fields import PROMPTS, LlmInput, supported_inputs
+from pipelines.llm.fields import LLM_API_PREFIX, PROMPTS, LlmInput, supported_inputs
 from pipelines.llm.parameters import excludes_input
 from pipelines.llm.parse import ModelDefaults, RowRequest, parse_row_request
 from pipelines.llm.responses import ResponseBuilder
@@ -57,13 +57,15 @@ class LlmModel(Model):
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._inputs = supported_inputs(text.info, takes_adapters=engine.config.enable_lora)
         self._declared = _as_supported(declared_inputs(self.spec), self._inputs)
+        is_llm_api = any(name.startswith(LLM_API_PREFIX) for name in self.spec.inputs)
         self._defaults = ModelDefaults(
             eos_token_ids=_eos_token_ids(text),
             excludes_input=excludes_input(config),
             queue=read_queue_defaults(config),
             limits=limits,
             vocab_size=text.info.vocab_size,
-            temperature_samples=config.backend != TENSORRT_LLM_BACKEND,
+            temperature_samples=is_llm_api or config.backend != TENSORRT_LLM_BACKEND,
+            is_llm_api=is_llm_api,
         )
         self._tasks = RequestTasks(self.spec)
         self._answers: dict[InferJob, LlmAnswer] = {}
@@ -138,7 +140,9 @@ class LlmModel(Model):
     def _parse_row(self, values: Values, request: InferRequest) -> RowRequest:
         if values.keys().isdisjoint(PROMPTS):
             raise self._missing_prompt(request)
-        return parse_row_request(values, request, replace(self._defaults, adapters=self.text.info.adapters))
+        adapters, folders = self.text.info.adapters, self.engine.adapters
+        model = replace(self._defaults, adapters=adapters, adapter_folders=folders)
+        return parse_row_request(values, request, model)
 
     def _missing_prompt(self, request: InferRequest) -> SluiceError:
         missing = next(name for name in PROMPTS if name in self.spec.inputs)

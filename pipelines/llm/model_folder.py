@@ -26,7 +26,21 @@ LORA_FILE = "multi_lora.json"
 _TRITON_KEY = "triton_config"
 _PARAMETER_ARGUMENTS = ("model", "tokenizer", "tensor_parallel_size", "pipeline_parallel_size")
 """Arguments that are taken as parameters: they say where files are and how many GPUs are used."""
-_TRITON_ARGUMENTS = ("max_batch_size", "decoupled", "cancellation_check_period_ms")
+_CANCELLATION_PERIOD = "cancellation_check_period_ms"
+_MULTIMODAL = "multimodal"
+_TRITON_ARGUMENTS = ("max_batch_size", "decoupled", _CANCELLATION_PERIOD, _MULTIMODAL)
+_TRITON_SECTIONS: Mapping[str, str] = {
+    "logits_post_processors": "no Python runs on logits here; a request that names a processor is refused",
+}
+"""Sections of NVIDIA's file, beside `triton_config`, that its own model.py reads, each with why it has no effect."""
+_OLD_SECTIONS: Mapping[str, str] = {
+    "pytorch_backend_config": (
+        "TensorRT-LLM 1.0 and newer have its settings as arguments of their own: enable_overlap_scheduler is "
+        "disable_overlap_scheduler, use_cuda_graph and cuda_graph_* are cuda_graph_config, kv_cache_dtype is "
+        "kv_cache_config.dtype, moe_backend is moe_config.backend; all others have their names"
+    ),
+}
+"""Arguments of TensorRT-LLM before 1.0, each with what stands for it now."""
 _POINTERS = ("gpt_model_path", "engine_dir", "model", "tokenizer_dir")
 """Parameters that name the checkpoint's folder, in order of preference."""
 _TOKENIZER_POINTERS = ("tokenizer_dir", "tokenizer")
@@ -131,6 +145,8 @@ class ModelYaml:
     decoupled: bool | None = None
     """None where the file does not say."""
     max_batch_size: int = 0
+    notes: list[str] = field(default_factory=list)
+    """Notes on what has no effect."""
 
 
 def read_argument_file(path: Path) -> dict[str, Any]:
@@ -169,10 +185,16 @@ def read_model_yaml(version_folder: Path) -> ModelYaml:
         backend = arguments.get("backend")
         if backend not in (None, "pytorch", "tensorrt"):
             raise ValueError(f"backend must be pytorch or tensorrt, got {backend!r}")
+        for key, reason in _OLD_SECTIONS.items():
+            if arguments.get(key) is not None:
+                raise ValueError(f"{key} is no argument: {reason}")
     except ValueError as error:
         raise invalid(MODEL_YAML, f"cannot take {path}: {error}") from None
     texts = {key: str(arguments.pop(key)) for key in _PARAMETER_ARGUMENTS if arguments.get(key) is not None}
-    return ModelYaml(arguments, texts, triton.get("decoupled"), triton.get("max_batch_size", 0))
+    if _CANCELLATION_PERIOD in triton:
+        texts[_CANCELLATION_PERIOD] = parameter_text(triton[_CANCELLATION_PERIOD])
+    notes = [f"{MODEL_YAML}: {key}: {reason}" for key, reason in _TRITON_SECTIONS.items() if arguments.pop(key, None)]
+    return ModelYaml(arguments, texts, triton.get("decoupled"), triton.get("max_batch_size", 0), notes)
 
 
 def _triton_config(given: Any) -> dict[str, Any]:
@@ -186,6 +208,10 @@ def _triton_config(given: Any) -> dict[str, Any]:
     size = given.get("max_batch_size", 0)
     if type(size) is not int or size < 0:
         raise ValueError(f"{_TRITON_KEY}.max_batch_size must be an integer of at least 0, got {size!r}")
+    if given.get(_MULTIMODAL):
+        raise ValueError(
+            f"{_TRITON_KEY}.{_MULTIMODAL} must be false: image_url is not served, nor is its chat template"
+        )
     return given
 
 

@@ -1,7 +1,8 @@
 """Parses the plain values of a row, with Triton's defaults and limits, into a request to an LLM."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import structs
@@ -9,7 +10,7 @@ from msgspec import structs
 from engine.sampling_fields import MAX_BIAS, MAX_SEED, SAMPLING_FIELDS, SamplingField
 from engine.types import Grammar, GrammarKind
 from pipelines.llm.configuration import QueueDefaults
-from pipelines.llm.fields import PROMPTS
+from pipelines.llm.fields import LLM_API_PREFIX, PROMPTS
 from pipelines.llm.services import RequestLimits
 from pipelines.llm.tokens import TokenSequences
 from pipelines.llm.values import SEQUENCES, Values
@@ -30,10 +31,12 @@ MAX_RETURN_SEQUENCES = 128
 GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
 NO_TOKEN = -1
 """TensorRT-LLM's end_id for no token, and the padding of its lists of words."""
-LENGTH_NAMES = ("max_tokens", *SAMPLING_FIELDS["max_tokens"].aliases)
+LENGTH_NAMES = ("max_tokens", *SAMPLING_FIELDS["max_tokens"].aliases, f"{LLM_API_PREFIX}max_tokens")
 """The names of a request's longest output."""
 MAX_SEQUENCES = 256
 """Most token sequences in a list of stop or bad words. It bounds the cost of checking each token."""
+LLM_API_MAX_TOKENS = 32
+"""The longest output of a request to NVIDIA's llmapi model that names none: the LLM class's own default."""
 MAX_SALT_CHARS = 256
 _US_PER_S = 1_000_000
 MAX_TIMEOUT_S = 1e7
@@ -55,6 +58,7 @@ class RowRequest:
     returns_input_count: bool
     returns_output_count: bool
     returns_log_probs: bool
+    returns_stop_reason: bool
     num_sequences: int
     gives_both: bool
 
@@ -93,8 +97,12 @@ class ModelDefaults:
     limits: RequestLimits
     vocab_size: int
     adapters: Sequence[str] = ()
+    adapter_folders: Mapping[str, str] = field(default_factory=dict)
+    """Folders by adapter, as far as they are known."""
     temperature_samples: bool = True
     """Whether a temperature alone samples."""
+    is_llm_api: bool = False
+    """Whether the inputs are those of NVIDIA's llmapi model, whose defaults are those of TensorRT-LLM's LLM class."""
 
 
 def parse_row_request(values: Values, request: InferRequest, model: ModelDefaults) -> RowRequest:
@@ -117,6 +125,7 @@ def parse_row_request(values: Values, request: InferRequest, model: ModelDefault
         returns_input_count=values.get("return_num_input_tokens", False),
         returns_output_count=values.get("return_num_output_tokens", False),
         returns_log_probs=values.get("return_log_probs", False),
+        returns_stop_reason=_returns_stop_reason(values, is_tokens=is_tokens),
         num_sequences=_num_sequences(values),
         gives_both=gives_both,
     )
@@ -128,7 +137,7 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         prompt=prompt,
         sampling=_sampling(values, model),
         # As in chat completions, only the context limits a conversation.
-        default_max_tokens=None if "messages" in values else SAMPLING_FIELDS["max_tokens"].default,
+        default_max_tokens=None if "messages" in values else _default_max_tokens(model),
         max_tokens_name=next((name for name in LENGTH_NAMES if _has(request, name)), LENGTH_NAMES[0]),
         stop=_stop_words(values),
         bad_words=_words(values, "bad_words"),
@@ -139,12 +148,23 @@ def _text_request(values: Values, request: InferRequest, prompt: PlainPrompt, mo
         cache_salt=check_cache_salt(values.get("cache_salt", "")),
         timeout_s=parse_timeout("timeout", request.timeout_us) or model.limits.timeout_s,
         queue_timeout_s=_queue_timeout_s(request, model.queue.timeout_us) or model.limits.queue_timeout_s,
-        adapter=_adapter(values, model.adapters),
+        adapter=_adapter(values, model),
         protocol=request.protocol,
         returns_metrics=values.get("return_perf_metrics", False),
         returns_context_logits=values.get("return_context_logits", False),
         returns_generation_logits=values.get("return_generation_logits", False),
     )
+
+
+def _default_max_tokens(model: ModelDefaults) -> int:
+    return LLM_API_MAX_TOKENS if model.is_llm_api else int(SAMPLING_FIELDS["max_tokens"].default)
+
+
+def _returns_stop_reason(values: Values, *, is_tokens: bool) -> bool:
+    asked: bool = values.get("return_stop_reason", False)
+    if asked and is_tokens:
+        raise invalid("return_stop_reason", "return_stop_reason must be false with input_ids: it goes with text_input")
+    return asked
 
 
 def _has(request: InferRequest, name: str) -> bool:
@@ -195,7 +215,7 @@ def _sampling(values: Values, model: ModelDefaults) -> SamplingOverrides:
         sampling["temperature"] = 0.0
     if "early_stopping" in sampling:
         sampling["early_stopping"] = int(sampling["early_stopping"])
-    sampling["top_k"], sampling["top_p"] = _top(values)
+    sampling["top_k"], sampling["top_p"] = _top(values, model)
     sampling["stop_token_ids"], sampling["ignore_eos"] = _ends(values, model.eos_token_ids)
     if "max_tokens" not in values:
         del sampling["max_tokens"]
@@ -213,10 +233,13 @@ def _enables_sampling(field: SamplingField, model: ModelDefaults) -> bool:
     return field.enables_sampling and (model.temperature_samples or field.name != "temperature")
 
 
-def _top(values: Values) -> tuple[int, float]:
-    """Return top_k and top_p. TensorRT-LLM's clients send a top_p of 0: it is off beside a top_k, and greedy alone."""
+def _top(values: Values, model: ModelDefaults) -> tuple[int, float]:
+    """Return top_k and top_p. TensorRT-LLM's clients send a top_p of 0: it is off beside a top_k, and greedy alone. To
+    the LLM class it is greedy in any case."""
     top_k, top_p = values.get("top_k", 0), values.get("top_p", 1.0)
-    return (top_k or 1, 1.0) if top_p == 0.0 else (top_k, top_p)
+    if top_p == 0.0:
+        return (1 if model.is_llm_api else top_k or 1), 1.0
+    return top_k, top_p
 
 
 def _ends(values: Values, eos_token_ids: Sequence[int]) -> tuple[tuple[int, ...], bool]:
@@ -303,12 +326,16 @@ def _grammar(kind: str, guide: str) -> Grammar | None:
     return Grammar(_GUIDE_TYPES[kind], "" if kind == "json" else guide)
 
 
-def _adapter(values: Values, adapters: Sequence[str]) -> str:
+def _adapter(values: Values, model: ModelDefaults) -> str:
     """Return the LoRA adapter, given by its name or by its place from 1; "" for none."""
     name: str = values.get("lora_name", "")
     place: int = values.get("lora_task_id", 0)
+    alone = next((key for key in ("lora_id", "lora_path") if key in values), None)
+    if alone is not None and not name:
+        raise invalid(alone, f"input '{alone}' goes with lora_name, which names an adapter of this model")
     if not name and not place:
         return ""
+    adapters = model.adapters
     listed = ", ".join(f"{number} {each}" for number, each in enumerate(adapters, 1))
     if name and name not in adapters:
         raise invalid("lora_name", f"input 'lora_name' must be an adapter of this model ({listed}), got '{name[:40]}'")
@@ -319,7 +346,18 @@ def _adapter(values: Values, adapters: Sequence[str]) -> str:
         other = adapters[place - 1]
         message = f"inputs 'lora_name' ('{name}') and 'lora_task_id' ({place}, '{other}') name two adapters"
         raise invalid("lora_task_id", message)
+    _check_adapter_folder(values.get("lora_path", ""), name, model.adapter_folders)
     return name or adapters[place - 1]
+
+
+def _check_adapter_folder(path: str, name: str, folders: Mapping[str, str]) -> None:
+    """Raise INVALID for another folder than the adapter's: a request loads none."""
+    if path and (name not in folders or os.path.normpath(path) != os.path.normpath(folders[name])):
+        message = (
+            f"input 'lora_path' must be the folder from which adapter '{name}' was loaded, as no request loads an "
+            f"adapter; leave it out, got '{path[:80]}'"
+        )
+        raise invalid("lora_path", message)
 
 
 def check_cache_salt(value: str) -> str:

@@ -1,7 +1,8 @@
 """Decides how a model version is served: its checkpoint, its runtime, and its parameters over the command line's."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelQueuePolicy
@@ -21,7 +22,7 @@ from pipelines.llm.model_folder import (
     resolve_path,
 )
 from pipelines.llm.parameter_effects import parse_bool, parse_runtime
-from pipelines.llm.parameters import apply_parameters, merge_arguments, parameter_texts
+from pipelines.llm.parameters import apply_parameters, merge_arguments, parameter_texts, without_code
 from pipelines.llm.services import DEFAULT_CHAT
 from serving.spec import ModelSource
 from sluice.errors import SluiceError, invalid
@@ -69,14 +70,15 @@ def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], E
     given = msgspec.structs.replace(engine_config(str(checkpoint.path), named), lora_modules={}, tokenizer_path=None)
     choice = choose_runtime(given)
     engine = msgspec.structs.replace(given, runtime=choice.runtime)  # chosen once, for rules, notes and process
-    yaml_notes: list[str] = []
     if "llm_arguments" not in choice.spec.ignored_fields:
-        engine = _with_arguments(engine, checkpoint, yaml)
+        arguments, code_notes = without_code(yaml.arguments, choice.runtime)
+        engine = _with_arguments(engine, checkpoint, arguments)
+        yaml_notes = [f"{MODEL_YAML}: {note}" for note in code_notes]
     else:
         texts, yaml_notes = _as_parameters(yaml, texts)
     engine, notes = apply_parameters(engine, source.name, texts)
     engine = _with_adapter_paths(engine, source)
-    notes += [*yaml_notes, *ignored_queue_fields(source.config), *ignored_options(engine, choice.runtime)]
+    notes += [*yaml.notes, *yaml_notes, *ignored_queue_fields(source.config), *ignored_options(engine, choice.runtime)]
     num_replicas = max(1, sum(group.count for group in source.config.instance_group))
     return Setup(checkpoint, engine, choice, texts, num_replicas, notes)
 
@@ -131,11 +133,11 @@ def _named_runtime(model: str, texts: dict[str, str]) -> Runtime | None:
         raise invalid("runtime", message) from None
 
 
-def _with_arguments(engine: EngineConfig, checkpoint: CheckpointFolder, yaml: ModelYaml) -> EngineConfig:
+def _with_arguments(engine: EngineConfig, checkpoint: CheckpointFolder, arguments: Mapping[str, Any]) -> EngineConfig:
     is_elsewhere = checkpoint.tokenizer != checkpoint.path
     return msgspec.structs.replace(
         engine,
-        llm_arguments=merge_arguments(engine.llm_arguments, yaml.arguments),
+        llm_arguments=merge_arguments(engine.llm_arguments, arguments),
         tokenizer_path=str(checkpoint.tokenizer) if is_elsewhere else None,
     )
 

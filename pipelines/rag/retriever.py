@@ -19,6 +19,7 @@ from pipelines.text.text_tensors import build_text_tensor, read_text_rows
 from serving.backend import Backend, BackendContext
 from serving.config.completion import DeclaredTensor, complete_tensors
 from serving.config.parameters import ParameterReader
+from serving.config.validation import complete_and_check
 from serving.request import InferRequest, Parameters
 from serving.spec import ModelSource
 from serving.task_model import MakeOutputs, TaskModel, gather_all
@@ -219,6 +220,10 @@ class RetrieverBackend(Backend):
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         return complete_tensors(source.config, INPUTS, OUTPUTS)
 
+    def check(self, source: ModelSource) -> None:
+        complete_and_check(complete_tensors(source.config, INPUTS, OUTPUTS))
+        _read_reranker_tokenizer(source, parse_settings(source.config))
+
     async def load(self, source: ModelSource, context: BackendContext) -> RetrieverModel:
         settings = parse_settings(source.config)
         if self._library is None:
@@ -233,10 +238,15 @@ class RetrieverBackend(Backend):
 async def _load_reranker(
     source: ModelSource, context: BackendContext, settings: RetrieverSettings
 ) -> ModelReranker | None:
-    """Load the reranker with its tokenizer, whose path is relative to the retriever's folder."""
+    """Load the reranker with its tokenizer."""
     if not settings.reranker:
         return None
-    tokenizer = None
-    if settings.reranker_tokenizer:
-        tokenizer = await asyncio.to_thread(PairTokenizer.load, source.folder / settings.reranker_tokenizer)
+    tokenizer = await asyncio.to_thread(_read_reranker_tokenizer, source, settings)
     return ModelReranker(context.models, settings.reranker, tokenizer)
+
+
+def _read_reranker_tokenizer(source: ModelSource, settings: RetrieverSettings) -> PairTokenizer | None:
+    """Read the reranker's tokenizer, if any, whose path is relative to the retriever's folder. For a thread."""
+    if not settings.reranker or not settings.reranker_tokenizer:
+        return None
+    return PairTokenizer.load(source.folder / settings.reranker_tokenizer)

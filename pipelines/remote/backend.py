@@ -6,13 +6,14 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.llm.services import LlmServices
 from pipelines.remote import embedding, fields
-from pipelines.remote.client import ApiClient, import_openai, open_client
+from pipelines.remote.client import ApiClient, import_openai, open_client, read_files
 from pipelines.remote.embedding import EncoderModel
 from pipelines.remote.model import RemoteLlmModel
-from pipelines.remote.options import Endpoint, parse_options
+from pipelines.remote.options import Endpoint, RemoteOptions, parse_options
 from serving.backend import Backend, BackendContext
+from serving.config.validation import complete_and_check
 from serving.model import Model
-from serving.spec import ModelSource
+from serving.spec import ModelSource, build_spec
 from sluice.errors import invalid
 
 log = logging.getLogger(__name__)
@@ -31,18 +32,24 @@ class OpenAIBackend(Backend):
         import_openai("")
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        options = parse_options(source.config)
-        is_encoder = options.endpoint is Endpoint.EMBEDDINGS
-        return (embedding if is_encoder else fields).complete_config(source.config, options)
+        return _complete(source.config)
+
+    def check(self, source: ModelSource) -> None:
+        """Check everything but the API itself."""
+        config = complete_and_check(_complete(source.config))
+        options, spec = _read_options(config), build_spec(config, source.version)
+        read_files(source.name, options, source.folder)
+        if options.endpoint is Endpoint.EMBEDDINGS:
+            embedding.check_tensors(spec)
+        else:
+            fields.declared_inputs(spec, options)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load a model. Raises SluiceError INVALID for its configuration, UNAVAILABLE without the openai library.
 
         The API is first called by the first request, unless `check_on_load` is set.
         """
-        options = parse_options(source.config)
-        if source.config.HasField("sequence_batching"):
-            raise invalid("sequence_batching", f"model '{source.name}': an API keeps no state between requests")
+        options = _read_options(source.config)
         client = await open_client(source.name, options, source.folder)
         try:
             if options.endpoint is Endpoint.EMBEDDINGS:
@@ -51,6 +58,19 @@ class OpenAIBackend(Backend):
         except BaseException:
             await client.close()
             raise
+
+
+def _complete(config: ModelConfig) -> ModelConfig:
+    options = parse_options(config)
+    is_encoder = options.endpoint is Endpoint.EMBEDDINGS
+    return (embedding if is_encoder else fields).complete_config(config, options)
+
+
+def _read_options(config: ModelConfig) -> RemoteOptions:
+    options = parse_options(config)
+    if config.HasField("sequence_batching"):
+        raise invalid("sequence_batching", f"model '{config.name}': an API keeps no state between requests")
+    return options
 
 
 def _llm(source: ModelSource, services: LlmServices, client: ApiClient) -> RemoteLlmModel:

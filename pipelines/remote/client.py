@@ -147,7 +147,7 @@ async def open_client(name: str, options: RemoteOptions, folder: Path) -> ApiCli
 
     Raises SluiceError UNAVAILABLE without the openai library, INVALID for files that cannot be used.
     """
-    files = await asyncio.to_thread(_read_files, name, options, folder)
+    files = await asyncio.to_thread(read_files, name, options, folder)
     client = ApiClient(_make_openai_client(options, files), options, files.key)
     if options.check_on_load:
         try:
@@ -168,7 +168,8 @@ def import_openai(name: str) -> None:
         raise SluiceError(ErrorCode.UNAVAILABLE, f"unable to load model '{name}', {reason}") from None
 
 
-def _read_files(name: str, options: RemoteOptions, folder: Path) -> _Files:
+def read_files(name: str, options: RemoteOptions, folder: Path) -> _Files:
+    """Read the key, headers and certificates of the model `name`, on a thread. Raises as `open_client`."""
     import_openai(name)
     return _Files(read_key(options, folder), read_headers(options, folder), _trust(options, folder))
 

@@ -16,6 +16,7 @@ from pipelines.stages.preprocessing import PreprocessingModel
 from pipelines.stages.stage import BLS, POSTPROCESSING, PREPROCESSING, StageSignature
 from pipelines.text.tokenizer import Tokenizer
 from serving.backend import Backend, BackendContext
+from serving.config.validation import complete_and_check
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import SluiceError, invalid
@@ -43,8 +44,12 @@ class PreprocessingBackend(Backend):
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         return PREPROCESSING.complete(source.config)
 
+    def check(self, source: ModelSource) -> None:
+        complete_and_check(PREPROCESSING.complete(source.config))
+        _read_tokenizer(source, "add_special_tokens")
+
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        tokenizer, adds_special = await _load_tokenizer(source, "add_special_tokens")
+        tokenizer, adds_special = await asyncio.to_thread(_read_tokenizer, source, "add_special_tokens")
         config = PREPROCESSING.complete(source.config)
         return PreprocessingModel(config, source.version, tokenizer, adds_special=adds_special)
 
@@ -60,8 +65,12 @@ class PostprocessingBackend(Backend):
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         return POSTPROCESSING.complete(source.config)
 
+    def check(self, source: ModelSource) -> None:
+        complete_and_check(POSTPROCESSING.complete(source.config))
+        _read_tokenizer(source, "skip_special_tokens")
+
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
-        tokenizer, skips_special = await _load_tokenizer(source, "skip_special_tokens")
+        tokenizer, skips_special = await asyncio.to_thread(_read_tokenizer, source, "skip_special_tokens")
         config = POSTPROCESSING.complete(source.config)
         return PostprocessingModel(config, source.version, tokenizer, skips_special=skips_special)
 
@@ -83,22 +92,24 @@ class BlsBackend(Backend):
             config.model_transaction_policy.decoupled = True
         return config
 
+    def check(self, source: ModelSource) -> None:
+        complete_and_check(BLS.complete(source.config))
+        read_bls_settings(source.config)
+
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load the model. The models that it calls are looked up by each request: they may load later, and again."""
         return BlsModel(BLS.complete(source.config), source.version, context.models, read_bls_settings(source.config))
 
 
-async def _load_tokenizer(source: ModelSource, special_key: str) -> tuple[Tokenizer, bool]:
-    """Load a stage's tokenizer. Returns also the value of the parameter `special_key`, true where it is not set.
-
-    Raises SluiceError INVALID, naming the parameter.
-    """
+def _read_tokenizer(source: ModelSource, special_key: str) -> tuple[Tokenizer, bool]:
+    """Read a stage's tokenizer, on a thread. Returns also the value of the parameter `special_key`, true where it is
+    not set. Raises SluiceError INVALID, naming the parameter, UNAVAILABLE without a tokenizer."""
     texts = _read_parameters(source.config, {"tokenizer_dir", special_key})
     if "tokenizer_dir" not in texts:
         message = f"model '{source.name}' needs the parameter 'tokenizer_dir': the folder of its tokenizer"
         raise invalid("tokenizer_dir", message)
     handles_special = _parse_bool(source.name, texts, special_key, True)
-    return await asyncio.to_thread(Tokenizer.load, source.folder / texts["tokenizer_dir"]), handles_special
+    return Tokenizer.load(source.folder / texts["tokenizer_dir"]), handles_special
 
 
 def read_bls_settings(config: ModelConfig) -> BlsSettings:

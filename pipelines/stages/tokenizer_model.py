@@ -14,6 +14,7 @@ from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from serving.backend import Backend, BackendContext
 from serving.config.parameters import ParameterReader
+from serving.config.validation import complete_and_check
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
@@ -56,26 +57,36 @@ class TokenizerBackend(Backend):
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         """Complete the tensors. Raises SluiceError INVALID for tensors that a tokenizer does not have."""
-        config = ModelConfig()
-        config.CopyFrom(source.config)
-        if not config.input:
-            config.input.add(name=TEXT, data_type=DataType.TYPE_STRING, dims=[1])
-        if not config.output:
-            config.output.add(name=INPUT_IDS, data_type=DataType.TYPE_INT64, dims=[-1])
-        _check(config)
-        return config
+        return _complete(source.config)
+
+    def check(self, source: ModelSource) -> None:
+        complete_and_check(_complete(source.config))
+        _read_tokenizer(source)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load the tokenizer. Raises SluiceError INVALID for wrong parameters, UNAVAILABLE without a tokenizer."""
-        settings = ParameterReader.of_config(source.config, _PARAMETERS)
-        max_tokens = settings.integer("max_tokens", 0, 0, _MAX_TOKENS)
-        adds_special = settings.choice("add_special_tokens", _Switch.TRUE) is _Switch.TRUE
-        tokenizer = await asyncio.to_thread(
-            TextTokenizer.load, source.model_file, max_tokens, adds_special=adds_special
-        )
+        tokenizer = await asyncio.to_thread(_read_tokenizer, source)
         # Not stripped: a space at its end is part of it.
         prefix = source.config.parameters["prefix"].string_value if "prefix" in source.config.parameters else ""
         return TokenizerModel(source.config, source.version, tokenizer, prefix)
+
+
+def _complete(config: ModelConfig) -> ModelConfig:
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    if not completed.input:
+        completed.input.add(name=TEXT, data_type=DataType.TYPE_STRING, dims=[1])
+    if not completed.output:
+        completed.output.add(name=INPUT_IDS, data_type=DataType.TYPE_INT64, dims=[-1])
+    _check(completed)
+    return completed
+
+
+def _read_tokenizer(source: ModelSource) -> "TextTokenizer":
+    settings = ParameterReader.of_config(source.config, _PARAMETERS)
+    max_tokens = settings.integer("max_tokens", 0, 0, _MAX_TOKENS)
+    adds_special = settings.choice("add_special_tokens", _Switch.TRUE) is _Switch.TRUE
+    return TextTokenizer.load(source.model_file, max_tokens, adds_special=adds_special)
 
 
 def _check(config: ModelConfig) -> None:

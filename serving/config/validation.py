@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling
 
-from serving.config.completion import ENSEMBLE
+from serving.config.completion import ENSEMBLE, fill_defaults
 from serving.config.model_rules import instance_findings, tensor_findings
 from serving.config.scheduling_rules import scheduling_findings
-from serving.findings import Finding, InvalidConfig
+from serving.findings import Finding, InvalidConfig, invalid_field
 
 _STEPS = "ensemble_scheduling.step"
 
@@ -26,6 +26,22 @@ def check_structure(config: ModelConfig) -> None:
 def check_tensors(config: ModelConfig, *, is_complete: bool = True) -> None:
     """Raise InvalidConfig for wrong tensors, instances and samples; for missing fields only with `is_complete`."""
     _raise_any((*tensor_findings(config, is_complete=is_complete), *instance_findings(config, is_complete=is_complete)))
+
+
+def complete_and_check(config: ModelConfig) -> ModelConfig:
+    """Return a configuration that a backend has completed, with Triton's defaults. Raises as `check_tensors`."""
+    whole = ModelConfig()
+    whole.CopyFrom(config)
+    fill_defaults(whole)
+    check_tensors(whole)
+    return whole
+
+
+def check_active_instances(config: ModelConfig) -> None:
+    """Raise INVALID where all instances are passive."""
+    if config.instance_group and all(group.passive for group in config.instance_group):
+        message = f"all instances of model '{config.name}' are passive, and passive ones take no requests"
+        raise invalid_field(message, "instance_group")
 
 
 def _structure(config: ModelConfig) -> Iterator[Finding]:

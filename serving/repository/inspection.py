@@ -19,17 +19,23 @@ from serving.config.completion import ENSEMBLE
 from serving.config.locations import NOWHERE
 from serving.config.pbtxt import CONFIG_FILENAME, WrittenConfig, read_text, scan_pbtxt
 from serving.config.supported_fields import ignored_field_findings
-from serving.config.validation import check_tensors
+from serving.config.validation import check_active_instances, check_tensors
 from serving.findings import Finding, InvalidConfig, error_findings
 from serving.job import InferJob
 from serving.model import Model
 from serving.repository.candidate import ModelCandidate, build_candidate
 from serving.repository.folders import Root, list_versions
-from serving.repository.loader import load_order
+from serving.repository.loader import (
+    check_model_file,
+    chooses_file,
+    label_file_errors,
+    load_order,
+    missing_file,
+)
 from serving.repository.roots import SEPARATOR, FoundModel, Roots
 from serving.repository.routing import PARAMETER, configured_weights
 from serving.request import LATEST
-from serving.spec import ModelSource, build_spec, inner_path
+from serving.spec import ModelSource, build_spec
 from sluice.errors import SluiceError
 
 _ALMOST_VERSION = re.compile(r"[vV]?_?[0-9][0-9._]*")
@@ -211,10 +217,11 @@ def _load_errors(
     yield from _raised_findings(lambda: configured_weights(config), f'parameters["{PARAMETER}"]')
     of_tensors = list(_raised_findings(lambda: check_tensors(config, is_complete=False)))
     yield from of_tensors
+    yield from _raised_findings(lambda: check_active_instances(config))
     for version in candidate.versions:
         yield from _version_errors(ModelSource(candidate.folder.path, version, config), backend, is_partial=is_partial)
     source = ModelSource(candidate.folder.path, candidate.versions[-1] if candidate.versions else 1, config)
-    yield from _label_errors(source)
+    yield from (each for error in label_file_errors(source) for each in error_findings(error))
     yield from _raised_findings(lambda: read_initial_states(source), "sequence_batching.state")
     if not of_tensors:
         yield from _raised_findings(lambda: read_samples(config, source.folder), "model_warmup")
@@ -240,50 +247,12 @@ def _no_version(candidate: ModelCandidate, location: str) -> Finding:
 
 
 def _version_errors(source: ModelSource, backend: Backend, *, is_partial: bool) -> Iterator[Finding]:
-    config = source.config
-    is_nominal = not backend.default_model_filename and config.default_model_filename == f"model.{config.backend}"
-    if config.default_model_filename and not is_nominal and not _chooses_file(config, backend):
-        missing = list(_missing_file(source, config.default_model_filename, "default_model_filename"))
+    missing = list(_raised_findings(lambda: check_model_file(source, backend)))
+    if missing:
         yield from missing
-        if missing:
-            return
+        return
     found = _raised_findings(lambda: backend.check(source))
     yield from (each for each in found if not is_partial or not each.path)
-
-
-def _missing_file(source: ModelSource, filename: str, path: str) -> Iterator[Finding]:
-    try:
-        inner = inner_path(filename)
-    except SluiceError as error:
-        yield Finding(error.message, path)
-        return
-    if (source.version_folder / inner).exists():
-        return
-    there = sorted(each.name for each in source.version_folder.iterdir() if not each.name.startswith("."))
-    message = f"version {source.version} has no model file {inner}"
-    if there:
-        message += f"; its folder has {', '.join(there[:5])}"
-    fix = f'default_model_filename: "{there[0]}"' if len(there) == 1 and path == "default_model_filename" else ""
-    yield Finding(message, path, fix)
-
-
-def _label_errors(source: ModelSource) -> Iterator[Finding]:
-    for index, output in enumerate(source.config.output):
-        path = f"output[{index}].label_filename"
-        if not output.label_filename:
-            continue
-        try:
-            label_file = source.folder / inner_path(output.label_filename)
-        except SluiceError as error:
-            yield Finding(error.message, path)
-            continue
-        if not label_file.is_file():
-            yield Finding(f"there is no label file {label_file} for output '{output.name}'", path)
-
-
-def _chooses_file(config: ModelConfig, backend: Backend) -> bool:
-    """Return whether the GPU's compute capability chooses the file."""
-    return "cc_model_filenames" in backend.supported_fields and bool(config.cc_model_filenames)
 
 
 def _machine_notes(candidate: ModelCandidate, backend: Backend) -> Iterator[Finding]:
@@ -291,10 +260,12 @@ def _machine_notes(candidate: ModelCandidate, backend: Backend) -> Iterator[Find
     yield from backend.machine_findings(candidate.config)
     for version in candidate.versions:
         yield from backend.file_findings(_version_source(candidate, version, backend))
-    for version in candidate.versions if _chooses_file(candidate.config, backend) else ():
+    for version in candidate.versions if chooses_file(candidate.config, backend) else ():
         source = ModelSource(candidate.folder.path, version, candidate.config)
         for _, filename in sorted(candidate.config.cc_model_filenames.items()):
-            yield from _missing_file(source, filename, "cc_model_filenames")
+            missing = missing_file(source, filename, "cc_model_filenames")
+            if missing is not None:
+                yield missing
 
 
 def _version_source(candidate: ModelCandidate, version: int, backend: Backend) -> ModelSource:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -15,16 +15,17 @@ from serving.backend import Backend, BackendContext
 from serving.backends.registry import BackendRegistry
 from serving.batching.sequences.inputs import read_initial_states
 from serving.batching.warm_up import warm_up
-from serving.config.completion import ENSEMBLE, fill_defaults
+from serving.config.completion import ENSEMBLE
 from serving.config.supported_fields import inactive_field_notes
-from serving.config.validation import check_tensors
+from serving.config.validation import check_active_instances, check_tensors, complete_and_check
+from serving.findings import Finding, InvalidConfig
 from serving.latencies import build_latency_recorder
 from serving.model import Model
 from serving.repository.candidate import ModelCandidate
 from serving.repository.failures import as_sluice_error
 from serving.repository.folders import ModelFolder
 from serving.spec import ModelSource, inner_path
-from sluice.errors import ErrorCode, SluiceError, invalid_argument
+from sluice.errors import ErrorCode, SluiceError
 
 _log = logging.getLogger(__name__)
 
@@ -110,11 +111,12 @@ class VersionLoader:
         config.CopyFrom(written)
         config.default_model_filename = config.default_model_filename or backend.default_model_filename
         source = ModelSource(candidate.folder.path, version, config)
-        await asyncio.to_thread(_check_model_file, source)
-        if not self._is_strict:
-            config = await self._complete(backend, source)
-        check_tensors(config)
-        _check_active_instances(config)
+        await asyncio.to_thread(check_model_file, source, backend)
+        if self._is_strict:
+            check_tensors(config)
+        else:
+            config = complete_and_check(await backend.complete(source, self._context))
+        check_active_instances(config)
         source = ModelSource(candidate.folder.path, version, config)
         await asyncio.to_thread(_check_label_files, source)
         await asyncio.to_thread(read_initial_states, source)
@@ -138,7 +140,7 @@ class VersionLoader:
         config.CopyFrom(model.config)
         config.ClearField("instance_group")
         config.instance_group.extend(written.instance_group)
-        _check_active_instances(config)
+        check_active_instances(config)
         source = ModelSource(folder.path, model.version, config)
         return await self._guarded(model.update_instances(source))
 
@@ -148,12 +150,6 @@ class VersionLoader:
         await warm_up(model, source)
         if self._may_change and not await asyncio.to_thread(candidate.is_intact, source.version):
             raise SluiceError(ErrorCode.UNAVAILABLE, "its files changed while it was being loaded")
-
-    async def _complete(self, backend: Backend, source: ModelSource) -> ModelConfig:
-        completed = ModelConfig()
-        completed.CopyFrom(await backend.complete(source, self._context))
-        fill_defaults(completed)
-        return completed
 
     async def _backend(self, name: str) -> Backend:
         backend = await asyncio.to_thread(self.backends.get, name)
@@ -172,24 +168,58 @@ async def _import_early(backend: Backend) -> None:
         await asyncio.to_thread(backend.start_loading_early)
 
 
-def _check_active_instances(config: ModelConfig) -> None:
-    if config.instance_group and all(group.passive for group in config.instance_group):
-        raise invalid_argument(f"all instances of model '{config.name}' are passive, and passive ones take no requests")
-
-
-def _check_model_file(source: ModelSource) -> None:
+def check_model_file(source: ModelSource, backend: Backend) -> None:
     """Raise INVALID where there is no model file. Where the GPU's capability chooses the file, the backend finds it."""
-    name = source.config.default_model_filename
-    if name and not source.config.cc_model_filenames and not (source.version_folder / inner_path(name)).exists():
-        raise invalid_argument(f"there is no model file {source.model_file} for {source.name}")
+    config, name = source.config, source.config.default_model_filename
+    # As Triton, `complete_kind` names a file for a backend that reads none.
+    is_nominal = not backend.default_model_filename and name == f"model.{config.backend}"
+    if not name or is_nominal or chooses_file(config, backend):
+        return
+    missing = missing_file(source, name, "default_model_filename")
+    if missing is not None:
+        raise InvalidConfig([missing])
+
+
+def chooses_file(config: ModelConfig, backend: Backend) -> bool:
+    """Return whether the GPU's compute capability chooses the file."""
+    return "cc_model_filenames" in backend.supported_fields and bool(config.cc_model_filenames)
+
+
+def missing_file(source: ModelSource, filename: str, path: str) -> Finding | None:
+    """Return what is wrong with a file that field `path` names in the version's folder; None where it is there."""
+    try:
+        file = source.version_folder / inner_path(filename)
+    except SluiceError as error:
+        return Finding(error.message, path)
+    if file.exists():
+        return None
+    there = sorted(each.name for each in source.version_folder.iterdir() if not each.name.startswith("."))
+    message = f"there is no model file {file} for {source.name}"
+    if there:
+        message += f"; the folder has {', '.join(there[:5])}"
+    fix = f'default_model_filename: "{there[0]}"' if len(there) == 1 and path == "default_model_filename" else ""
+    return Finding(message, path, fix)
 
 
 def _check_label_files(source: ModelSource) -> None:
-    for name in (output.label_filename for output in source.config.output if output.label_filename):
-        path = source.folder / inner_path(name)
+    for error in label_file_errors(source):
+        raise error
+
+
+def label_file_errors(source: ModelSource) -> Iterator[SluiceError]:
+    """Yield an error, which names the field, for each label file that is missing or lies outside of the folder."""
+    for index, output in enumerate(source.config.output):
+        param = f"output[{index}].label_filename"
+        if not output.label_filename:
+            continue
+        try:
+            path = source.folder / inner_path(output.label_filename)
+        except SluiceError as error:
+            yield SluiceError(error.code, error.message, param=param)
+            continue
         if not path.is_file():
             reason = f"failed to open text file for read {path}: No such file or directory"
-            raise SluiceError(ErrorCode.INTERNAL, reason)
+            yield SluiceError(ErrorCode.INTERNAL, reason, param=param)
 
 
 def load_order(members: Mapping[str, Sequence[str]]) -> tuple[list[str], dict[str, str]]:

@@ -14,6 +14,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from tritonclient.utils import np_to_triton_dtype
 
+from cli.repository.command import command
 from pipelines.text.tokenizer import Tokenizer
 from tests import paths
 from tests.server_process import MODEL, ServerProcess, running_server
@@ -44,6 +45,15 @@ def write_repository(folder: Path, checkpoint: Path) -> Path:
         "batching_strategy": "inflight_fused_batching",
         "exclude_input_in_output": "True",
         "logits_datatype": "TYPE_FP32",
+        "max_beam_width": "1",
+        "max_tokens_in_paged_kv_cache": "2560",
+        "max_attention_window_size": "2560",
+        "kv_cache_free_gpu_mem_fraction": "0.5",
+        "enable_kv_cache_reuse": "False",
+        "decoding_mode": "top_k_top_p",
+        "num_nodes": "1",
+        "normalize_log_probs": "True",
+        "enable_chunked_context": "True",
     }
     for config in folder.glob("*/config.pbtxt"):
         config.write_text(Template(config.read_text()).safe_substitute(values))
@@ -112,6 +122,14 @@ def stop_word(tokenizer: Tokenizer, text: str) -> str:
         if word.strip() and tokenizer.encode_words(word, "text") == [token_id] and text.find(word) > 0:
             return word
     raise AssertionError(f"no word of {text!r} is a token")
+
+
+def test_check_finds_nothing_wrong_with_the_five(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(["check", str(write_repository(tmp_path / "models", checkpoint))]) == 0
+    assert "5 models: " in (told := capsys.readouterr().out)
+    assert "without effect: max_attention_window_size: " in told
 
 
 def test_all_five_are_served(server: ServerProcess, client: httpx.Client, is_native: bool) -> None:

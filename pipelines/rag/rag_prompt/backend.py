@@ -10,12 +10,13 @@ import orjson
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from pipelines.rag.prompts.assembly import Prompt, PromptStyle, RetrievedPassage, assemble_prompt
-from pipelines.rag.rag_prompt.language_model import LanguageModel
+from pipelines.rag.rag_prompt.language_model import LanguageModel, read_prompt_tokens
 from pipelines.rag.rag_prompt.request import PromptSettings, RagPromptRequest, parse_request, parse_settings
 from pipelines.text.citations import Source, decode_progress, decode_source, encode_source
 from pipelines.text.text_tensors import build_text_tensor, encode_messages, read_text_rows
 from serving.backend import Backend, BackendContext
 from serving.config.completion import DeclaredTensor, complete_tensors
+from serving.config.validation import complete_and_check
 from serving.request import InferRequest
 from serving.spec import ModelSource
 from serving.task_model import MakeOutputs, TaskModel
@@ -148,6 +149,10 @@ class RagPromptBackend(Backend):
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
         return complete_tensors(source.config, INPUTS, OUTPUTS)
+
+    def check(self, source: ModelSource) -> None:
+        complete_and_check(complete_tensors(source.config, INPUTS, OUTPUTS))
+        read_prompt_tokens(parse_settings(source.config), source.folder)
 
     async def load(self, source: ModelSource, context: BackendContext) -> RagPromptModel:
         settings = parse_settings(source.config)

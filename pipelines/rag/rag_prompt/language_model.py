@@ -14,6 +14,12 @@ from serving.model import Model
 from sluice.errors import ErrorCode, SluiceError
 
 
+def read_prompt_tokens(settings: PromptSettings, folder: Path) -> PromptTokens | None:
+    """Read the tokenizer of the settings, if any, relative to `folder`, on a thread. Raises UNAVAILABLE if it cannot be
+    read."""
+    return TokenizerTokens(Tokenizer.load(folder / settings.tokenizer)) if settings.tokenizer else None
+
+
 class LanguageModel:
     """Looks the model up for each prompt, so that a reload takes effect. The settings describe a hosted model."""
 
@@ -27,11 +33,8 @@ class LanguageModel:
 
     @classmethod
     async def load(cls, models: ModelLookup, settings: PromptSettings, folder: Path) -> "LanguageModel":
-        """Load the tokenizer of the settings, if any, relative to `folder`. Raises UNAVAILABLE if it cannot be read."""
-        if not settings.tokenizer:
-            return cls(models, settings, None)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, folder / settings.tokenizer)
-        return cls(models, settings, TokenizerTokens(tokenizer))
+        """Load the tokenizer of the settings, if any. Raises as `read_prompt_tokens`."""
+        return cls(models, settings, await asyncio.to_thread(read_prompt_tokens, settings, folder))
 
     def budget(self, max_tokens: int | None) -> tuple[PromptTokens, TokenBudget]:
         """Return the model's token counter, and the budget of a prompt whose answer has `max_tokens` (None: default).

@@ -64,8 +64,13 @@ class ArrayBackend(Backend):
         """Return whether `check` may open the model: not where that runs a library that the model brings."""
         return False
 
+    def check_options(self, config: ModelConfig) -> None:
+        """Raise SluiceError for what a session would refuse in the configuration, whatever is in the model's file."""
+
     def check(self, source: ModelSource) -> None:
         """Open the model without preparing it for requests, and compare it with its configuration."""
+        parse_batch_tensors(source.config)
+        self.check_options(source.config)
         if not self.can_open(source.config):
             return
         signature = self.read_signature(source)

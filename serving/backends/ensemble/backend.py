@@ -21,6 +21,7 @@ from serving.backends.ensemble.graph import (
 from serving.backends.ensemble.run import EnsembleRun
 from serving.backends.ensemble.schedule import EnsemblePlan, StepLimit, cache_schedules, parse_step_parameters
 from serving.batching.scheduled_model import OutputShapes
+from serving.config.validation import complete_and_check
 from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
@@ -37,6 +38,11 @@ class EnsembleBackend(Backend):
         "instance_group.passive": "it has no instances",
         "response_cache": "every request is computed",
     }
+
+    def check(self, source: ModelSource) -> None:
+        """Check what does not depend on the steps' models, which `inspection` knows."""
+        complete_and_check(source.config)
+        parse_step_parameters(source.config)
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load an ensemble. Raises INVALID where steps do not fit. One with a decoupled step is itself decoupled."""

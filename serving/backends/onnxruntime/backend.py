@@ -9,10 +9,15 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from serving.backend import BackendContext, ModelFile
 from serving.backends.arrays.backend import ArrayBackend
 from serving.backends.arrays.session import Signature
-from serving.backends.onnxruntime.options import choose_providers, missing_accelerators, num_usable_gpus
+from serving.backends.onnxruntime.options import (
+    build_session_options,
+    choose_providers,
+    missing_accelerators,
+    num_usable_gpus,
+)
 from serving.backends.onnxruntime.session import OnnxSession
 from serving.findings import Finding
-from serving.instance import HostPolicy, Placement
+from serving.instance import HostPolicy, Placement, place_instances
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 
@@ -44,6 +49,14 @@ class OnnxRuntimeBackend(ArrayBackend):
         config = await super().complete(source, context)
         config.platform = config.platform or _PLATFORM
         return config
+
+    def check_options(self, config: ModelConfig) -> None:
+        for each in place_instances(config, self.num_gpus()):
+            choose_providers(each, config)
+        plain = ModelConfig()
+        plain.CopyFrom(config)
+        plain.ClearField("model_operations")  # libraries that only a load opens
+        build_session_options(plain)
 
     def can_open(self, config: ModelConfig) -> bool:
         return not config.model_operations.op_library_filename

@@ -43,6 +43,9 @@ class OpenVinoBackend(ArrayBackend):
         """Return the names by which clients know the model's tensors."""
         return configured_names(source.config)
 
+    def check_options(self, config: ModelConfig) -> None:
+        self.options(config)
+
     def can_open(self, config: ModelConfig) -> bool:
         return not self.options(config).extension
 

@@ -3,18 +3,22 @@
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.backend import Backend, BackendContext, ModelFile
-from serving.backends.arrays.batch import BatchAssembler, parse_batch_tensors
+from serving.backends.arrays.batch import BatchAssembler, BatchTensors, parse_batch_tensors
 from serving.backends.arrays.config import check_config
 from serving.backends.arrays.instance import ArrayInstance
 from serving.backends.pytorch.options import ProcessThreads, TorchOptions, ignored_parameters, parse_options
-from serving.backends.pytorch.signature import ConfiguredTensors, read_configured_tensors
+from serving.backends.pytorch.signature import ConfiguredTensors, output_positions, read_configured_tensors
 from serving.batching.scheduled_model import ScheduledModel
+from serving.config.validation import complete_and_check
+from serving.findings import Finding
 from serving.instance import Placement, choose_host_policy, place_instances
 from serving.model import Model
 from serving.spec import ModelSource, build_spec, read_labels
@@ -44,18 +48,25 @@ class PyTorchBackend(Backend):
         import torch  # noqa: F401
 
     async def complete(self, source: ModelSource, context: BackendContext) -> ModelConfig:
-        config = ModelConfig()
-        config.CopyFrom(source.config)
-        config.platform = _resolve_platform(source.config)
-        config.default_model_filename = config.default_model_filename or _FILENAMES[config.platform]
-        return config
+        return _complete(source.config)
+
+    def check(self, source: ModelSource) -> None:
+        """Check everything but the model's file, which only PyTorch can open, with all its weights."""
+        _read_tensors(ModelSource(source.folder, source.version, complete_and_check(_complete(source.config))))
+        _model_path(source)
+        parse_options(source.config)
+
+    def machine_findings(self, config: ModelConfig) -> Iterator[Finding]:
+        if find_spec("torch") is None:
+            try:
+                require_torch(config.name)
+            except SluiceError as error:
+                yield Finding(error.message, "backend")
 
     async def load(self, source: ModelSource, context: BackendContext) -> Model:
         """Load the model. Raises UNAVAILABLE without PyTorch or file, INVALID for a contradiction, else INTERNAL."""
         config, spec = source.config, build_spec(source.config, source.version)
-        batch_tensors = parse_batch_tensors(config)
-        tensors = read_configured_tensors(spec, batch_tensors)
-        check_config(config, spec, tensors.signature)
+        batch_tensors, tensors = _read_tensors(source)
         opened = await asyncio.to_thread(self._open_sessions, source, tensors)
         labels = await asyncio.to_thread(read_labels, config, source.folder)
         instances = [
@@ -87,6 +98,25 @@ class PyTorchBackend(Backend):
             for each in {(each.kind, each.gpu): each for each in placements}.values()
         }
         return [(each, shared[each.kind, each.gpu]) for each in placements]
+
+
+def _complete(config: ModelConfig) -> ModelConfig:
+    completed = ModelConfig()
+    completed.CopyFrom(config)
+    completed.platform = _resolve_platform(config)
+    completed.default_model_filename = config.default_model_filename or _FILENAMES[completed.platform]
+    return completed
+
+
+def _read_tensors(source: ModelSource) -> tuple[BatchTensors, ConfiguredTensors]:
+    """Return the tensors of a complete configuration. Raises INVALID for those that no file could have."""
+    spec = build_spec(source.config, source.version)
+    batch_tensors = parse_batch_tensors(source.config)
+    tensors = read_configured_tensors(spec, batch_tensors)
+    check_config(source.config, spec, tensors.signature)
+    if _resolve_platform(source.config) == _TORCHSCRIPT and spec.inputs:
+        output_positions(spec)
+    return batch_tensors, tensors
 
 
 def _open_session(

@@ -101,6 +101,12 @@ def match_outputs(configured: Sequence[str], states: Sequence[str]) -> dict[str,
     return positions
 
 
+def output_positions(spec: ModelSpec) -> dict[str, int]:
+    """Return the positions of a TorchScript model's outputs, and of its states that are none. Raises INVALID."""
+    states = [each.output_name for each in spec.states if each.output_name not in spec.outputs]
+    return match_outputs(list(spec.outputs), states)
+
+
 def match_paths(model: str, side: str, configured: Sequence[str], paths: Mapping[str, int]) -> dict[str, int]:
     """Return each tensor's position in a package by path, INPUT__N or OUTPUT__N. Raises INVALID with known names."""
     check_not_empty(side, configured, f"the package has {', '.join(paths)}")

@@ -13,7 +13,7 @@ from serving.backends.pytorch.signature import (
     check_not_empty,
     check_output_index,
     match_inputs,
-    match_outputs,
+    output_positions,
 )
 from serving.spec import ModelSpec, TensorSpec
 from serving.tensors.datatypes import BYTES
@@ -103,9 +103,7 @@ def _match_inputs(tensors: ConfiguredTensors, arguments: Sequence[Any]) -> dict[
 
 def _match_outputs(tensors: ConfiguredTensors, results: Any) -> dict[str, int]:
     """Return the outputs' positions in what `forward` returns. A dictionary has them by name instead."""
-    spec = tensors.spec
-    states = [each.output_name for each in spec.states if each.output_name not in spec.outputs]
-    positions = match_outputs(list(spec.outputs), states)
+    positions = output_positions(tensors.spec)
     if results.kind() == "TupleType":
         for name, position in positions.items():
             check_output_index(name, position, len(results.elements()))

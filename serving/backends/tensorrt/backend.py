@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pynvml
-from tritonclient.grpc.model_config_pb2 import ModelConfig
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 from serving.backend import ModelFile
 from serving.backends.arrays.backend import ArrayBackend
@@ -16,8 +16,7 @@ from serving.backends.tensorrt.session import PlanSession
 from serving.findings import Finding
 from serving.instance import HostPolicy, Placement
 from serving.spec import ModelSource
-from sluice.errors import ErrorCode, SluiceError, invalid_argument
-from sluice.machine import num_gpus
+from sluice.errors import ErrorCode, SluiceError, invalid, invalid_argument
 
 Capability = tuple[int, int]
 """Major and minor compute capability."""
@@ -57,9 +56,16 @@ class TensorRtBackend(ArrayBackend):
     ) -> ArraySession:
         return PlanSession(_open_engine(source, placements[0].gpu), source.config, placements)
 
+    def check_options(self, config: ModelConfig) -> None:
+        on_cpu = any(group.kind == ModelInstanceGroup.KIND_CPU for group in config.instance_group)
+        if on_cpu and list_gpus():  # without a GPU every group without a kind is on the CPU
+            raise _needs_gpu_kind(config.name)
+
     def machine_findings(self, config: ModelConfig) -> Iterator[Finding]:
-        if num_gpus() == 0:
-            yield Finding("a TensorRT plan needs an NVIDIA GPU, and this machine has none", "backend")
+        try:
+            check_requirements(config, list_gpus())
+        except SluiceError as error:
+            yield Finding(error.message, "backend")
 
 
 def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
@@ -67,16 +73,18 @@ def _open_engine(source: ModelSource, gpu: int | None) -> PlanEngine:
     gpus = list_gpus()
     check_requirements(source.config, gpus)
     if gpu is None:
-        reason = (
-            f"unable to load model '{source.name}': a TensorRT plan runs on GPUs, and an instance_group has another"
-        )
-        raise invalid_argument(f"{reason} kind; write kind: KIND_GPU")
+        raise _needs_gpu_kind(source.name)
     if gpu >= len(gpus):
         raise invalid_argument(
             f"unable to load model '{source.name}': an instance_group asks for GPU {gpu}, and there are {len(gpus)}, "
             "from 0"
         )
     return PlanEngine(plan_path(source, gpus[gpu]), source.name, import_modules(), gpu)
+
+
+def _needs_gpu_kind(model: str) -> SluiceError:
+    reason = f"unable to load model '{model}': a TensorRT plan runs on GPUs, and an instance_group has another"
+    return invalid("instance_group", f"{reason} kind; write kind: KIND_GPU")
 
 
 def list_gpus() -> list[InstalledGpu]:

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.build import openvino, steps
+from cli.build import steps
 from cli.build.options import BuildError
 from cli.build.output import publish
 from cli.build.steps import CompressStep
 from cli.repository.command import command as repository_command
 from engine.config import EngineConfig
+from engine.runners.openvino import convert as conversion
+from engine.runners.openvino import source
 from engine.runners.openvino.runner import load_runner
 from engine.runners.openvino.source import FolderKind, open_weights
 from sluice.bundled import models_folder
@@ -140,8 +142,8 @@ def test_what_has_no_graph_here_is_converted(
         calls.append((folder, quantization, cache))
         return converted
 
-    monkeypatch.setattr(openvino, "identify_folder", lambda folder: (FolderKind.CONVERTIBLE, "it is odd"))
-    monkeypatch.setattr(steps, "convert", convert)
+    monkeypatch.setattr(source, "identify_folder", lambda folder: (FolderKind.CONVERTIBLE, "it is odd"))
+    monkeypatch.setattr(conversion, "convert", convert)
     dry = build(tiny, "--output", tmp_path / "models", "--quantization", "int4", "--dry-run").out
     assert f"optimum-cli export openvino \\\n  --model {tiny}" in dry
     assert "--weight-format int4 \\\n  --group-size-fallback adjust" in dry

@@ -12,6 +12,7 @@ import pytest
 from cli.__main__ import main
 from cli.repository.check import AnsiStyle
 from cli.repository.command import command
+from tests.stand_ins.model_folders import make_checkpoint
 
 PYTHON = """backend: "python"
 input [ { name: "IN" data_type: TYPE_INT32 dims: [ -1 ] } ]
@@ -119,8 +120,7 @@ def test_loading_finds_what_no_look_can(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_a_language_model_says_what_would_run_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     version = tmp_path / "m" / "1"
-    version.mkdir(parents=True)
-    (version / "config.json").write_text("{}")
+    make_checkpoint(version, with_tokenizer=True)
     (version / "model.safetensors").touch()
     parameter = 'parameters { key: "%s" value { string_value: "%s" } }\n'
     values = (("runtime", "openvino"), ("max_num_seqs", "8"), ("gpu_device_ids", "0"))

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine.config import EngineConfig
@@ -14,6 +15,7 @@ from pipelines.text.sampling import SamplingDefaults
 from pipelines.text.tokenizer import Tokenizer
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.capable import CapableEngine
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.calls import ask
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 
@@ -24,6 +26,7 @@ PROMPT = "Hello"
 async def capable_engine(runner: SteppedRunner, rill_path: Path) -> AsyncIterator[CapableEngine]:
     client = CapableEngine(EngineConfig(model_path=str(rill_path)), runner)
     await client.start()
+    client.adapters["french"] = "/loras/french"
     yield client
     await client.stop()
 
@@ -43,6 +46,8 @@ def capable(capable_engine: CapableEngine, rill: Tokenizer) -> LlmModel:
         ({}, {"lora_name": "french"}, "french"),
         ({"lora_task_id": 1}, {"lora_name": "french"}, "french"),
         ({}, {"sampling_config": '{"lora_name": "polite"}'}, "polite"),
+        ({}, {"lora_name": "french", "lora_id": 7, "lora_path": "/loras/french/", "lora_ckpt_source": "hf"}, "french"),
+        ({}, {"lora_id": 0, "lora_path": ""}, ""),
     ],
 )
 async def test_an_adapter_by_its_name_or_place(
@@ -64,6 +69,14 @@ REFUSED = [
         {"lora_task_id": 1, "lora_name": "polite"},
         r"'lora_name' \('polite'\) and 'lora_task_id' \(1, 'french'\) name two",
     ),
+    ({"lora_id": 7}, "input 'lora_id' goes with lora_name"),
+    ({"lora_path": "/loras/french"}, "input 'lora_path' goes with lora_name"),
+    (
+        {"lora_name": "french", "lora_path": "/elsewhere"},
+        "'lora_path' must be the folder from which adapter 'french' was loaded, .* leave it out, got '/elsewhere'",
+    ),
+    ({"lora_name": "polite", "lora_path": "/loras/polite"}, "'lora_path' must be the folder from which adapter"),
+    ({"lora_name": "french", "lora_ckpt_source": "nemo"}, "'lora_ckpt_source' is not supported"),
     ({"lora_name": 5}, "parameter 'lora_name' must be a string, got 5"),
     ({"beam_width": "2"}, "parameter 'beam_width' must be a 32-bit integer"),
     ({"num_return_sequences": 2, "beam_width": 2}, "num_return_sequences must be 1 with a beam_width above 1, got 2"),
@@ -114,3 +127,21 @@ async def test_neutral_values_are_not_sent_to_the_engine(capable: LlmModel, capa
     sampling = capable_engine.asked.sampling
     await ask(capable, {"text_input": PROMPT})
     assert sampling == capable_engine.asked.sampling
+
+
+async def test_what_the_sampler_refuses_is_refused_in_the_engine_s_words(
+    runner: SteppedRunner, rill: Tokenizer, rill_path: Path
+) -> None:
+    client = InProcessEngineClient(EngineConfig(model_path=str(rill_path)), runner)
+    await client.start()
+    reason = "top_p_min cannot be used: TorchSampler ignores it"
+    client._info = msgspec.structs.replace(client.info, refused_sampling={"top_p_min": reason})
+    text = LlmText("echo", rill, client, SamplingDefaults(), created=1)
+    model = LlmModel(default_llm_config("echo"), text, client)
+    try:
+        for name in ("top_p_min", "runtime_top_p_min"):
+            with pytest.raises(SluiceError, match=reason):
+                await ask(model, {"text_input": PROMPT}, parameters={name: 0.5})
+            await ask(model, {"text_input": PROMPT}, parameters={name: 0.0})
+    finally:
+        await client.stop()

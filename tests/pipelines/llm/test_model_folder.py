@@ -72,6 +72,11 @@ def test_a_models_file_has_three_parts(tmp_path: Path) -> None:
             "triton_config: {max_batch_size: -1}",
             "triton_config.max_batch_size must be an integer of at least 0, got -1",
         ),
+        (
+            "triton_config: {multimodal: {model_type: qwen2_vl}}",
+            "triton_config.multimodal must be false: image_url is not served",
+        ),
+        ("pytorch_backend_config: {use_cuda_graph: true}", "pytorch_backend_config is no argument: TensorRT-LLM 1.0"),
         ("backend: vllm", "backend must be pytorch or tensorrt, got 'vllm'"),
         ("a: [", "line 1, column 5: "),
     ],
@@ -82,6 +87,11 @@ def test_says_what_is_wrong_with_a_models_file(tmp_path: Path, text: str, words:
         read_model_yaml(tmp_path)
     assert caught.value.code is ErrorCode.INVALID
     assert caught.value.message.startswith(f"cannot take {path}: {words}")
+
+
+def test_empty_sections_of_nvidias_file_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "logits_post_processors:\ntriton_config: {multimodal: null, decoupled: true}\n")
+    assert read_model_yaml(tmp_path) == ModelYaml(decoupled=True)
 
 
 def test_what_is_nested_is_merged() -> None:

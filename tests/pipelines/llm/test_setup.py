@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from engine.config import EngineConfig, Runtime
-from pipelines.llm.model_folder import CheckpointFolder
+from pipelines.llm.model_folder import CheckpointFolder, parameter_text
 from pipelines.llm.setup import Setup, set_up
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
@@ -181,7 +182,7 @@ class TestAdapters:
         (folder / "1" / "model.json").write_text(json.dumps({"enable_lora": True, "max_lora_rank": 16}))
         engine = set_up_as(folder, runtime="tensorrt_llm").engine
         assert engine.lora_modules == {"sql": "/sql"}
-        assert engine.runtime_settings == {"max_lora_rank": "16"}
+        assert engine.runtime_settings == {"lora_config.max_lora_rank": "16"}
         (folder / "1" / "multi_lora.json").write_text("[]")
         with pytest.raises(SluiceError, match=r"multi_lora\.json must be names of adapters"):
             set_up_as(folder, runtime="tensorrt_llm")
@@ -221,9 +222,105 @@ class TestModelYaml:
         assert (setup.engine.max_num_seqs, setup.engine.llm_arguments) == (16, {})
         assert setup.notes == [
             "backend: only TensorRT-LLM has it, and the model runs on OpenVINO",
+            "cancellation_check_period_ms: nothing is polled: cancellations and statistics arrive at once",
             "tensor_parallel_size: the model runs on one device",
             "model.yaml: kv_cache_config: only TensorRT-LLM has these",
         ]
+
+    @pytest.mark.usefixtures("installed")
+    @pytest.mark.parametrize("runtime", ["openvino", "tensorrt_llm"])
+    def test_processors_of_logits_have_no_effect(self, folder: Path, runtime: str) -> None:
+        write_checkpoint(folder / "weights")
+        (folder / "1" / "model.yaml").write_text(
+            "model: weights\nlogits_post_processors: {guard: company.guards:json}\n"
+        )
+        setup = set_up_as(folder, EngineConfig(model_path=""), runtime=runtime)
+        assert setup.engine.llm_arguments == {}
+        assert setup.notes == [
+            "model.yaml: logits_post_processors: no Python runs on logits here; a request that names a processor is "
+            "refused"
+        ]
+
+
+CODE: dict[str, Any] = {
+    "batched_logits_processor": "evil.Processor",
+    "calib_config.calib_dataset": "/evil",
+    "checkpoint_loader": "evil.Loader",
+    "custom_tokenizer": "evil.Tokenizer",
+    "custom_tokenizer.name": "evil.Tokenizer",
+    "env_overrides": {"LD_PRELOAD": "/evil.so"},
+    "env_overrides.LD_PRELOAD": "/evil.so",
+    "kv_connector_config": {"connector_module": "evil", "connector_worker_class": "Worker"},
+    "kv_connector_config.connector": "evil",
+    "kv_connector_config.connector_module": "evil",
+    "kv_connector_config.connector_scheduler_class": "Scheduler",
+    "kv_connector_config.connector_worker_class": "Worker",
+    "mpi_session": "evil.Session",
+    "post_processor_hook": "evil.hook",
+    "ray_worker_extension_cls": "evil.Extension",
+    "ray_worker_nsight_options": {"t": "cuda"},
+    "speculative_config.drafter": "evil.Drafter",
+    "trust_remote_code": True,
+}
+"""Arguments of TensorRT-LLM, dotted or not, that choose code to run."""
+NO_CODE = "what chooses code to run is taken from the command line alone, by --runtime-setting"
+
+
+@pytest.mark.usefixtures("installed")
+class TestCode:
+    """A model may come with a request, so what it says chooses no code to run."""
+
+    @pytest.mark.parametrize("name", CODE)
+    def test_config_pbtxt_chooses_none(self, folder: Path, name: str) -> None:
+        write_checkpoint(folder / "1")
+        setup = set_up_as(folder, GIVEN, runtime="tensorrt_llm", **{name: parameter_text(CODE[name])})
+        assert (setup.engine.runtime_settings, setup.engine.llm_arguments) == ({}, GIVEN.llm_arguments)
+        assert setup.notes == [f"{name}: {NO_CODE}"]
+
+    @pytest.mark.parametrize("name", CODE)
+    def test_model_json_chooses_none(self, folder: Path, name: str) -> None:
+        write_checkpoint(folder / "1")
+        (folder / "1" / "model.json").write_text(json.dumps({name: CODE[name]}))
+        setup = set_up_as(folder, GIVEN, runtime="tensorrt_llm")
+        assert (setup.engine.runtime_settings, setup.notes) == ({}, [f"{name}: {NO_CODE}"])
+
+    @pytest.mark.parametrize("name", CODE)
+    def test_model_yaml_chooses_none(self, folder: Path, name: str) -> None:
+        write_checkpoint(folder / "1")
+        (folder / "1" / "model.yaml").write_text(json.dumps({name: CODE[name], "stream_interval": 8}))
+        setup = set_up_as(folder, GIVEN, runtime="tensorrt_llm")
+        assert setup.engine.llm_arguments == GIVEN.llm_arguments | {"stream_interval": 8}
+        assert setup.notes == [f"model.yaml: {name}: {NO_CODE}"]
+
+    def test_nor_does_what_is_inside_a_configuration(self, folder: Path) -> None:
+        write_checkpoint(folder / "1")
+        (folder / "1" / "model.yaml").write_text("calib_config: {calib_dataset: /evil}\n")
+        setup = set_up_as(folder, GIVEN, runtime="tensorrt_llm", calib_config='{"calib_dataset": "/evil"}')
+        assert "calib_config" not in setup.engine.llm_arguments | setup.engine.runtime_settings
+        assert setup.notes == [f"calib_config: {NO_CODE}", f"model.yaml: calib_config: {NO_CODE}"]
+
+    def test_model_yaml_may_switch_it_off(self, folder: Path) -> None:
+        write_checkpoint(folder / "1")
+        off: dict[str, Any] = {
+            "trust_remote_code": False,
+            "custom_tokenizer": None,
+            "kv_connector_config": None,
+            "env_overrides": {},
+        }
+        (folder / "1" / "model.yaml").write_text(json.dumps(off))
+        given = msgspec.structs.replace(GIVEN, llm_arguments={"trust_remote_code": True})
+        setup = set_up_as(folder, given, runtime="tensorrt_llm")
+        assert (setup.engine.llm_arguments, setup.notes) == (off, [])
+
+    @pytest.mark.parametrize("name", CODE)
+    def test_the_command_line_chooses_it(self, folder: Path, name: str) -> None:
+        write_checkpoint(folder / "1")
+        given = msgspec.structs.replace(
+            GIVEN, runtime_settings={name: parameter_text(CODE[name])}, llm_arguments={name: CODE[name]}
+        )
+        setup = set_up_as(folder, given, runtime="tensorrt_llm")
+        assert setup.engine.runtime_settings == given.runtime_settings
+        assert (setup.engine.llm_arguments, setup.notes) == (given.llm_arguments, [])
 
 
 def test_a_model_names_its_chat_formats(folder: Path) -> None:

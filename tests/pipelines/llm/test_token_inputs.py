@@ -291,11 +291,13 @@ class TestUnbatched:
         [
             ({"input_ids": [1], "stop_words": ["a"]}, "stop_words go with text_input"),
             ({"text_input": "a", "stop_words_list": words_list([1])[0]}, "stop_words_list goes with input_ids"),
+            ({"input_ids": [1], "return_stop_reason": True}, "return_stop_reason must be false with input_ids"),
         ],
     )
     async def test_words_go_with_their_face(self, model: LlmModel, fields: dict[str, Any], words: str) -> None:
         with pytest.raises(SluiceError, match=words):
-            await ask(model, fields)
+            parameters = {name: fields.pop(name) for name in list(fields) if name not in model.spec.inputs}
+            await ask(model, fields, parameters=parameters)
 
 
 def test_outputs_are_empty_where_none_is_requested() -> None:

@@ -8,7 +8,7 @@ from serving.backend import RuntimeReport
 from serving.backends.registry import BackendRegistry
 from serving.repository.folders import LocalRoot
 from serving.repository.inspection import ModelReport, inspect_repositories
-from tests.stand_ins.model_folders import make_compiled_engine
+from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import STAND_INS
 
 
@@ -24,8 +24,7 @@ def inspected(root: Path, *parameters: str) -> ModelReport:
 
 
 def checkpoint(folder: Path) -> None:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
+    make_checkpoint(folder, with_tokenizer=True)
     (folder / "model.safetensors").touch()
 
 
@@ -43,7 +42,9 @@ def test_on_tensorrt_llm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(STAND_INS))
     (root / "m").mkdir()
     make_compiled_engine(root / "m" / "1")
+    tokenizer = make_checkpoint(root.parent / "tokenizer", with_tokenizer=True)
     given = (
+        parameter("tokenizer_dir", str(tokenizer)),
         parameter("multi_block_mode", "true"),
         parameter("gpu_device_ids", "0,1"),
         parameter("max_beam_width", "4"),
@@ -51,7 +52,7 @@ def test_on_tensorrt_llm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert inspected(root, *given).runtime == RuntimeReport(
         "tensorrt_llm",
         "the folder holds a compiled engine of TensorRT-LLM",
-        ("max_beam_width", "multi_block_mode"),
+        ("max_beam_width", "multi_block_mode", "tokenizer_dir"),
         (
             "gpu_device_ids: ranks are started by the launcher (MPI) or orchestrator_type; GPUs are chosen by "
             "CUDA_VISIBLE_DEVICES",
@@ -82,3 +83,14 @@ def test_a_model_yaml_alone_is_a_language_model(root: Path) -> None:
     reports = inspect_repositories([LocalRoot(root)], BackendRegistry())
     report = next(each for each in reports if each.name == "m")
     assert (report.backend, report.errors) == ("llm", ())
+
+
+def test_what_would_choose_code_is_among_what_has_no_effect(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    checkpoint(root / "m" / "1")
+    (root / "m" / "1" / "model.yaml").write_text("custom_tokenizer: evil.Tokenizer\n")
+    report = inspected(root, parameter("runtime", "tensorrt_llm"), parameter("post_processor_hook", "evil.hook"))
+    assert report.runtime is not None
+    reason = "what chooses code to run is taken from the command line alone, by --runtime-setting"
+    assert report.runtime.unused == (f"post_processor_hook: {reason}", f"model.yaml: custom_tokenizer: {reason}")
+    assert report.runtime.obeyed == ("runtime",)

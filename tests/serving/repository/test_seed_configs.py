@@ -301,7 +301,7 @@ async def test_plans_without_a_gpu(tmp_path: Path) -> None:
     for capability in (75, 80, 86):
         (folder / "1" / f"model.sm{capability}.plan").write_bytes(b"plan")
     (report,) = inspect_repositories([LocalRoot(tmp_path)], BackendRegistry())
-    assert [each.text() for each in report.notes if "compute capability" in each.message] == [
+    assert [each.text() for each in report.notes if "is read as" in each.message] == [
         '3: "75" is read as the compute capability 7.5; write: key: "7.5"',
         '7: "80" is read as the compute capability 8.0; write: key: "8.0"',
         '11: "86" is read as the compute capability 8.6; write: key: "8.6"',
