@@ -147,7 +147,10 @@ async def test_streams_of_a_gateway_that_ends_go_on_at_the_other(gateways: list[
     first.process.send_signal(number)
     assert not any(each.done() for each in reading)
     await asyncio.gather(*reading)
-    assert second.log.count("goes on here: its gateway is gone") == len(REQUESTS)
+    # A gateway that is told to end may have ended a short one by itself. Ids behind a takeover have a dot.
+    moved = [each for each in streams.values() if b"." in each.last_id]
+    assert moved
+    assert second.log.count("goes on here: its gateway is gone") == len(moved)
     await check_answers(second, streams)
     assert len(json.loads(fold(streams["grammar"].events)[0]["text"])) == 300
     assert len(json.loads(fold(streams["tools"].events)[0]["calls"].removeprefix("count"))["n"]) == 300
