@@ -57,9 +57,9 @@ HEARTBEAT_S = 0.5
 CHARGED_TOKENS = 16
 """Output is charged to a tenant's account in such pieces."""
 MAX_COMMANDS = 32
+"""Commands obeyed in one turn of the loop, so that a burst of them does not hold up the requests that decode."""
 MAX_PROMPT_TOKENS = 1 << 17
-"""Commands obeyed in one turn of the loop, and tokens of their prompts after which it takes no more of them, so that a
-burst does not hold up the requests that decode."""
+"""Tokens of prompts after which a turn takes no more commands, since the blocks of each prompt are hashed."""
 
 
 class DelegatedExecutor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.models.config.config_file import ConfigFile
 from engine.models.config.decoder_config import DecoderConfig
-from engine.models.kernels import Context, HeadNorm, HeadRotation, Heads, Scores, Tensor
+from engine.models.kernels import Context, HeadNorm, HeadRotation, Heads, Kernels, Scores, Tensor
 from engine.models.layers import Mlp, Norm, RmsNorm, add_and_norm, gated_mlp, rms_norm
 from engine.models.weights.names import PLAIN_NAMES, TensorNames
 
@@ -57,6 +57,25 @@ def attention(
             query, key = step(context, query, f"{name}.q"), step(context, key, f"{name}.k")
         attended = kernels.attend_rotated(query, key, value, layer, heads, scores, HeadRotation(rope, norm))
     return project_back(context, attended, layer)
+
+
+def attend_rotated(
+    kernels: Kernels,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layer: int,
+    heads: Heads,
+    scores: Scores,
+    rotation: HeadRotation,
+) -> Tensor:
+    """Attend as `Kernels.attend_rotated`, by the operations that it is made of."""
+    norm = rotation.norm
+    if norm is not None:
+        query = kernels.rms_norm(query, norm.query, norm.eps, offset=norm.offset)
+        key = kernels.rms_norm(key, norm.key, norm.eps, offset=norm.offset)
+    query, key = (kernels.join_heads(kernels.rotate(each, rotation.rope)) for each in (query, key))
+    return kernels.attend(query, key, value, layer, heads, scores)
 
 
 def scores_of(context: Context, layer: int) -> Scores:

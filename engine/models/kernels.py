@@ -91,7 +91,7 @@ class HeadRotation:
 
     rope: Rope
     norm: HeadNorm | None = None
-    """What is applied to them first."""
+    """The norm of each head before it is rotated; None for none."""
 
 
 @dataclass(frozen=True, slots=True)

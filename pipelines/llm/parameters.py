@@ -55,7 +55,7 @@ _RULE_FINDERS: Mapping[Runtime, Callable[[EngineConfig, Mapping[str, str]], Rule
 _CODE_CHOICES: Mapping[Runtime, CodeChoices] = MappingProxyType(
     {Runtime.TENSORRT_LLM: TENSORRT_LLM_CODE, Runtime.VLLM: VLLM_CODE}
 )
-"""Of the runtimes that take arguments by their own names."""
+"""The choices of code of the runtimes that take arguments by their own names."""
 
 
 def parameter_texts(config: ModelConfig) -> dict[str, str]:

@@ -15,7 +15,7 @@ T = TypeVar("T", bound=LlmText)
 
 
 class TextFiles(NamedTuple):
-    """What a text model takes from the files of its checkpoint."""
+    """The parts of a text model that come from the files of its checkpoint."""
 
     tokenizer: Tokenizer
     defaults: SamplingDefaults

@@ -1,4 +1,4 @@
-"""What the samplers of TensorRT-LLM do with our sampling fields: obey, refuse or ignore them, by version.
+"""TensorRT-LLM's samplers obey, refuse or ignore our sampling fields, by version.
 
 NVIDIA's release candidates differ, so versions are compared whole: 1.3.0rc5 is before 1.3.0rc24. A version stands here
 where it is known to act on a field. A field without a row is obeyed by every version; what is not obeyed is refused
@@ -26,7 +26,7 @@ class SamplerKind(Enum):
 
 
 class Effect(Enum):
-    """What becomes of a field's value."""
+    """A sampler acts on a field's value, answers with an error, or leaves it out."""
 
     OBEYED = "obeyed"
     REFUSED = "refused"
@@ -56,7 +56,7 @@ _NO_SPECULATION = "start the model without speculation"
 
 
 class Row(NamedTuple):
-    """What one sampler does with some of our fields."""
+    """One sampler treats these fields alike."""
 
     sampler: SamplerKind
     fields: tuple[str, ...]
@@ -70,7 +70,7 @@ class Row(NamedTuple):
     above: int = -1
     """Only values above this are concerned."""
     remedy: str = ""
-    """What the operator can do, for the end of a message."""
+    """The end of a message: it says what the operator can do."""
 
     def effect(self, version: Version, arguments: Collection[str]) -> Effect:
         """Return what becomes of the fields where `arguments` are on."""
@@ -135,7 +135,7 @@ class ModelSampler:
     kind: SamplerKind
     version: Version
     arguments: frozenset[str] = frozenset()
-    """Those arguments of `Row.argument` that are on."""
+    """The arguments of `Row.argument` that are on."""
     max_beam_width: int = 1
 
     @property

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from engine.arrays import FloatArray
 from engine.models.config.decoder_config import DecoderConfig
 from engine.models.config.rope import Rope, inverse_frequencies
+from engine.models.decoder import attend_rotated
 from engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
 from engine.models.weights.names import is_router
 from engine.runners.torch import attention
@@ -173,12 +174,8 @@ class TorchKernels(TorchOperations):
         scores: Scores,
         rotation: HeadRotation,
     ) -> torch.Tensor:
-        norm = rotation.norm
-        if norm is not None:
-            query = self.rms_norm(query, norm.query, norm.eps, offset=norm.offset)
-            key = self.rms_norm(key, norm.key, norm.eps, offset=norm.offset)
-        query, key = self.rotate(query, rotation.rope), self.rotate(key, rotation.rope)
-        return self.attend(query, key, value, layer, heads, scores)
+        attended: torch.Tensor = attend_rotated(self, query, key, value, layer, heads, scores, rotation)
+        return attended
 
     def attend_latent(
         self,

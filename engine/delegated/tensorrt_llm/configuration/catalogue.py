@@ -145,7 +145,7 @@ _ROWS = (
     _own("stall_timeout_s", number(0.0),
          "Seconds without any output, while requests run, after which the engine counts as hung and is started again."),
 )
-"""What operators of every server know. docs/tensorrt-llm.md shows it."""
+"""The settings that operators of every server know. docs/tensorrt-llm.md shows them."""
 
 _FROM_OTHER_SERVERS = (
     _row("cuda_graph_config", _off_or_on, name="enforce_eager"),

@@ -12,6 +12,7 @@ from engine.arrays import FloatArray
 from engine.models.config.decoder_config import DecoderConfig
 from engine.models.config.rope import Rope
 from engine.models.convolution import cache_heads
+from engine.models.decoder import attend_rotated
 from engine.models.kernels import Choice, ExpertBody, HeadRotation, Heads, LatentHeads, Scores
 from engine.models.latent_attention import attend_with_all_heads
 from engine.runners.openvino.graph.adapters import AdapterInputs
@@ -184,12 +185,8 @@ class GraphKernels(GraphOperations):
         scores: Scores,
         rotation: HeadRotation,
     ) -> ov.Node:
-        norm = rotation.norm
-        if norm is not None:
-            query = self.rms_norm(query, norm.query, norm.eps, offset=norm.offset)
-            key = self.rms_norm(key, norm.key, norm.eps, offset=norm.offset)
-        query, key = (self.join_heads(self.rotate(each, rotation.rope)) for each in (query, key))
-        return self.attend(query, key, value, layer, heads, scores)
+        attended: ov.Node = attend_rotated(self, query, key, value, layer, heads, scores, rotation)
+        return attended
 
     def attend_latent(
         self,

@@ -1,4 +1,4 @@
-"""What the library's own front knows of its workers."""
+"""The library's own front tells of workers that have ended."""
 
 import asyncio
 from collections.abc import Callable

@@ -31,7 +31,7 @@ V3: dict[str, Any] = {
     "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128,
     "intermediate_size": 18432, "vocab_size": 129280, "max_position_embeddings": 163840, "rms_norm_eps": 1e-6,
 }  # fmt: skip
-"""What config.json of DeepSeek V3 says where it is not the default."""
+"""The fields of DeepSeek V3's config.json that are not the default."""
 PROMPTS = [[(7 * place + 31 * kind) % 100 + 3 for place in range(70 + 20 * kind)] for kind in range(3)]
 
 
