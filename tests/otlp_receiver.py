@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as WireSpan
 
-PATIENCE_S = 30.0
+from tests.waiting import PATIENCE_S
 
 
 @dataclass(frozen=True)

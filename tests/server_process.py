@@ -13,8 +13,8 @@ import httpx
 import psutil
 
 from tests.fork_server import fork_server
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 30.0
 MODEL = "tiny"
 
 

@@ -9,6 +9,7 @@ from cli import serve
 from cli.__main__ import BROKEN_PIPE, main
 from gateway.options.command_line import parse_flags
 from gateway.options.config import GROUPS, list_options
+from tests.waiting import PATIENCE_S
 
 HEAVY = {"fastapi", "transformers", "uvicorn", "numpy", "zmq", "openvino", "load"}
 
@@ -99,4 +100,4 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path: P
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-        assert process.wait(30) == BROKEN_PIPE
+        assert process.wait(PATIENCE_S) == BROKEN_PIPE

@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from cli.profile import command
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
+from tests.waiting import PATIENCE_S
 
 Event = dict[str, Any]
 REQUIRED = {"M": {"args"}, "X": {"ts", "dur"}, "C": {"ts", "args"}, "b": {"ts", "cat", "id"}, "e": {"ts", "cat", "id"}}

@@ -19,7 +19,7 @@ import pytest
 
 from tests.deploy.dockerfile import DOCKERFILES, stages
 from tests.paths import ROOT
-from tests.server_process import PATIENCE_S
+from tests.waiting import PATIENCE_S
 
 _, IMAGE = stages(DOCKERFILES[0])
 USER = IMAGE.texts("USER")[0].split(":")[0]

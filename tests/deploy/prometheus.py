@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +13,9 @@ import yaml
 
 from tests import paths
 from tests.ports import ReservedPort
+from tests.waiting import PATIENCE_S, wait_until
 
 SHIPPED = paths.ROOT / "deploy" / "prometheus"
-TIMEOUT_S = 90.0
 SCRAPE_S = 1
 
 needs_prometheus = pytest.mark.skipif(
@@ -27,7 +26,7 @@ needs_prometheus = pytest.mark.skipif(
 
 def promtool(*arguments: str | Path, input: str | None = None) -> subprocess.CompletedProcess[str]:
     command = ["promtool", *map(str, arguments)]
-    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return subprocess.run(command, input=input, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def configured(folder: Path, target: str, api_key: str) -> Path:
@@ -80,10 +79,7 @@ class Prometheus:
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until the condition holds. Fails after a deadline."""
-        deadline = time.monotonic() + TIMEOUT_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}\n{self._log_path.read_text()[-3000:]}"
-            time.sleep(0.25)
+        wait_until(lambda: condition(), lambda: f"{what}\n{self._log_path.read_text()[-3000:]}")
 
     def is_ready(self) -> bool:
         try:
@@ -118,4 +114,4 @@ def started(
     finally:
         prometheus.close()
         process.terminate()
-        process.wait(TIMEOUT_S)
+        process.wait(PATIENCE_S)

@@ -17,7 +17,8 @@ import pytest
 from tests.deploy.container import IMAGE, USER, Container, made_container
 from tests.deploy.dockerfile import DOCKERFILES
 from tests.paths import ROOT
-from tests.server_process import PATIENCE_S, running_server
+from tests.server_process import running_server
+from tests.waiting import PATIENCE_S
 
 KEY = "a key"
 

@@ -1,18 +1,14 @@
-"""The figures that docs/reference/structure.md states hold."""
-
-import re
+"""Requests run through no more files than tests/bounds.toml says."""
 
 import pytest
 
-from tests.paths import DOCS
+from tests.tools.bounds import FILE, PATHS, read_bounds
 from tests.tools.structure_page import paths
-
-PAGE = DOCS / "reference" / "structure.md"
 
 
 @pytest.mark.long
-def test_requests_run_through_no_more_files_than_stated() -> None:
-    bounds = {name: int(most) for name, most in re.findall(r"^\| (\w+) \| (\d+) \|$", PAGE.read_text(), re.MULTILINE)}
+def test_requests_run_through_no_more_files_than_their_bounds() -> None:
+    bounds = {name.partition(".")[2]: row.most for name, row in read_bounds(FILE.read_text()).items() if PATHS in name}
     found = paths()
     assert bounds.keys() == found.keys()
     if any(len(files) > bounds[name] for name, files in found.items()):

@@ -6,11 +6,10 @@ import random
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, sleep
 
 import httpx
 import openai
@@ -18,6 +17,7 @@ import pytest
 
 from tests.paths import DYNAMO_BIN, MODELS
 from tests.server_process import ServerProcess, running_command
+from tests.waiting import wait_until
 
 RILL = MODELS / "rill" / "1"
 PATIENCE_S = 120.0
@@ -119,13 +119,6 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-
-
-def wait_until(is_so: Callable[[], bool], explain: Callable[[], str] = str) -> None:
-    deadline = monotonic() + PATIENCE_S
-    while not is_so():
-        assert monotonic() < deadline, explain()
-        sleep(0.1)
 
 
 @pytest.fixture(scope="session")

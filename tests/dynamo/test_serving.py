@@ -8,10 +8,11 @@ from typing import Any
 import openai
 import pytest
 
-from tests.dynamo.conftest import PATIENCE_S, RILL, Deployment, running_deployment, wait_until
+from tests.dynamo.conftest import PATIENCE_S, RILL, Deployment, running_deployment
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.paths import DYNAMO_BIN, ROOT
 from tests.server_process import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.dynamo
 

@@ -20,8 +20,9 @@ from tests.fuzz.damage import damaged
 from tests.fuzz.running import fuzzed
 from tests.gateway.grpc.http2.calls import ECHO, serving_calls
 from tests.gateway.grpc.http2.conversations import converse
-from tests.gateway.grpc.parts import PATIENCE_S, EchoModel, infer_request, numbers
+from tests.gateway.grpc.parts import EchoModel, infer_request, numbers
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S, until
 
 SERVICE = "/inference.GRPCInferenceService/"
 MODELS = (
@@ -246,9 +247,7 @@ def test_conversations_that_go_wrong(problems: list[str], seeds: list[int]) -> N
     async def converse_all() -> None:
         async with serving_calls() as calls:
             await asyncio.gather(*(converse(calls.port, random.Random(seed)) for seed in seeds))
-            async with asyncio.timeout(PATIENCE_S):
-                while calls.server.connections or calls.server.tasks or calls.num_held:
-                    await asyncio.sleep(0.002)
+            await until(lambda: not (calls.server.connections or calls.server.tasks or calls.num_held))
             async with grpc.aio.insecure_channel(f"127.0.0.1:{calls.port}") as channel:
                 assert await channel.unary_unary(ECHO)(b"still there?", timeout=PATIENCE_S) == b"still there?"
                 await calls.until_idle()

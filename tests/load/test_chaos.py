@@ -32,6 +32,7 @@ from load.chaos.schedule import schedule
 from load.chaos.traffic import Completion, Traffic
 from load.config import ApiKind, Workload
 from load.stream import Failure, FailureKind, LiveCounts
+from tests.waiting import until
 
 CHAT = Question(Kind(ApiKind.CHAT), 0, "Hi", 4)
 
@@ -187,8 +188,7 @@ async def test_a_broken_promise_is_told_while_the_run_goes_on(tmp_path: Path) ->
     run.traffic.tally.add("chat", Verdict(Outcome.LOST, "connection", "reset"), "two at 12:00:00")
     shown = io.StringIO()
     showing = asyncio.create_task(show_progress(run, Console(file=shown, soft_wrap=True)))
-    while "lost: two at 12:00:00: connection: reset\n" not in shown.getvalue():
-        await asyncio.sleep(0.01)
+    await until(lambda: "lost: two at 12:00:00: connection: reset\n" in shown.getvalue())
     showing.cancel()
     assert "one" not in shown.getvalue()
 
@@ -341,6 +341,7 @@ def test_a_clock_moves_for_the_processes_that_have_it(tmp_path: Path, offset_s: 
     assert 0.05 <= slept < 1800
 
 
+@pytest.mark.slow  # it calls the compiler
 def test_what_is_missing_to_move_clocks_is_named_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,9 +4,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import psutil
@@ -16,6 +16,7 @@ from cli.fleet.membership import read_members
 from engine.fleet.membership.file import EngineEntry
 from tests.paths import MODELS
 from tests.server_process import running_command
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 
@@ -92,13 +93,6 @@ class Fleet:
 
         wait_until(is_so, lambda: f"{self.members()} {self.report()}")
         return self.members()
-
-
-def wait_until(is_so: Callable[[], bool], explain: Callable[[], str] = str) -> None:
-    deadline = monotonic() + PATIENCE_S
-    while not is_so():
-        assert monotonic() < deadline, explain()
-        sleep(0.2)
 
 
 def connect(member: EngineEntry) -> socket.socket:

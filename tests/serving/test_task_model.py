@@ -15,6 +15,7 @@ from serving.request import InferRequest, InferResponse
 from serving.spec import build_spec
 from serving.task_model import RequestTasks, count_queued, gather_all
 from sluice.errors import ErrorCode, SluiceError
+from tests.waiting import PATIENCE_S
 
 CONFIG = text_format.Parse('name: "m" backend: "test"', ModelConfig())
 Work = Callable[[], Coroutine[Any, Any, None]]
@@ -68,7 +69,7 @@ async def test_who_cancels_ends_the_work() -> None:
     job, responses = submitted(model, work)
     await asyncio.sleep(0)
     job.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await ended.wait()
         await model.wait_idle()
     assert responses == []

@@ -13,7 +13,7 @@ from gateway.telemetry.log_ring import LogLine, LogRing
 from gateway.telemetry.log_socket import MAX_LINE_BYTES, LogSocket
 from sluice.log_relay import MAX_MESSAGE_CHARS, LogRelay, ProcessLog, about, relay_own_logs
 from sluice.log_repeats import MOST
-from tests.server_process import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 
 @asynccontextmanager
@@ -28,9 +28,7 @@ async def collecting() -> AsyncIterator[LogRing]:
 
 
 async def wait_for(ring: LogRing, count: int) -> list[LogLine]:
-    async with asyncio.timeout(PATIENCE_S):
-        while ring.since(0)[0] < count:
-            await asyncio.sleep(0.01)
+    await until(lambda: ring.since(0)[0] >= count)
     return ring.since(0)[1]
 
 

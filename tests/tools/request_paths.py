@@ -24,12 +24,12 @@ import tritonclient.grpc as triton
 
 from tests.paths import MODELS, ROOT
 from tests.server_process import running_command
+from tests.waiting import PATIENCE_S
 
 TRACING = Path(__file__).parent / "tracing"
 TIMES = 5
 BESIDE = {"gateway/lifecycle.py", "gateway/access/ring.py", "gateway/access/store.py"}
 """Files that a timer runs, and no request of a server without keys: on a slow machine it may come in every trace."""
-PATIENCE_S = 30.0
 
 
 @dataclass

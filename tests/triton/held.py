@@ -1,8 +1,6 @@
 """The test's side of the `held` model, which keeps a request until its release."""
 
 import shutil
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +8,8 @@ import numpy as np
 
 from tests import paths
 from tests.triton.clients import Library
+from tests.waiting import wait_until
 
-PATIENCE_S = 20.0
 _FOLDER = paths.DATA / "faults" / "held"
 
 
@@ -21,14 +19,6 @@ def write_held_models(repository: Path) -> None:
         shutil.copytree(_FOLDER, repository / name, ignore=shutil.ignore_patterns("__pycache__"))
         config = repository / name / "config.pbtxt"
         config.write_text(config.read_text() + more)
-
-
-def wait_until(happened: Callable[[], bool], what: str) -> None:
-    """Wait until `happened`. It is polled, because the model's process reports by files alone."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not happened():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.005)
 
 
 @dataclass(frozen=True)

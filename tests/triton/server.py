@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests import paths
-from tests.server_process import PATIENCE_S, ServerProcess, serve_command, start_command
+from tests.server_process import ServerProcess, serve_command, start_command
+from tests.waiting import PATIENCE_S
 
 MODELS = paths.DATA / "triton" / "models"
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")

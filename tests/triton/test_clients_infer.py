@@ -12,8 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library, text
+from tests.waiting import PATIENCE_S
 
 LEFT = np.arange(8, dtype=np.float32).reshape(2, 4)
 RIGHT = np.full((2, 4), 0.5, np.float32)

@@ -11,10 +11,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from tests.paths import CERTIFICATES
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP
 from tests.triton.onnx_models import write_scale
 from tests.triton.server import serving
+from tests.waiting import PATIENCE_S
 
 KEY = {"authorization": "Bearer sesame"}
 ROOT = {"ssl": True, "root_certificates": str(CERTIFICATES / "ca.pem")}

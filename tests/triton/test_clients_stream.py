@@ -11,9 +11,10 @@ import pytest
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, Library, text
 from tests.triton.held import Hold
+from tests.waiting import PATIENCE_S
 
 Answer = tuple[Any, InferenceServerException | None]
 

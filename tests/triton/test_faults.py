@@ -17,11 +17,12 @@ import psutil
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library
-from tests.triton.held import Hold, wait_until, write_held_models
+from tests.triton.held import Hold, write_held_models
 from tests.triton.onnx_models import write_scale
 from tests.triton.server import copy_models, serving
+from tests.waiting import PATIENCE_S, wait_until
 
 INSTANCES = 2
 """Instances of the model `held`."""

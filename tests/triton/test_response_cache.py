@@ -1,17 +1,17 @@
 """Response caches of whole servers: one memory for all models, or a Redis that servers share and may lose."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic
 
 import httpx
 import pytest
 
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
 from tests.serving.caching.parts import RedisServer
 from tests.triton.server import copy_models, serving
+from tests.waiting import wait_until
 
 MODEL = "cached_square"
 
@@ -20,12 +20,6 @@ def square(server: ServerProcess, value: float) -> float:
     body = {"inputs": [{"name": "X", "shape": [1, 2], "datatype": "FP64", "data": [value, 1]}]}
     answer = httpx.post(f"{server.base_url}/v2/models/{MODEL}/infer", json=body).raise_for_status().json()
     return float(answer["outputs"][0]["data"][0])
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = monotonic() + PATIENCE_S
-    while not holds():
-        assert monotonic() < deadline, "it never came true"
 
 
 def metric(server: ServerProcess, name: str) -> float:
@@ -56,8 +50,8 @@ def test_servers_share_a_redis_and_do_without(models: Path, tmp_path: Path, redi
     flags = ("--cache-config", "redis,host=127.0.0.1", "--cache-config", f"redis,port={redis.port}")
     with ExitStack() as stack:
         one, two = (stack.enter_context(serving(models, tmp_path / f"log{number}", *flags)) for number in (1, 2))
-        until(lambda: square(one, 3) == 9 and metric(one, "nv_cache_num_hits_per_model") > 0)
-        until(lambda: square(two, 3) == 9 and metric(two, "nv_cache_num_hits_per_model") > 0)
+        wait_until(lambda: square(one, 3) == 9 and metric(one, "nv_cache_num_hits_per_model") > 0)
+        wait_until(lambda: square(two, 3) == 9 and metric(two, "nv_cache_num_hits_per_model") > 0)
         redis.kill()
         assert [square(two, float(value)) for value in range(8)] == [float(value) ** 2 for value in range(8)]
-        until(lambda: square(two, 3) == 9 and metric(two, "sluice_response_cache_up") == 0)
+        wait_until(lambda: square(two, 3) == 9 and metric(two, "sluice_response_cache_up") == 0)

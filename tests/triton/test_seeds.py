@@ -16,11 +16,12 @@ from tritonclient.utils import InferenceServerException
 
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.paths import DATA, RILL_TOKENIZER
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library, text
 from tests.triton.onnx_models import write_text_classifier
 from tests.triton.server import http_address, serving
 from tests.triton.test_clients_stream import streaming
+from tests.waiting import PATIENCE_S
 
 PROMPT = "Once upon a time"
 MAX_TOKENS = 12

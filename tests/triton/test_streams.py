@@ -5,7 +5,8 @@ import json
 
 import aiohttp
 
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
+from tests.waiting import PATIENCE_S
 
 CLIENTS, STREAMS_EACH, EVENTS = 64, 4, 128
 QUESTION = {"text_input": "a b c", "max_tokens": EVENTS}

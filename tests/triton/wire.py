@@ -17,8 +17,8 @@ from google.protobuf import json_format
 from tritonclient.grpc import service_pb2
 
 from tests.triton.records import Exchange, Json, http_body
+from tests.waiting import PATIENCE_S
 
-TIMEOUT_S = 30.0
 _SERVICE = "/inference.GRPCInferenceService/"
 _RAW_METHODS = {"Health.Check": "/grpc.health.v1.Health/Check", "Unknown.Method": f"{_SERVICE}NoSuchMethod"}
 
@@ -63,7 +63,7 @@ def open_wire(http_url: str, grpc_address: str) -> Iterator[Wire]:
 def ask_http(address: tuple[str, int], request: Json) -> Json:
     """Status 0 means that the server closed the connection, or kept silent, instead of answering."""
     body = http_body(request)
-    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A server may answer, and close, before it has read a body that it refuses.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -143,7 +143,7 @@ def ask_grpc(channel: grpc.Channel, exchange: Exchange) -> Json:
 
 
 def _call(channel: grpc.Channel, exchange: Exchange, received: Json) -> None:
-    options: dict[str, Any] = {"timeout": TIMEOUT_S, "metadata": exchange.metadata or None}
+    options: dict[str, Any] = {"timeout": PATIENCE_S, "metadata": exchange.metadata or None}
     if path := _RAW_METHODS.get(exchange.rpc):
         raw = channel.unary_unary(path)(b64decode(exchange.request.get("raw_b64", "")), **options)
         received["response"] = {"raw_b64": base64_text(raw)}

@@ -11,17 +11,19 @@ from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 
 @pytest.fixture
 def build(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Build:
-    """Return a function that runs the command, with a cache of its own."""
+    """Return a function that runs the command with a cache of its own, and the output `models` where none is given."""
     monkeypatch.setenv("SLUICE_CACHE_PATH", str(tmp_path / "cache"))
 
-    def run(*arguments: str | Path) -> CommandResult:
+    def run(*arguments: str | Path, code: int = 0, error: str = "") -> CommandResult:
+        output = () if "--output" in arguments else ("--output", tmp_path / "models")
         try:
-            code = command([str(argument) for argument in arguments])
+            ended = command([str(argument) for argument in (*arguments, *output)])
         except SystemExit as end:
             assert isinstance(end.code, int)
-            code = end.code
-        output = capfd.readouterr()
-        return CommandResult(code, output.out, output.err)
+            ended = end.code
+        told = capfd.readouterr()
+        assert (ended, error in told.err) == (code, True), told.err
+        return CommandResult(told.out, told.err)
 
     return run
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class CommandResult:
-    """Exit code and output of a command."""
+    """The output of a command."""
 
-    code: int
     out: str
     err: str
 
 
 Build = Callable[..., CommandResult]
-"""Runs `sluice build` with the given arguments."""
+"""Runs `sluice build` with the given arguments: `build(folder, "--link", code=2, error="no")`. Its exit code is to be
+`code`, which is 0 where none is given, and what it writes to stderr to have `error` in it."""
 
 
 def tree(folder: Path) -> dict[str, bytes]:

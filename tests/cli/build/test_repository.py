@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,7 @@ def manifest(repository: Path, model: str = "tiny") -> dict[str, Any]:
 
 
 def test_the_checkpoint_the_stages_and_what_was_built(build: Build, tiny: Path, tmp_path: Path) -> None:
-    done = build(tiny, "--output", tmp_path / "models")
-    assert done.code == 0, done.err
+    done = build(tiny)
     assert names(tmp_path / "models") == MODELS
     assert tree(tmp_path / "models" / "tiny" / "1") == tree(tiny)
     for stage in ("preprocessing", "postprocessing"):
@@ -55,12 +53,12 @@ def test_the_checkpoint_the_stages_and_what_was_built(build: Build, tiny: Path, 
 
 
 def test_every_configuration_would_load(build: Build, tiny: Path, tmp_path: Path) -> None:
-    assert build(tiny, "--output", tmp_path / "models", "--max-num-seqs", "8", "--max-model-len", "512").code == 0
+    build(tiny, "--max-num-seqs", "8", "--max-model-len", "512")
     assert repository_command(["check", "--strict", str(tmp_path / "models")]) == 0
 
 
 def test_the_manifest(build: Build, tiny: Path, tmp_path: Path) -> None:
-    build(tiny, "--output", tmp_path / "models", "--quantization", "int8", "--dtype", "float")
+    build(tiny, "--quantization", "int8", "--dtype", "float")
     content = manifest(tmp_path / "models")
     tokenizer = hashlib.sha256((tiny / "tokenizer.json").read_bytes()).hexdigest()
     assert content["sluice_version"] == version("sluice")
@@ -86,8 +84,7 @@ def test_a_checkpoint_that_serve_would_refuse_is_not_built(
     source = shutil.copytree(tiny, tmp_path / "tiny")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, **fields}))
-    refused = build(source, "--output", tmp_path / "models", *arguments)
-    assert (refused.code, expected in refused.err) == (2, True), refused.err
+    build(source, *arguments, code=2, error=expected)
     assert not (tmp_path / "models").exists()
 
 
@@ -95,8 +92,7 @@ def test_a_checkpoint_that_serve_would_refuse_is_not_built(
 def test_quantised_weights_take_the_place_of_the_checkpoints(build: Build, tmp_path: Path, quantization: str) -> None:
     """The files are the same that the engine makes of the checkpoint."""
     rill, output = models_folder() / "rill" / "1", tmp_path / "models"
-    done = build(rill, "--output", output, "--quantization", quantization, "--layout", "single")
-    assert done.code == 0, done.err
+    build(rill, "--output", output, "--quantization", quantization, "--layout", "single")
     built = output / "rill" / "1"
     files = {file.name: file.stat().st_size for file in built.glob("*.safetensors")}
     assert files.keys() == {f"model-{quantization}.safetensors", "model-others.safetensors"}
@@ -112,24 +108,22 @@ def test_quantised_weights_take_the_place_of_the_checkpoints(build: Build, tmp_p
 
 
 def test_compressed_weights_are_not_compressed_otherwise(build: Build, tiny: Path, tmp_path: Path) -> None:
-    build(tiny, "--output", tmp_path / "models", "--quantization", "int8")
+    build(tiny, "--quantization", "int8")
     built = tmp_path / "models" / "tiny" / "1"
     with pytest.raises(SluiceError, match="are stored in int8; build it again from the checkpoint"):
         open_weights(built, "int4", tmp_path / "cache")
-    again = build(built, "--output", tmp_path / "more", "--name", "b", "--quantization", "int8")
-    assert (again.code, "are compressed already" in again.err) == (2, True)
-    assert build(built, "--output", tmp_path / "more", "--name", "b").code == 0
+    more = ("--output", tmp_path / "more", "--name", "b")
+    build(built, *more, "--quantization", "int8", code=2, error="are compressed already")
+    build(built, *more)
 
 
 def test_an_ir_stays_as_it_is(build: Build, tmp_path: Path) -> None:
     source = shutil.copytree(DATA / "checkpoints" / "gpt2_ir", tmp_path / "gpt2")
     shutil.copy(DATA / "tokenizers" / "rill" / "tokenizer.json", source)
-    done = build(source, "--output", tmp_path / "models", "--layout", "single")
-    assert done.code == 0, done.err
+    build(source, "--layout", "single")
     assert tree(tmp_path / "models" / "gpt2" / "1") == tree(source)
-    refused = build(source, "--output", tmp_path / "more", "--quantization", "int8")
-    assert refused.code == 2
-    assert "is an IR, whose weights are stored as they are" in refused.err
+    as_they_are = "is an IR, whose weights are stored as they are"
+    build(source, "--output", tmp_path / "more", "--quantization", "int8", code=2, error=as_they_are)
 
 
 def test_what_has_no_graph_here_is_converted(
@@ -144,11 +138,10 @@ def test_what_has_no_graph_here_is_converted(
 
     monkeypatch.setattr(source, "identify_folder", lambda folder: (FolderKind.CONVERTIBLE, "it is odd"))
     monkeypatch.setattr(conversion, "convert", convert)
-    dry = build(tiny, "--output", tmp_path / "models", "--quantization", "int4", "--dry-run").out
+    dry = build(tiny, "--quantization", "int4", "--dry-run").out
     assert f"optimum-cli export openvino \\\n  --model {tiny}" in dry
     assert "--weight-format int4 \\\n  --group-size-fallback adjust" in dry
-    done = build(tiny, "--output", tmp_path / "models", "--quantization", "int4", "--layout", "single")
-    assert done.code == 0, done.err
+    build(tiny, "--quantization", "int4", "--layout", "single")
     assert calls == [(tiny, "int4", tmp_path / "cache" / "converted")]
     version = tmp_path / "models" / "tiny" / "1"
     assert {"openvino_model.xml", "openvino_model.bin", "tokenizer.json"} <= names(version)
@@ -169,9 +162,9 @@ def test_a_model_of_the_hub(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_several_models_in_one_repository(build: Build, tiny: Path, tmp_path: Path) -> None:
-    assert build(tiny, "--output", tmp_path / "models", "--layout", "single").code == 0
+    build(tiny, "--layout", "single")
     before = tree(tmp_path / "models")
-    assert build(tiny, "--output", tmp_path / "models", "--name", "second", "--layout", "prefixed").code == 0
+    build(tiny, "--name", "second", "--layout", "prefixed")
     stages = {"second", "second_preprocessing", "second_postprocessing", "second_ensemble"}
     assert names(tmp_path / "models") == {"tiny", *stages}
     assert before.items() <= tree(tmp_path / "models").items()
@@ -179,21 +172,19 @@ def test_several_models_in_one_repository(build: Build, tiny: Path, tmp_path: Pa
 
 
 def test_links_in_the_place_of_copies(build: Build, tiny: Path, tmp_path: Path) -> None:
-    assert build(tiny, "--output", tmp_path / "models", "--link").code == 0
+    build(tiny, "--link")
     weights = tmp_path / "models" / "tiny" / "1" / "model.safetensors"
     assert weights.is_symlink()
     assert weights.resolve() == (tiny / "model.safetensors").resolve()
 
 
 def test_what_is_there_is_replaced_only_by_force(build: Build, tiny: Path, tmp_path: Path) -> None:
-    build(tiny, "--output", tmp_path / "models", "--layout", "single")
+    build(tiny, "--layout", "single")
     (tmp_path / "models" / "other").mkdir()
     before = tree(tmp_path / "models")
-    refused = build(tiny, "--output", tmp_path / "models")
-    assert refused.code == 2
-    assert "has tiny already; replace with --force" in refused.err
+    build(tiny, code=2, error="has tiny already; replace with --force")
     assert tree(tmp_path / "models") == before
-    assert build(tiny, "--output", tmp_path / "models", "--force", "--max-model-len", "64").code == 0
+    build(tiny, "--force", "--max-model-len", "64")
     assert names(tmp_path / "models") == {*MODELS, "other"}
     assert "max_model_len" in (tmp_path / "models" / "tiny" / "config.pbtxt").read_text()
 
@@ -204,39 +195,33 @@ def test_a_failure_leaves_nothing(build: Build, tiny: Path, tmp_path: Path, monk
 
     monkeypatch.setattr(steps, "_copy", fail)
     (tmp_path / "models").mkdir()
-    done = build(tiny, "--output", tmp_path / "models")
-    assert (done.code, "No space left on device" in done.err) == (1, True)
+    build(tiny, code=1, error="No space left on device")
     assert names(tmp_path / "models") == set()
-    assert build(tiny, "--output", tmp_path / "new").code == 1
+    build(tiny, "--output", tmp_path / "new", code=1)
     assert not (tmp_path / "new").exists()
     assert not [name for name in names(tmp_path) if name.startswith(".sluice")]
 
 
-def test_a_move_that_fails_brings_back_what_was_there(tmp_path: Path) -> None:
-    (tmp_path / "built" / "a").mkdir(parents=True)  # b is missing, so its move fails
-    (tmp_path / "models" / "a").mkdir(parents=True)
-    (tmp_path / "models" / "a" / "before").touch()
-    with pytest.raises(BuildError, match="cannot move b"):
-        publish(tmp_path / "built", tmp_path / "models", ["a", "b"], tmp_path / "aside")
-    assert names(tmp_path / "models") == {"a"}
-    assert names(tmp_path / "models" / "a") == {"before"}
-
-
-def test_a_move_that_is_interrupted_brings_back_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("error", "raised"), [(OSError("no"), BuildError), (KeyboardInterrupt(), KeyboardInterrupt)])
+def test_a_move_that_fails_brings_back_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, raised: type[BaseException]
+) -> None:
     for name in ("a", "b"):
         (tmp_path / "built" / name).mkdir(parents=True)
         (tmp_path / "models" / name).mkdir(parents=True)
         (tmp_path / "models" / name / "before").touch()
     rename = Path.rename
 
-    def interrupted(before: Path, after: Path) -> Path:
+    def fail_at_b(before: Path, after: Path) -> Path:
+        if isinstance(error, OSError) and before == tmp_path / "built" / "b":
+            raise error
         moved = rename(before, after)
-        if before == tmp_path / "models" / "b":
-            raise KeyboardInterrupt
+        if before == tmp_path / "models" / "b" and not isinstance(error, OSError):
+            raise error
         return moved
 
-    monkeypatch.setattr(Path, "rename", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(Path, "rename", fail_at_b)
+    with pytest.raises(raised, match="cannot move b" if raised is BuildError else None):
         publish(tmp_path / "built", tmp_path / "models", ["a", "b"], tmp_path / "aside")
     assert [names(tmp_path / "models" / name) for name in ("a", "b")] == [{"before"}, {"before"}]
 
@@ -246,9 +231,7 @@ def test_too_little_space_is_seen_before(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=1000))
-    done = build(tiny, "--output", tmp_path / "models")
-    assert done.code == 2
-    assert "not enough space: the build needs about" in done.err
+    done = build(tiny, code=2, error="not enough space: the build needs about")
     assert "1000 B are free" in done.err
     assert not (tmp_path / "models").exists()
 
@@ -275,60 +258,26 @@ def test_too_little_space_is_seen_before(
     ],
 )
 def test_what_cannot_be_asked(build: Build, tiny: Path, tmp_path: Path, arguments: list[str], error: str) -> None:
-    done = build(tiny, "--output", tmp_path / "models", *arguments)
-    assert done.code == 2
-    assert error in done.err
+    build(tiny, *arguments, code=2, error=error)
     assert not (tmp_path / "models").exists()
 
 
-def no_such_folder(folder: Path, tiny: Path) -> Path:
-    return folder / "none"
-
-
-def no_checkpoint(folder: Path, tiny: Path) -> Path:
-    (folder / "empty").mkdir()
-    return folder / "empty"
-
-
-def no_tokenizer(folder: Path, tiny: Path) -> Path:
-    return DATA / "checkpoints" / "llama_tiny"
-
-
-def unknown_family(folder: Path, tiny: Path) -> Path:
-    shutil.copytree(tiny, folder / "odd")
-    (folder / "odd" / "config.json").write_text('{"model_type": "odd"}')
-    return folder / "odd"
-
-
-@pytest.mark.parametrize(
-    ("make", "code", "error"),
-    [
-        (no_such_folder, 2, "which is no folder"),
-        (no_checkpoint, 2, "which has no config.json"),
-        (no_tokenizer, 2, "has no tokenizer"),
-        (unknown_family, 2, "OpenVINO cannot run"),
-    ],
-)
-def test_what_cannot_be_built_from(
-    build: Build, tiny: Path, tmp_path: Path, make: Callable[[Path, Path], Path], code: int, error: str
-) -> None:
-    done = build(make(tmp_path, tiny), "--output", tmp_path / "models", "--runtime", "openvino")
-    assert (done.code, error in done.err) == (code, True), done.err
-    assert not (tmp_path / "models").exists()
-
-
-def test_missing_weights(build: Build, tiny: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(tiny, tmp_path / "light")
-    (folder / "model.safetensors").unlink()
-    done = build(folder, "--output", tmp_path / "models")
-    assert (done.code, "holds no *.safetensors file" in done.err) == (2, True)
-    assert not (tmp_path / "models").exists()
-
-
-def test_a_models_folder_is_no_repository(build: Build, tiny: Path, tmp_path: Path) -> None:
-    build(tiny, "--output", tmp_path / "models", "--layout", "single")
-    done = build(tiny, "--output", tmp_path / "models" / "tiny", "--layout", "single", "--name", "more")
-    assert (done.code, "is a model's folder" in done.err) == (2, True)
+def test_what_cannot_be_built_from(build: Build, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    odd, light = (shutil.copytree(tiny, tmp_path / name) for name in ("odd", "light"))
+    (odd / "config.json").write_text('{"model_type": "odd"}')
+    (light / "model.safetensors").unlink()
+    for folder, error in (
+        (tmp_path / "none", "which is no folder"),
+        (tmp_path / "empty", "which has no config.json"),
+        (DATA / "checkpoints" / "llama_tiny", "has no tokenizer"),
+        (odd, "OpenVINO cannot run"),
+        (light, "holds no *.safetensors file"),
+    ):
+        build(folder, "--runtime", "openvino", code=2, error=error)
+        assert not (tmp_path / "models").exists()
+    build(tiny, "--layout", "single")
+    build(tiny, "--output", tmp_path / "models" / "tiny", "--name", "more", code=2, error="is a model's folder")
 
 
 def test_weights_in_several_files(build: Build, tiny: Path, tmp_path: Path) -> None:
@@ -337,7 +286,7 @@ def test_weights_in_several_files(build: Build, tiny: Path, tmp_path: Path) -> N
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     (folder / "consolidated.safetensors").write_text("the same in another layout")
-    assert build(folder, "--output", tmp_path / "models", "--layout", "single").code == 0
+    build(folder, "--layout", "single")
     copied = names(tmp_path / "models" / "sharded" / "1")
     assert copied == names(folder) - {"consolidated.safetensors"}
 

@@ -23,12 +23,11 @@ from engine.fleet.membership.members import Member
 from engine.fleet.membership.redis_leases import RedisMembership
 from engine.process.curve import ClientCurve, read_pair, read_public
 from sluice.errors import ErrorCode
-from tests.engine.client.test_recovery import collect, failure_of, until
+from tests.engine.client.test_recovery import collect, failure_of
 from tests.engine.parts import make_request
 from tests.paths import ROOT
 from tests.serving.caching.parts import RedisServer
-
-PATIENCE_S = 90.0
+from tests.waiting import PATIENCE_S, until
 
 
 def free_port() -> int:

@@ -2,17 +2,16 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from time import monotonic, sleep
+from collections.abc import Iterator
 
 import pytest
 
 from cli.fleet import host as hosts
-from cli.fleet.host import EngineHost, EngineState, EngineStatus
+from cli.fleet.host import EngineHost, EngineState
 from tests.paths import TESTS
+from tests.waiting import PATIENCE_S, wait_for
 
 STAND_IN = str(TESTS / "ray" / "stand_in.py")
-PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -22,32 +21,24 @@ def host() -> Iterator[EngineHost]:
     running.kill()
 
 
-def wait_for(host: EngineHost, is_so: Callable[[EngineStatus], bool]) -> EngineStatus:
-    deadline = monotonic() + PATIENCE_S
-    while not is_so(status := host.status()):
-        assert monotonic() < deadline, status
-        sleep(0.05)
-    return status
-
-
 @pytest.mark.slow
 def test_an_engine_that_is_killed_comes_again_elsewhere(host: EngineHost) -> None:
-    first = wait_for(host, lambda status: status.state is EngineState.READY)
+    first = wait_for(host.status, lambda status: status.state is EngineState.READY)
     assert (first.num_restarts, first.problem) == (0, "")
     os.kill(first.pid, signal.SIGKILL)
-    told = wait_for(host, lambda status: bool(status.problem))
+    told = wait_for(host.status, lambda status: bool(status.problem))
     assert told.problem.startswith("the engine ended with code -9")
-    second = wait_for(host, lambda status: status.state is EngineState.READY)
+    second = wait_for(host.status, lambda status: status.state is EngineState.READY)
     assert (second.num_restarts, second.problem) == (1, "")
     assert second.address != first.address
 
 
 @pytest.mark.slow
 def test_an_engine_that_drains_ends_for_good(host: EngineHost) -> None:
-    wait_for(host, lambda status: status.state is EngineState.READY)
+    wait_for(host.status, lambda status: status.state is EngineState.READY)
     host.drain()
     host.drain()
-    wait_for(host, lambda status: status.state is EngineState.ENDED)
+    wait_for(host.status, lambda status: status.state is EngineState.ENDED)
     assert host.status().state is EngineState.ENDED
 
 

@@ -32,10 +32,10 @@ from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import llm_model
 from tests.paths import RILL_TOKENIZER
+from tests.waiting import PATIENCE_S, until
 
 T = TypeVar("T")
 MODEL = "rill"
-PATIENCE_S = 30.0
 
 
 class PacedRunner(EchoRunner):
@@ -92,9 +92,7 @@ class LiveGateway:
         """Look, on the event loop, until something is so."""
 
         async def look() -> None:
-            async with asyncio.timeout(PATIENCE_S):
-                while not is_so():
-                    await asyncio.sleep(0.01)
+            await until(lambda: is_so())
 
         self.run(look())
 

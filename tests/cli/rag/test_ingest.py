@@ -1,6 +1,5 @@
 """`sluice rag ingest` against a real server."""
 
-import asyncio
 import hashlib
 import io
 import json
@@ -24,7 +23,8 @@ from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from sluice.errors import ErrorCode, SluiceError
 from tests.cli.rag.conftest import Sluice
-from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server, text_of
+from tests.gateway.http.rag.parts import RagServer, rag_server, text_of
+from tests.waiting import PATIENCE_S, until
 
 ALL = {"refunds.md", "guides/cats.txt", "guides/deep/page.html"}
 
@@ -378,9 +378,9 @@ async def test_a_terminal_has_a_bar() -> None:
     async with progress.show_progress(tally, Console(file=shown, force_terminal=True, width=100)):
         tally.count("created", 7)
         tally.fail("x", "bad")
-        async with asyncio.timeout(PATIENCE_S):
-            while not re.search(r"2/4 documents, [\d,]+ chunks/s, 1 failed ETA", _without_colours(shown.getvalue())):
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: re.search(r"2/4 documents, [\d,]+ chunks/s, 1 failed ETA", _without_colours(shown.getvalue()))
+        )
 
 
 def _without_colours(text: str) -> str:

@@ -21,7 +21,8 @@ from cli.live.server import RunningServer
 from cli.top.command import command
 from cli.top.screen import ORDERS, View
 from cli.top.watching import Top
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess
+from tests.server_process import MODEL, ServerProcess
+from tests.waiting import PATIENCE_S
 
 SAMPLE = {"sequences": {"items": [{"id": "a", "age_s": 1.0}, {"id": "b", "age_s": 3.0}, {"id": "c", "age_s": 2.0}]}}
 

@@ -18,8 +18,8 @@ import pytest
 from tests.deploy.container import Container, made_container
 from tests.deploy.kubernetes.releases import container as described_container
 from tests.deploy.kubernetes.releases import needs_helm
-from tests.server_process import PATIENCE_S
 from tests.tools.helm import Manifest, render
+from tests.waiting import PATIENCE_S
 
 pytestmark = needs_helm
 NUM_TOKENS = 600

@@ -15,6 +15,7 @@ from sluice.errors import SluiceError
 from tests.engine.guidance.walks import grammar, outputs
 from tests.engine.guidance.written import can_write
 from tests.fuzz.running import fuzzed
+from tests.waiting import PATIENCE_S
 
 NAMES = ("a", "b", "c", "kind")
 SCALARS: tuple[Any, ...] = (None, True, False, 0, 1, -3, 2.5, "", "a", "bb", "x-1", "ab@cd.ef")
@@ -126,7 +127,7 @@ def is_valid(schema: Any, value: Any) -> bool:
 def compiled_or_none(compiler: GrammarCompiler, schema: Any) -> CompiledGrammar | None:
     """Return the grammar, None where the schema is refused for a reason that lies in it."""
     try:
-        return compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=20)
+        return compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=PATIENCE_S)
     except SluiceError as error:
         assert any(words in error.message for words in REFUSED), error.message
         return None

@@ -10,6 +10,7 @@ from engine.guidance.compiler import GrammarCompiler
 from engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar
 from tests.engine.guidance.written import can_write
+from tests.waiting import PATIENCE_S
 
 
 def has(**members: Any) -> dict[str, Any]:
@@ -70,7 +71,7 @@ CASES: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
 def test_a_closed_object_has_the_members_that_its_schema_names(compiler: GrammarCompiler, name: str) -> None:
     schema, written, refused = CASES[name]
     rewritten = json.dumps(rewrite(schema, is_closed=True).schema)
-    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, rewritten)).result(timeout=20)
+    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, rewritten)).result(timeout=PATIENCE_S)
     assert [value for value in written if not can_write(compiled, value)] == []
     assert [value for value in refused if can_write(compiled, value)] == []
 

@@ -11,6 +11,7 @@ from engine.guidance.matching import CompiledGrammar
 from engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import EOS, RILL, VOCAB_SIZE, grammar
+from tests.waiting import PATIENCE_S
 
 
 class CountingCompiler(GrammarCompiler):
@@ -23,7 +24,7 @@ class CountingCompiler(GrammarCompiler):
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         self.compiled.append(grammar.text)
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE_S)
         return super()._compile(grammar)
 
 
@@ -36,10 +37,10 @@ def test_is_compiled_once_for_all_who_ask() -> None:
     together = [counting.compile(regex("a")) for _ in range(5)]
     assert not any(future.done() for future in together)
     counting.gate.set()
-    first = together[0].result(timeout=20)
-    assert all(future.result(timeout=20) is first for future in together)
+    first = together[0].result(timeout=PATIENCE_S)
+    assert all(future.result(timeout=PATIENCE_S) is first for future in together)
     assert counting.compile(Grammar(GrammarKind.REGEX, "a")).result(timeout=0) is first
-    assert counting.compile(grammar(GrammarKind.CHOICE, ["a"])).result(timeout=20) is not first
+    assert counting.compile(grammar(GrammarKind.CHOICE, ["a"])).result(timeout=PATIENCE_S) is not first
     assert counting.compiled == ["a", '["a"]']
     counting.close()
 
@@ -48,7 +49,7 @@ def test_one_request_cannot_cancel_anothers() -> None:
     counting = CountingCompiler()
     assert not counting.compile(regex("a")).cancel()
     counting.gate.set()
-    assert counting.compile(regex("a")).result(timeout=20) is not None
+    assert counting.compile(regex("a")).result(timeout=PATIENCE_S) is not None
     counting.close()
 
 
@@ -57,7 +58,7 @@ def test_a_refusal_is_not_kept() -> None:
     counting.gate.set()
     for _ in range(2):
         with pytest.raises(SluiceError):
-            counting.compile(regex("a(")).result(timeout=20)
+            counting.compile(regex("a(")).result(timeout=PATIENCE_S)
     assert counting.compiled == ["a(", "a("]
     counting.close()
 
@@ -67,7 +68,7 @@ def test_the_least_recently_used_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = CountingCompiler()
     counting.gate.set()
     for text in ("a", "b", "a", "c", "a", "b"):
-        counting.compile(regex(text)).result(timeout=20)
+        counting.compile(regex(text)).result(timeout=PATIENCE_S)
     assert counting.compiled == ["a", "b", "c", "b"]
     counting.close()
 
@@ -77,7 +78,7 @@ def test_long_texts_go_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     counting = CountingCompiler()
     counting.gate.set()
     for text in ("aaaaaa", "b", "cccccc", "aaaaaa"):
-        counting.compile(regex(text)).result(timeout=20)
+        counting.compile(regex(text)).result(timeout=PATIENCE_S)
     assert counting.compiled == ["aaaaaa", "b", "cccccc", "aaaaaa"]
     counting.close()
 
@@ -90,7 +91,7 @@ def test_too_many_at_once_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         counting.compile(regex("c")).result(timeout=0)
     assert caught.value.code is ErrorCode.OVERLOADED
     counting.gate.set()
-    assert all(future.result(timeout=20) for future in accepted)
+    assert all(future.result(timeout=PATIENCE_S) for future in accepted)
     counting.close()
 
 

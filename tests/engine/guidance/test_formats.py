@@ -7,6 +7,7 @@ from engine.guidance.formats import BOUNDS
 from engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar
 from tests.engine.guidance.written import can_write
+from tests.waiting import PATIENCE_S
 
 ENDLESS = {
     "date-time": "2026-01-02T03:04:05.{}Z",
@@ -23,7 +24,7 @@ FITTING = {"date-time": 9, "time": 9, "duration": 9, "email": 64, "hostname": 20
 @pytest.mark.parametrize("more", [{}, {"pattern": "^.*$"}])
 def test_a_format_has_a_longest_text(compiler: GrammarCompiler, format: str, more: dict[str, str]) -> None:
     schema = {"type": "string", "format": format, **more}
-    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=20)
+    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=PATIENCE_S)
     piece = "1." if format == "hostname" else "1"
     most = FITTING[format] // len(piece)
     assert can_write(compiled, ENDLESS[format].format(piece * most))
@@ -32,5 +33,5 @@ def test_a_format_has_a_longest_text(compiler: GrammarCompiler, format: str, mor
 
 def test_a_length_of_the_schema_comes_before_that_of_the_format(compiler: GrammarCompiler) -> None:
     schema = {"type": "string", "format": "uri", "maxLength": 5000}
-    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=20)
+    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=PATIENCE_S)
     assert can_write(compiled, "https://example.com/" + "a" * 4000)

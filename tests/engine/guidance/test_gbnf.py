@@ -5,10 +5,11 @@ from engine.guidance.gbnf import is_gbnf, to_lark
 from engine.types import GrammarKind
 from sluice.errors import SluiceError
 from tests.engine.guidance.walks import EOS, TOKENIZER, allowed, grammar
+from tests.waiting import PATIENCE_S
 
 
 def matches(compiler: GrammarCompiler, gbnf: str, text: str) -> bool:
-    constraint = compiler.compile(grammar(GrammarKind.EBNF, gbnf)).result(timeout=20).constraint()
+    constraint = compiler.compile(grammar(GrammarKind.EBNF, gbnf)).result(timeout=PATIENCE_S).constraint()
     try:
         for byte in text:
             constraint.accept(TOKENIZER.encode(byte).ids[0])

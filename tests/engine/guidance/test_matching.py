@@ -16,6 +16,7 @@ from engine.types import Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.tiny import TINY_EOS, TOKENS, write_tiny
 from tests.engine.guidance.walks import EOS, RILL, TOKENIZER, VOCAB_SIZE, allowed, grammar, walk
+from tests.waiting import PATIENCE_S
 
 SCHEMA = grammar(
     GrammarKind.JSON_SCHEMA,
@@ -36,7 +37,7 @@ def tiny(tmp_path: Path) -> Iterator[GrammarCompiler]:
 
 
 def start(compiler: GrammarCompiler, wanted: Grammar = SCHEMA) -> Constraint:
-    return compiler.compile(wanted).result(timeout=20).constraint()
+    return compiler.compile(wanted).result(timeout=PATIENCE_S).constraint()
 
 
 def feed(constraint: Constraint, text: str) -> None:
@@ -161,7 +162,7 @@ class CountedMasks:
     def __call__(self, *args: object) -> object:
         self.threads.append(threading.current_thread().name)
         self.begun.set()
-        assert self.may_go.wait(20)
+        assert self.may_go.wait(PATIENCE_S)
         return self._next_mask(*args)  # type: ignore[arg-type]
 
 
@@ -176,7 +177,7 @@ def test_prepare_returns_at_once_and_apply_waits_for_its_work(compiler: GrammarC
     feed(constraint, '{"')
     masks.may_go.clear()
     constraint.prepare()  # returns although the work cannot end
-    assert masks.begun.wait(20)
+    assert masks.begun.wait(PATIENCE_S)
     threading.Timer(0.01, masks.may_go.set).start()
     assert allowed(constraint)
     constraint.mask().apply(np.zeros(VOCAB_SIZE, np.float32))
@@ -241,7 +242,7 @@ def test_a_crowd_of_sequences_is_prepared_at_once(compiler: GrammarCompiler) -> 
 def test_masks_are_computed_after_the_threads_end(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = MaskThreads(1)
     threads.close()
-    compiled = compiler.compile(SCHEMA).result(timeout=20)
+    compiled = compiler.compile(SCHEMA).result(timeout=PATIENCE_S)
     monkeypatch.setattr(compiled, "threads", threads)
     constraint = compiled.constraint()
     feed(constraint, '{"')

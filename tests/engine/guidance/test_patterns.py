@@ -9,6 +9,7 @@ from engine.guidance.patterns import translate_pattern
 from engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar
 from tests.engine.guidance.written import can_write
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,9 @@ from tests.engine.guidance.written import can_write
 def test_a_pattern_keeps_its_meaning(compiler: GrammarCompiler, pattern: str, written: str, refused: str) -> None:
     translated = translate_pattern(pattern)
     parts = [{"pattern": each} for each in (translated.text, *translated.others)]
-    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, {"type": "string", "allOf": parts})).result(timeout=20)
+    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, {"type": "string", "allOf": parts})).result(
+        timeout=PATIENCE_S
+    )
     assert translated.dropped == "" and can_write(compiled, written) and not can_write(compiled, refused)
 
 

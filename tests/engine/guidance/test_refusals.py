@@ -9,6 +9,7 @@ from engine.guidance.compiler import GrammarCompiler
 from engine.types import GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.guidance.walks import grammar
+from tests.waiting import PATIENCE_S
 
 DEEP = '{"items":' * 3000 + "{}" + "}" * 3000
 SCHEMAS: list[tuple[Any, str]] = [
@@ -77,7 +78,7 @@ OTHERS = [
 
 def refusal(compiler: GrammarCompiler, kind: GrammarKind, text: Any) -> str:
     with pytest.raises(SluiceError) as caught:
-        compiler.compile(grammar(kind, text)).result(timeout=20)
+        compiler.compile(grammar(kind, text)).result(timeout=PATIENCE_S)
     assert caught.value.code is ErrorCode.INVALID
     assert caught.value.param == "grammar"
     assert "guidance>" not in caught.value.message and "\n" not in caught.value.message
@@ -96,7 +97,7 @@ def test_others(compiler: GrammarCompiler, kind: GrammarKind, text: str, words: 
 
 def test_unused_and_optional_parts_do_not_matter(compiler: GrammarCompiler) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": []}}, "$defs": {"unused": {"type": "strng"}}}
-    compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=20)
+    compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=PATIENCE_S)
 
 
 def test_messages_are_short(compiler: GrammarCompiler) -> None:

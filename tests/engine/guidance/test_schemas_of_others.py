@@ -11,6 +11,7 @@ from engine.guidance.compiler import GrammarCompiler
 from engine.types import GrammarKind
 from tests.engine.guidance.walks import grammar
 from tests.engine.guidance.written import can_write
+from tests.waiting import PATIENCE_S
 
 FOLDER = Path("tests/data/schemas")
 SUITE: list[dict[str, Any]] = json.loads((FOLDER / "suite.json").read_text())
@@ -27,7 +28,7 @@ def has_whole_float(value: Any) -> bool:
 
 @pytest.mark.parametrize("case", SUITE, ids=lambda case: case["name"])
 def test_what_the_suite_calls_valid_can_be_written(compiler: GrammarCompiler, case: dict[str, Any]) -> None:
-    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, case["schema"])).result(timeout=20)
+    compiled = compiler.compile(grammar(GrammarKind.JSON_SCHEMA, case["schema"])).result(timeout=PATIENCE_S)
     values = [value for value in case["valid"] if not has_whole_float(value)]
     assert [value for value in values if not can_write(compiled, value)] == []
 
@@ -36,4 +37,4 @@ def test_what_the_suite_calls_valid_can_be_written(compiler: GrammarCompiler, ca
 @pytest.mark.parametrize("name", sorted(ZOD.keys() - NEVER))
 def test_what_zod_writes_is_taken(compiler: GrammarCompiler, name: str, is_closed: bool) -> None:
     schema = rewrite(ZOD[name], is_closed=is_closed).schema
-    compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=20)
+    compiler.compile(grammar(GrammarKind.JSON_SCHEMA, schema)).result(timeout=PATIENCE_S)

@@ -10,6 +10,7 @@ import tokenizers
 from engine.guidance.compiler import GrammarCompiler
 from engine.sampling.state import Constraint
 from engine.types import Grammar, GrammarKind
+from tests.waiting import PATIENCE_S
 
 RILL = Path("models/rill/1")
 TOKENIZER = tokenizers.Tokenizer.from_file(str(RILL / "tokenizer.json"))
@@ -52,6 +53,6 @@ def walk(constraint: Constraint, rng: np.random.Generator, max_tokens: int = 150
 
 def outputs(compiler: GrammarCompiler, wanted: Grammar, num_walks: int = 5, seed: int = 0) -> list[str]:
     """The texts of several random walks."""
-    compiled = compiler.compile(wanted).result(timeout=20)
+    compiled = compiler.compile(wanted).result(timeout=PATIENCE_S)
     rng = np.random.default_rng(seed)
     return [TOKENIZER.decode(walk(compiled.constraint(), rng), skip_special_tokens=False) for _ in range(num_walks)]

@@ -14,9 +14,9 @@ from engine.blocks import BlockHash, HashChain
 from engine.kv_tiers import block_file
 from engine.kv_tiers.block_file import BlockFile
 from engine.kv_tiers.disk import DiskTier, Transfer
+from tests.waiting import PATIENCE_S
 
 BLOCK_BYTES = 4096
-WAIT_S = 60.0
 
 
 def content_of(number: int) -> ByteArray:
@@ -29,7 +29,7 @@ def name(number: int) -> BlockHash:
 
 def wait_for(tier: DiskTier, is_done: Callable[[], bool]) -> list[Transfer]:
     """Return the transfers that end until `is_done`."""
-    deadline, done = time.monotonic() + WAIT_S, list[Transfer]()
+    deadline, done = time.monotonic() + PATIENCE_S, list[Transfer]()
     while True:
         done += tier.finished()
         tier.check()

@@ -19,13 +19,13 @@ from engine.statistics import KvTierStats
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("looks_ahead")
 POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 BLOCK_BYTES = 4 * 8
 
 
-WAIT_S = 60.0
 LONG = list(range(41))
 OTHERS = ([100] * 50, [200] * 50, [300] * 50)
 """Prompts that leave no room for LONG in a cache of 24 blocks of 4 tokens."""
@@ -33,7 +33,7 @@ OTHERS = ([100] * 50, [200] * 50, [300] * 50)
 
 def play(bench: ScriptedExecutor, first_id: int, *prompts: list[int], **fields: object) -> None:
     """Serve the prompts one after another, each as long as its blocks take to be read."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     for stream_id, prompt in enumerate(prompts, first_id):
         bench.submit(stream_id, prompt, max_tokens=2, **fields)
         while not bench.reasons[stream_id] and not bench.failures:
@@ -42,7 +42,7 @@ def play(bench: ScriptedExecutor, first_id: int, *prompts: list[int], **fields: 
 
 
 def wait_until(bench: ScriptedExecutor, is_true: Callable[[KvTierStats], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while not is_true(tier_stats(bench)):
         assert time.monotonic() < deadline, f"never: {tier_stats(bench)}"
         bench.step()

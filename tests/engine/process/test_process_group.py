@@ -4,14 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 
 from engine.process.process_group import kill_session, session_members
-
-PATIENCE_S = 20.0
+from tests.waiting import wait_until
 
 LAUNCHER = """
 import subprocess, sys
@@ -29,10 +27,12 @@ time.sleep(100)
 
 
 def wait_for_end(pids: list[int]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-        assert time.monotonic() < end, f"some of {pids} live on"
-        time.sleep(0.01)
+    wait_until(
+        lambda: (
+            not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+        ),
+        lambda: f"some of {pids} live on",
+    )
 
 
 def test_ranks_in_groups_of_their_own_end_with_the_session() -> None:

@@ -22,6 +22,8 @@ NAN_BYTE = 0xFF
 """NaN in every floating type, if all bytes are this; in u8, the scales are NaN."""
 NEED_FLOATS = ("gemma2_softcap", "lfm2", "lfm2_biased", "lfm2_moe")
 """Families that have no cache in u8."""
+MIXTURES = ("qwen3_moe", "deepseek_v3")
+"""Mixtures of experts."""
 
 
 def load(blueprint: Blueprint, directory: Path, **fields: Any) -> BlockRunner:
@@ -78,18 +80,18 @@ def test_nan_in_unwritten_slots_changes_nothing(name: str, dtype: str, cache_dty
 
 
 @pytest.mark.parametrize("dtype", ["f32", "auto"])
-@pytest.mark.parametrize(
-    "name", ["gemma2_softcap", "gemma3", "lfm2", "mistral", "llama_sharded", "qwen3_moe", "deepseek_v3"]
-)
+@pytest.mark.parametrize("name", ["gemma2_softcap", "gemma3", "lfm2", "mistral", "llama_sharded", *MIXTURES])
 def test_a_sequence_of_nan_harms_no_other(name: str, dtype: str, tmp_path: Path) -> None:
-    """The first sequence of a batch has NaN in its past."""
+    """The first sequence of a batch has NaN in its past. In a mixture of experts it also leaves their batches, and rows
+    of a product of another size may differ in their last bits."""
     runner = load(read_family(name).blueprint, tmp_path, dtype=dtype)
     batch = uniform_batch(num_seqs=6, num_new=5, num_past=40)
     clean = runner.run(batch).read().copy()
     poison(runner, [0, 1])
     spoilt = runner.run(batch).read().copy()
     assert np.isnan(spoilt[0]).any()
-    np.testing.assert_array_equal(spoilt[1:], clean[1:])
+    last_bits = {"f32": 1e-4, "auto": 0.05}[dtype] if name in MIXTURES else 0.0
+    np.testing.assert_allclose(spoilt[1:], clean[1:], rtol=0.0, atol=last_bits)
     runner.close()
 
 

@@ -15,9 +15,10 @@ from gateway.telemetry.metrics import GatewayMetrics
 from pipelines.rag.encoder import Embeddings
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.in_process_client import InProcessEngineClient
-from tests.gateway.answering import MODEL, PATIENCE_S, Answering, answering
+from tests.gateway.answering import MODEL, Answering, answering
 from tests.gateway.http.live import SteppedRunner
 from tests.paths import RILL_TOKENIZER
+from tests.waiting import PATIENCE_S
 
 PROMPT = [5, 6, 7]
 OPENAI = {"prompt": PROMPT, "max_tokens": 4}

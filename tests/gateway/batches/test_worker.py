@@ -15,8 +15,8 @@ from gateway.batches.places import Capacity, PlaceKeeper
 from gateway.batches.records import BATCH_PURPOSE, Batch, BatchStatus, FileRecord
 from gateway.batches.store import StateStore
 from gateway.batches.worker import BatchWorker
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 20.0
 NUM_REQUESTS = 5
 
 

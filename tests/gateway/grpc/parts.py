@@ -23,8 +23,8 @@ from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 20.0
 INVALID = "INVALID_ARGUMENT"
 
 

@@ -1,4 +1,3 @@
-import asyncio
 from typing import Any
 
 import pytest
@@ -7,7 +6,6 @@ from tritonclient.grpc import service_pb2 as pb
 from gateway.v2.server import PROTOCOL_VERSION
 from serving.backend import LoadOverrides
 from tests.gateway.grpc.parts import (
-    PATIENCE_S,
     EchoModel,
     failure,
     infer_request,
@@ -15,6 +13,7 @@ from tests.gateway.grpc.parts import (
     set_parameters,
 )
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import until
 
 INVALID = "INVALID_ARGUMENT"
 
@@ -217,7 +216,5 @@ async def test_a_load_goes_on_when_its_client_has_left() -> None:
         call = running.stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="large"), timeout=0.1)
         assert (await failure(call))[0] == "DEADLINE_EXCEEDED"
         service.repository.may_load.set()
-        async with asyncio.timeout(PATIENCE_S):
-            while not service.repository.calls:
-                await asyncio.sleep(0)
+        await until(lambda: service.repository.calls)
     assert service.repository.calls == [("load", "large", None)]

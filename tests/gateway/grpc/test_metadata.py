@@ -16,8 +16,9 @@ from gateway.grpc.http2_server import CallServer
 from gateway.grpc.methods import Methods
 from gateway.options.grpc import GrpcOptions
 from gateway.restrictions import Restrictions
-from tests.gateway.grpc.parts import PATIENCE_S, serving
+from tests.gateway.grpc.parts import serving
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
 CALL, STREAM = "/test/Call", "/test/Stream"
 

@@ -19,16 +19,10 @@ from gateway.calls import CallLog
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
 from gateway.options.option import OptionError
-from tests.gateway.grpc.parts import (
-    PATIENCE_S,
-    EchoModel,
-    HeldModel,
-    failure,
-    infer_request,
-    serving,
-)
+from tests.gateway.grpc.parts import EchoModel, HeldModel, failure, infer_request, serving
 from tests.gateway.v2.small_service import SmallService
 from tests.paths import CERTIFICATES
+from tests.waiting import PATIENCE_S
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

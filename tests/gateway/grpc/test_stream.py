@@ -18,7 +18,6 @@ from serving.request import InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.grpc.parts import (
-    PATIENCE_S,
     EchoModel,
     FunctionModel,
     HeldModel,
@@ -28,6 +27,7 @@ from tests.gateway.grpc.parts import (
     set_parameters,
 )
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
 WANTS_END = {"triton_enable_empty_final_response": True}
 

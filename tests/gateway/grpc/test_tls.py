@@ -11,8 +11,8 @@ from h2.errors import ErrorCodes as Code
 from gateway.options.grpc import GrpcOptions
 from tests.gateway.grpc.http2.calls import ECHO, serving_calls
 from tests.gateway.grpc.http2.client import PREFACE, connected, settings
-from tests.gateway.grpc.parts import PATIENCE_S
 from tests.paths import CERTIFICATES
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.parametrize("server_name", ["sluice"], indirect=True)
 CIPHERS = ("ECDHE-ECDSA-AES128-SHA256", "ECDHE-ECDSA-AES256-SHA")
@@ -145,7 +145,5 @@ async def test_a_client_that_leaves_during_a_response_over_tls() -> None:
         async with connected(calls.port, tls=client_context("h2")) as client:
             client.send(client.request(1, "/test/Large", b"1000000"))
             await client.until(lambda: bool(client.stream(1).data))
-        async with asyncio.timeout(PATIENCE_S):
-            while calls.server.connections:
-                await asyncio.sleep(0.001)
+        await until(lambda: not calls.server.connections)
         await calls.until_idle()

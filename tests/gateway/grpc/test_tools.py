@@ -14,8 +14,9 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.gateway.grpc.http2.client import message
-from tests.gateway.grpc.parts import PATIENCE_S, EchoModel, serving
+from tests.gateway.grpc.parts import EchoModel, serving
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")

@@ -22,8 +22,9 @@ from tests.gateway.grpc.http2.client import (
     request_fields,
     reset,
 )
-from tests.gateway.grpc.parts import PATIENCE_S, HeldModel, infer_request, serving
+from tests.gateway.grpc.parts import HeldModel, infer_request, serving
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.parametrize("server_name", ["sluice"], indirect=True)
 INVALID, DEADLINE, TOO_LONG, UNIMPLEMENTED, INTERNAL = 3, 4, 8, 12, 13

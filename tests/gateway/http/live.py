@@ -34,11 +34,11 @@ from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import empty_repository, llm_model
 from tests.paths import RILL_TOKENIZER
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
 
 MODEL = "rill"
-PATIENCE_S = 30.0
 START_S = 300.0
 """How long an engine of another project may take to start."""
 END = 5

@@ -10,8 +10,7 @@ from starlette.types import ASGIApp
 
 from gateway.http.server import HttpServer
 from gateway.listeners import listen, listener_url
-
-PATIENCE_S = 30.0
+from tests.waiting import PATIENCE_S
 
 
 @contextmanager

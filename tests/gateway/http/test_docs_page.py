@@ -13,7 +13,8 @@ import pytest
 from gateway.http.openapi import PAGE_HEADERS
 from gateway.http.parsing import RequestObject, parse_body
 from gateway.http.rag.schemas import CollectionRequest, DocumentsRequest, QueryRequest, SearchRequest
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
+from tests.waiting import PATIENCE_S
 
 CHROMIUM = shutil.which("chromium")
 _ONLY_HERE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"

@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from gateway.http import protocol
 from tests.gateway.http.live import LiveServer
-from tests.gateway.http.plain_server import PATIENCE_S, serving
+from tests.gateway.http.plain_server import serving
+from tests.waiting import PATIENCE_S
 
 WISHES = {
     "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n",

@@ -5,7 +5,8 @@ from typing import Any
 
 import openai
 
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
+from tests.waiting import PATIENCE_S
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 BODY: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24}

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from time import monotonic
 from typing import Any
 
 import httpx
@@ -11,8 +10,9 @@ import pytest
 from gateway.http.access import find_place
 from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer, live_server
+from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.gateway.http.sse import events_of
+from tests.waiting import wait_for
 
 PATH = "/v1/admin/requests"
 LONG = {"model": MODEL, "prompt": "Hello there", "max_tokens": 50, "ignore_eos": True}
@@ -31,14 +31,13 @@ class Clients:
 
     def listed(self, number: int | None = None, **query: Any) -> list[dict[str, Any]]:
         """Return the listed generations, as soon as there are `number` of them."""
-        until = monotonic() + PATIENCE_S
-        while True:
+
+        def look() -> list[dict[str, Any]]:
             answer = self.live.get(PATH, params=query)
             assert answer.status_code == 200 and answer.headers["cache-control"] == "no-store"
-            rows = list(answer.json()["data"])
-            if number in (None, len(rows)):
-                return rows
-            assert monotonic() < until, rows
+            return list(answer.json()["data"])
+
+        return wait_for(look, lambda rows: number in (None, len(rows)))
 
     def cancel(self, id_: str) -> httpx.Response:
         return self.live.post(f"{PATH}/{id_}/cancel")

@@ -14,7 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.http import protocol, server
-from tests.gateway.http.plain_server import PATIENCE_S, serving
+from tests.gateway.http.plain_server import serving
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

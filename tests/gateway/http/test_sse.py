@@ -25,7 +25,8 @@ from gateway.http.sse import PLACEHOLDER, EventStreamResponse, TextFrame, event_
 from pipelines.llm.waking import held_listener
 from pipelines.text.relay import RelayedEvents, Sink
 from sluice.errors import ErrorCode, SluiceError
-from tests.gateway.http.plain_server import PATIENCE_S, serving
+from tests.gateway.http.plain_server import serving
+from tests.waiting import PATIENCE_S
 
 Frames = Callable[[], AsyncGenerator[bytes, None]]
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from gateway.listeners import listen, listener_url
-from tests.gateway.http.plain_server import PATIENCE_S
 from tests.paths import ROOT
+from tests.waiting import PATIENCE_S
 
 IDLE_S = 0.4
 NUM_ROUNDS = 3

@@ -15,7 +15,8 @@ from gateway.ledger.rows import LedgerRow, sum_days, today
 from gateway.ledger.sqlite import SqliteLedger
 from gateway.ledger.store import UsageQuery
 from tests.gateway.ledger.test_stores import read_all
-from tests.server_process import PATIENCE_S, ServerProcess, running_bundled
+from tests.server_process import ServerProcess, running_bundled
+from tests.waiting import PATIENCE_S, wait_for
 
 pytestmark = pytest.mark.slow
 _NUM_CLIENTS = 4
@@ -72,11 +73,7 @@ class Clients:
 
 
 def wait_for_rows(path: Path, at_least: int) -> Sequence[LedgerRow]:
-    until = time.monotonic() + PATIENCE_S
-    while len(rows := read_ledger(path)[0]) < at_least:
-        assert time.monotonic() < until, f"{len(rows)} rows of {at_least}"
-        time.sleep(0.05)
-    return rows
+    return wait_for(lambda: read_ledger(path)[0], lambda rows: len(rows) >= at_least)
 
 
 def read_ledger(path: Path) -> tuple[Sequence[LedgerRow], list[tuple[object, ...]]]:

@@ -25,6 +25,7 @@ from tests.gateway.access.test_calls import OPENAI, V2, infer_request
 from tests.gateway.answering import MODEL, Answering, answering
 from tests.gateway.ledger.test_stores import read_all
 from tests.paths import RILL_TOKENIZER
+from tests.waiting import PATIENCE_S, until
 
 WHO = Identity(key_id="k1", name="ci", tenant="team")
 PRICES = PriceTable({"rill:*": ModelPrices(prompt=9.0), "rill": ModelPrices(2.0, 5.0, 0.5), "*": ModelPrices(1.0)})
@@ -116,8 +117,7 @@ async def test_rows_wait_while_the_store_is_away(
     await store.asked.wait()
     for number in range(1, 8):
         ledger.end(ended_call(request_id=str(number)))
-    while not metric(ledger, "failing"):
-        await asyncio.sleep(0.001)
+    await until(lambda: metric(ledger, "failing"))
     assert (metric(ledger, "waiting_rows"), metric(ledger, "dropped_rows"), metric(ledger, "rows")) == (6, 2, 0)
     store.error = None
     await ledger.flush()
@@ -213,7 +213,7 @@ async def test_rows_of_every_protocol(served: tuple[Answering, Path]) -> None:
     day = today()
     other = SqliteLedger(path)
     rows: list[LedgerRow] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while len(rows) < 6:
             rows = await read_all(other, day, day)
             await asyncio.sleep(0.02)
@@ -246,8 +246,7 @@ async def test_a_full_disk_holds_rows_back_and_loses_none(
     try:
         for number in range(3000):
             ledger.end(ended_call(request_id=f"{number}" * 50))
-        while not metric(ledger, "failing"):
-            await asyncio.sleep(0.005)
+        await until(lambda: metric(ledger, "failing"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "rows wait in memory" in caplog.text
@@ -269,8 +268,7 @@ async def test_postgres_may_go_and_come_back(monkeypatch: pytest.MonkeyPatch, ca
     server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
     server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
     ledger.end(ended_call(request_id="away"))
-    while not metric(ledger, "failing"):
-        await asyncio.sleep(0.005)
+    await until(lambda: metric(ledger, "failing"))
     ledger.end(ended_call(request_id="away too"))
     server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
     await ledger.flush()

@@ -20,8 +20,9 @@ from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
 from gateway.quotas.store import MemoryQuotas
 from tests.gateway.access.test_access import Keys
-from tests.gateway.http.live import MODEL, PATIENCE_S, live_server
+from tests.gateway.http.live import MODEL, live_server
 from tests.gateway.quotas.test_account import Clock
+from tests.waiting import PATIENCE_S
 
 DEFAULTS = QuotaLimits(requests_per_minute=1000)
 BODY = {"model": MODEL, "prompt": [5, 6], "max_tokens": 8, "temperature": 0}

@@ -21,8 +21,8 @@ from gateway.quotas.redis_store import LIFETIME_MS, RedisQuotas
 from gateway.quotas.store import MemoryQuotas, QuotaStore
 from tests.gateway.quotas.test_account import BEGIN, START, Clock, limit, steps, tokens_limit
 from tests.paths import ROOT
-from tests.serving.batching.parts import until
 from tests.serving.caching.parts import RedisServer
+from tests.waiting import until
 
 MORNING = START + 36_000_000
 COUNTED = [field for field in Account.__slots__ if field not in ("party", "at")]

@@ -1,6 +1,5 @@
 """A real server with routes over local models, adapters and hosted ones, of which tests say how they answer."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,8 +25,8 @@ from tests.gateway.http.live import SteppedRunner
 from tests.gateway.repositories import llm_model
 from tests.paths import RILL_TOKENIZER
 from tests.pipelines.remote.remote_api import RemoteApi, chunk, replying, streaming, usage
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 30.0
 REFUSING = "http://127.0.0.1:9/v1"
 """The port of discard, where nothing listens."""
 QUICK = {"retry_delay_ms": 1}
@@ -174,13 +173,6 @@ async def _start(
     url = listener_url(listener)
     client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=PATIENCE_S))
     return RoutedServer(service, client, url, engines, runners)
-
-
-async def until(is_so: Any) -> None:
-    """Wait until a condition holds."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():
-            await asyncio.sleep(0.005)
 
 
 def num_asked(api: RemoteApi) -> int:

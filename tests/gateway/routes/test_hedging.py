@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.routes.serving import answering, failing, num_asked, targets, text_of, until
+from tests.gateway.routes.serving import answering, failing, num_asked, targets, text_of
 from tests.pipelines.remote.remote_api import HeldAnswer, RemoteApi
+from tests.waiting import until
 
 HEDGED = {"hedge_after_ms": 50, "hedge_max_tokens": 16}
 

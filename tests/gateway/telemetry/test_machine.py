@@ -28,6 +28,7 @@ from gateway.telemetry.page import InferenceCollector
 from serving.model import Model
 from tests.pipelines.llm.doubles import language_model
 from tests.serving.batching.parts import AtOnceInstance, model_of
+from tests.waiting import PATIENCE_S
 
 
 class NVMLError(Exception):
@@ -93,7 +94,7 @@ class Driver:
 
     def wait_rounds(self, count: int) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: self.num_rounds >= count, timeout=10)
+            assert self.changed.wait_for(lambda: self.num_rounds >= count, timeout=PATIENCE_S)
 
 
 def started(driver: Driver, interval_s: float = 0.001) -> GpuSampler:

@@ -19,6 +19,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.otlp import OtlpPush, open_exporter
 from pipelines.text.types import TextEvent
 from sluice.errors import ErrorCode, SluiceError
+from tests.waiting import PATIENCE_S
 
 TRACE_ID, SPAN_ID = "ab" * 16, "cd" * 8
 Received = Queue[Any]
@@ -38,7 +39,7 @@ def grpc_collector(received: Received) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        server.stop(None).wait(10.0)
+        server.stop(None).wait(PATIENCE_S)
 
 
 @contextmanager
@@ -100,7 +101,7 @@ async def test_a_collector_receives_what_was_counted(protocol: str, collector: C
         push = OtlpPush(counted(), "gateway", open_exporter(endpoint, protocol), 3600.0)
         push.start()
         await push.close()  # pushes what was counted last
-        request = received.get(timeout=30.0)
+        request = received.get(timeout=PATIENCE_S)
     [resource] = request.resource_metrics
     about = attributes(resource.resource)
     assert (about["service.name"], about["sluice.process"]) == ("sluice", "gateway")

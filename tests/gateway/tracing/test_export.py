@@ -12,6 +12,7 @@ from gateway.tracing.export import ExportSettings, TraceExport, make_exporter, m
 from gateway.tracing.tracer import Tracer
 from sluice.spans import RemoteParent, current_span
 from tests.otlp_receiver import running_receiver
+from tests.waiting import PATIENCE_S
 
 PARENT = RemoteParent(0xA1, 0xB2, True, "vendor=7")
 
@@ -69,7 +70,7 @@ class HeldExporter(SpanExporter):
         self.released = threading.Event()
 
     def export(self, spans: "list[ReadableSpan]") -> SpanExportResult:  # type: ignore[override]
-        assert self.released.wait(30)
+        assert self.released.wait(PATIENCE_S)
         return SpanExportResult.SUCCESS
 
 

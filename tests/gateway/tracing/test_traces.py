@@ -10,7 +10,8 @@ import pytest
 import tritonclient.grpc as triton
 
 from tests.otlp_receiver import OtlpReceiver, running_receiver
-from tests.server_process import PATIENCE_S, ServerProcess, running_server
+from tests.server_process import ServerProcess, running_server
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """Servers with two HTTP workers: how they are started and asked, and what they have counted."""
 
-import asyncio
-from collections.abc import Callable
-
 import httpx
 
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess
+from tests.server_process import MODEL, ServerProcess
+from tests.waiting import PATIENCE_S
 
 WORKERS = "--http-workers=2"
 PROMPT = {"model": MODEL, "prompt": "Once", "max_tokens": 16, "temperature": 0, "ignore_eos": True}
@@ -25,9 +23,3 @@ def _with_sorted_labels(series: str) -> str:
 
 def count(server: ServerProcess, prefix: str) -> float:
     return sum(value for name, value in fetch_metrics(server).items() if name.startswith(prefix))
-
-
-async def wait_until(is_so: Callable[[], bool], patience_s: float = PATIENCE_S) -> None:
-    async with asyncio.timeout(patience_s):
-        while not is_so():
-            await asyncio.sleep(0.05)

@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from tests.gateway.test_recovery import Reader, read_all
-from tests.gateway.workers.servers import PROMPT, WORKERS, count, wait_until
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess, StartServer, running_command, running_server
+from tests.gateway.workers.servers import PROMPT, WORKERS, count
+from tests.server_process import MODEL, ServerProcess, StartServer, running_command, running_server
+from tests.waiting import PATIENCE_S, until
 
 
 class Load:
@@ -67,25 +68,25 @@ async def test_a_rolling_restart_fails_no_request(enduring: ServerProcess) -> No
     before, num_before = {each.pid for each in server.workers()}, count(server, "sluice_requests_total")
     load = Load(server)
     running = asyncio.create_task(load.run(8))
-    await wait_until(lambda: load.num_answers > 20)
+    await until(lambda: load.num_answers > 20)
     async with httpx.AsyncClient(base_url=server.base_url, timeout=4 * PATIENCE_S) as client:
         long = {**PROMPT, "max_tokens": 3000, "stream": True}
         streams = [asyncio.create_task(client.post("/v1/completions", json=long)) for _ in range(4)]
-        await wait_until(lambda: count(server, "sluice_sequences_running") >= 4)
+        await until(lambda: count(server, "sluice_sequences_running") >= 4)
         server.process.send_signal(signal.SIGHUP)
         answers = await asyncio.gather(*streams)
         assert all(each.text.endswith("data: [DONE]\n\n") for each in answers)
-    await wait_until(lambda: "all 2 HTTP workers are replaced" in server.log, 2 * PATIENCE_S)
+    await until(lambda: "all 2 HTTP workers are replaced" in server.log)
     num_answers = load.num_answers
-    await wait_until(lambda: load.num_answers > num_answers + 20)
+    await until(lambda: load.num_answers > num_answers + 20)
     load.stop()
     await running
     assert not load.failures
-    await wait_until(lambda: len(server.workers()) == 2)
+    await until(lambda: len(server.workers()) == 2)
     assert before.isdisjoint(each.pid for each in server.workers())
     # What the old workers counted is there, too.
     num_expected = num_before + load.num_answers + len(answers)
-    await wait_until(lambda: count(server, "sluice_requests_total") == num_expected)
+    await until(lambda: count(server, "sluice_requests_total") == num_expected)
 
 
 @pytest.mark.parametrize("end", [psutil.Process.kill, psutil.Process.suspend], ids=["killed", "hung"])
@@ -97,13 +98,13 @@ async def test_a_lost_worker_is_replaced_and_the_port_answers_meanwhile(
     async with httpx.AsyncClient(base_url=server.base_url, timeout=PATIENCE_S) as client:
         victim = server.workers()[0]
         end(victim)
-        await wait_until(lambda: count(server, "sluice_http_worker_losses_total") == losses + 1)
+        await until(lambda: count(server, "sluice_http_worker_losses_total") == losses + 1)
         for _ in range(8):
             headers = {"connection": "close"}  # a connection of its own, some of which the lost one would have had
             assert (await client.post("/v1/completions", json=PROMPT, headers=headers)).status_code == 200
-        await wait_until(lambda: count(server, "sluice_http_workers") == 2)
+        await until(lambda: count(server, "sluice_http_workers") == 2)
         assert victim.pid not in {each.pid for each in server.workers()}
-    await wait_until(lambda: count(server, "sluice_requests_total") == requests + 8)
+    await until(lambda: count(server, "sluice_requests_total") == requests + 8)
 
 
 async def test_a_resumable_stream_outlives_the_worker_that_it_came_through(enduring: ServerProcess) -> None:
@@ -121,7 +122,7 @@ async def test_a_resumable_stream_outlives_the_worker_that_it_came_through(endur
         last = re.findall(r"^id: (\S+)$", whole, re.MULTILINE)[-1]
         rest = await client.get(f"/v1/streams/{cut.headers['x-sluice-stream']}", headers={"last-event-id": last})
         assert texts_of(whole + rest.text) == expected
-    await wait_until(lambda: count(enduring, "sluice_http_workers") == 2)
+    await until(lambda: count(enduring, "sluice_http_workers") == 2)
 
 
 def texts_of(events: str) -> str:
@@ -165,7 +166,7 @@ async def test_a_model_is_unloaded_after_the_streams_of_the_workers(checkpoint: 
                 engine = server.engine()
                 (await client.post(f"/v2/repository/models/{MODEL}/unload")).raise_for_status()
                 await reading  # each to its end
-                await wait_until(lambda engine=engine: not engine.is_running())  # type: ignore[misc]
+                await until(lambda engine=engine: not engine.is_running())
                 assert await status() == 404
                 (await client.post(f"/v2/repository/models/{MODEL}/load")).raise_for_status()
                 assert await status() == 200
@@ -177,7 +178,7 @@ async def test_a_model_is_unloaded_after_the_streams_of_the_workers(checkpoint: 
                 assert await status() == 200
             finally:
                 host.resume()
-            await wait_until(lambda: count(server, "sluice_requests_total") == before + 1)
+            await until(lambda: count(server, "sluice_requests_total") == before + 1)
 
 
 async def test_a_server_ends_with_its_open_streams_and_leaves_no_process(start_server: StartServer) -> None:
@@ -207,4 +208,4 @@ async def test_nothing_outlives_a_host_that_is_killed(start_server: StartServer)
         server.process.kill()
         rest = "".join([line async for line in lines])
     assert "the server was lost while it answered: send the request again" in rest
-    await wait_until(lambda: not any(each.is_running() and each.status() != "zombie" for each in children))
+    await until(lambda: not any(each.is_running() and each.status() != "zombie" for each in children))

@@ -14,8 +14,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from cli.keys.command import command as keys_command
-from tests.gateway.workers.servers import PROMPT, WORKERS, count, fetch_metrics, wait_until
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess, StartServer, running_server
+from tests.gateway.workers.servers import PROMPT, WORKERS, count, fetch_metrics
+from tests.server_process import MODEL, ServerProcess, StartServer, running_server
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +119,8 @@ async def test_a_forwarded_stream_ends_with_its_client(shared: ServerProcess) ->
     ):
         async for _ in answer.aiter_lines():
             break
-        await wait_until(lambda: count(shared, "sluice_sequences_running") == 1)
-    await wait_until(lambda: count(shared, "sluice_sequences_running") == 0)
+        await until(lambda: count(shared, "sluice_sequences_running") == 1)
+    await until(lambda: count(shared, "sluice_sequences_running") == 0)
 
 
 async def test_a_large_body_and_a_large_answer_pass_the_host(shared: ServerProcess) -> None:
@@ -151,7 +152,7 @@ async def test_metrics_are_sums(shared: ServerProcess) -> None:
         for _ in range(10):
             (await client.post("/v1/completions", json=PROMPT)).raise_for_status()
     expected = [count + more for count, more in zip(before, (10, 160, 10, 10, 0), strict=True)]
-    await wait_until(lambda: read() == expected)
+    await until(lambda: read() == expected)
     assert before[-1] == 2
 
 

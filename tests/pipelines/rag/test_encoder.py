@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.pipelines.rag.bundled import copy_models, serving, write_config
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -99,12 +100,6 @@ def encoder_of(model: Model) -> TextEncoder:
 def expected(*texts: str) -> Array:
     vectors = np.array([[len(text.encode()), 1, 0, 0] for text in texts], np.float32)
     return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0)
 
 
 # --- the bundled one

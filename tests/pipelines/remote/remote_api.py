@@ -11,8 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http.server import HttpServer
 from gateway.listeners import listen, listener_url
-
-TIMEOUT_S = 30.0
+from tests.waiting import PATIENCE_S
 
 
 @dataclass
@@ -184,5 +183,5 @@ class HeldAnswer:
         self._released.set()
 
     async def wait(self, *, come: int = 0, left: int = 0) -> None:
-        async with asyncio.timeout(TIMEOUT_S), self._changed:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: self.num_come >= come and self.num_left >= left)

@@ -10,9 +10,9 @@ import pytest
 from serving.model import Model, infer_one
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.calls import until
 from tests.pipelines.remote.models import Load, request
-from tests.pipelines.remote.remote_api import TIMEOUT_S, Exchange, HeldAnswer, RemoteApi, replying
+from tests.pipelines.remote.remote_api import Exchange, HeldAnswer, RemoteApi, replying
+from tests.waiting import PATIENCE_S, until
 
 
 def vector_of(text: str) -> list[float]:
@@ -150,13 +150,13 @@ async def test_a_disconnect_closes_the_connection(api: RemoteApi, encoder: Model
     tasks.cancel()
     await held.wait(left=1)
     held.release()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         assert (await encode(encoder, "b")).tolist() == [vector_of("b")]
 
 
 async def test_a_clients_time_limit(api: RemoteApi, encoder: Model) -> None:
     api.answer = HeldAnswer(embeds)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(SluiceError) as caught:
             await encode(encoder, "a", timeout_us=50_000)
     assert caught.value.code is ErrorCode.DEADLINE

@@ -11,10 +11,9 @@ import pytest
 from pipelines.remote.errors import ApiErrors
 from serving.model import infer_stream
 from sluice.errors import ErrorCode, SluiceError
-from tests.pipelines.llm.calls import Record, until
+from tests.pipelines.llm.calls import Record
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, request
 from tests.pipelines.remote.remote_api import (
-    TIMEOUT_S,
     Exchange,
     HeldAnswer,
     RemoteApi,
@@ -25,6 +24,7 @@ from tests.pipelines.remote.remote_api import (
     usage,
     whole,
 )
+from tests.waiting import PATIENCE_S, until
 
 KEY = "sk-very-secret"
 FIELDS = {"messages": USER}
@@ -61,7 +61,7 @@ async def test_a_status(api: RemoteApi, load: Load, tmp_path: Path, status: int,
 
 async def test_too_many_requests_says_when_to_come_again(api: RemoteApi, load: Load) -> None:
     api.answer = replying(failing("slow down"), 429, {"retry-after": "7"})
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         error = await refusal(await load(max_retries=50), FIELDS)
     assert error.retry_after_s == 7
     assert len(api.exchanges) == 1, "it is for the client to wait as long as that"
@@ -153,7 +153,7 @@ async def test_a_disconnect_closes_the_connection(api: RemoteApi, load: Load) ->
     api.answer = answer = UnfinishedAnswer(chunk("good "))
     model = await load()
     stream = request(model, FIELDS, streams_by_default=True)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         async with aclosing(infer_stream(model, stream)) as responses:
             assert plain(await anext(responses)) == {"text_output": "good "}
         await answer.disconnected.wait()
@@ -167,7 +167,7 @@ async def test_a_disconnect_before_the_first_byte(api: RemoteApi, load: Load) ->
     await held.wait(come=1)
     answer.cancel()
     await held.wait(left=1)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await model.wait_idle()
     assert model.statistics.infer.fail.count == 1
 
@@ -186,7 +186,7 @@ async def test_a_time_limit_in_mid_stream(api: RemoteApi, load: Load, records: l
     responses = [each async for each in infer_stream(model, stream)]
     assert responses[-1].error is not None and responses[-1].error.code is ErrorCode.DEADLINE
     assert isinstance(records[-1].error, SluiceError) and records[-1].error.code is ErrorCode.DEADLINE
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await answer.disconnected.wait()
 
 
@@ -209,7 +209,7 @@ async def test_a_bounded_line(api: RemoteApi, load: Load) -> None:
     assert held.num_come == 1, "one at a time"
     second.cancel()
     await until(lambda: not model.statistics.count_pending())
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         late = await refusal(model, FIELDS, queue_timeout_us=20_000)
     assert late.code is ErrorCode.DEADLINE and "waited" in late.message
     first.cancel()

@@ -18,9 +18,10 @@ from sluice.errors import ErrorCode
 from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.pipelines.remote.models import USER, Load, ask, plain, refusal, stream
 from tests.pipelines.remote.models import request as request_to
-from tests.pipelines.remote.remote_api import TIMEOUT_S, Exchange, RemoteApi, chunk, usage
+from tests.pipelines.remote.remote_api import Exchange, RemoteApi, chunk, usage
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, request, simple_config
 from tests.serving.backends.ensemble.parts import load as load_ensemble
+from tests.waiting import PATIENCE_S
 
 WHOLE = """
     name: "whole" platform: "ensemble"
@@ -118,7 +119,7 @@ async def test_a_step_of_an_ensemble_streams(api: RemoteApi, load: Load) -> None
     prompter = FunctionModel(simple_config("prompter", data_type="TYPE_STRING"), _conversation)
     whole = await load_ensemble(config_of(WHOLE), Models(prompter, await load()))
     sent = request({"query": np.array([b"why"], object)}, parameters={"stream": True})
-    async with asyncio.timeout(TIMEOUT_S), aclosing(infer_stream(whole, sent)) as responses:
+    async with asyncio.timeout(PATIENCE_S), aclosing(infer_stream(whole, sent)) as responses:
         pieces = [plain(await anext(responses)).get("response", "")]
         first_is_out.set()  # the remote says no more before the first piece is with the client
         pieces += [plain(each).get("response", "") async for each in responses]

@@ -28,9 +28,9 @@ from tests.pipelines.stages.parts import (
     streaming,
     texts,
 )
+from tests.waiting import PATIENCE_S
 
 CONFIG = 'name: "tensorrt_llm_bls" backend: "tensorrt_llm_bls" max_batch_size: 4 '
-WAIT_S = 10.0
 Serve = Callable[..., Awaitable[Model]]
 
 
@@ -111,7 +111,7 @@ async def test_a_stop_word_that_no_token_is(serve: Serve, rill: Tokenizer, words
     expected = text[: min(text.find(word) + len(word) for word in words if word in text)]
     token_model = Scripted(answer_but_the_end)
     model = await serve(token_model)
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         assert "".join(await texts(model, **bls_fields(stream=[[True]], stop_words=[words]))) == expected
     assert token_model.jobs[0].is_cancelled
     whole = await serve(Scripted(at_once(ids)))
@@ -193,7 +193,7 @@ async def test_a_disconnect_cancels_the_token_model(serve: Serve, rill: Tokenize
     token_model = Scripted(answer)
     model = await serve(token_model)
     stream = ResponseStream(model, request(model, **bls_fields(stream=[[True]])))
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await begun.wait()
         await stream.wait()
         stream.cancel()

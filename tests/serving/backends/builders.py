@@ -7,8 +7,7 @@ from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-
-TIMEOUT_S = 60.0
+from tests.waiting import PATIENCE_S
 
 
 class NoModels:
@@ -27,7 +26,7 @@ def request(outputs: tuple[str, ...] = (), /, **inputs: Array) -> InferRequest:
 
 async def infer(model: Model, request: InferRequest) -> dict[str, Array]:
     """Return the outputs by name."""
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         response = await infer_one(model, request)
     return {tensor.name: tensor.array for tensor in response.outputs}
 

@@ -122,9 +122,3 @@ async def turns(count: int = 3) -> None:
     """Let the event loop go round."""
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)

@@ -14,9 +14,10 @@ from serving.batching.scheduled_model import ScheduledModel
 from serving.instance import Instance, Placement, Resource
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, config_of, request, turns, until
+from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, config_of, request, turns
 from tests.serving.batching.test_scheduled_model import RandomInstance
 from tests.serving.repository.parts import context_for
+from tests.waiting import until
 
 ONE = (Resource("R", 1),)
 

@@ -11,6 +11,7 @@ from serving.batching.queue import JobQueue, QueuedJob, Wakeup
 from serving.job import InferJob
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import HeldInstance, config_of, model_of, request, turns
+from tests.waiting import PATIENCE_S
 
 
 def job(name: str, priority: int = 0, timeout_us: int = 0) -> InferJob:
@@ -197,7 +198,7 @@ class Woken:
 
     async def wait(self) -> int:
         """When it was due. Leaves the event loop to wait by itself, which is what rounds timers."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await self._is_due.wait()
         return self.times[-1]
 

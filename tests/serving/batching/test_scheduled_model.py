@@ -14,7 +14,8 @@ from serving.request import InferResponse
 from serving.statistics import FailureReason
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, model_of, request, turns, until
+from tests.serving.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, model_of, request, turns
+from tests.waiting import until
 
 DYNAMIC = "dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: %d }"
 SOON = DYNAMIC % 200

@@ -9,7 +9,8 @@ from serving.job import InferJob
 from serving.request import InferResponse, SequenceFlag
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import AtOnceInstance, HeldInstance, model_of, request, turns, until
+from tests.serving.batching.parts import AtOnceInstance, HeldInstance, model_of, request, turns
+from tests.waiting import until
 
 SEQUENCE = """sequence_batching {
     control_input { name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 0, 1 ] } }

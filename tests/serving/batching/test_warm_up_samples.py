@@ -16,6 +16,7 @@ from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.serving.backends.onnxruntime.parts import graph, value
 from tests.serving.repository.parts import READY, StampBackend, StampModel, context_for, failure, rows, write_model
+from tests.waiting import until
 
 SEEDS = paths.DATA / "seed_configs"
 WIDTH = 4
@@ -157,8 +158,7 @@ class TestLoads:
         model, source = await stamp(root, warmup("data_type: TYPE_INT32 dims: [1] zero_data: true", 1, 1, "IN"))
         model.gate.clear()
         warming = asyncio.create_task(warm_up(model, source))
-        while not model.num_in_flight:
-            await asyncio.sleep(0)
+        await until(lambda: model.num_in_flight)
         warming.cancel()
         with pytest.raises(asyncio.CancelledError):
             await warming

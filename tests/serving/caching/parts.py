@@ -14,7 +14,8 @@ from serving.instance import Instance
 from serving.model import Model
 from serving.spec import ModelSource
 from tests.ports import ReservedPort
-from tests.serving.batching.parts import config_of, until
+from tests.serving.batching.parts import config_of
+from tests.waiting import until
 
 CACHED = "response_cache { enable: true }"
 
@@ -51,9 +52,7 @@ class RedisServer:
     async def start(self) -> None:
         """Until it answers."""
         self._spawn()
-        async with asyncio.timeout(20):
-            while not await self._is_listening():
-                await asyncio.sleep(0.01)
+        await until(lambda: self._is_listening())
 
     def _spawn(self) -> None:
         command = [REDIS_SERVER_PATH, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", *self._options]

@@ -19,8 +19,9 @@ from serving.model import infer_one
 from serving.statistics import FailureReason
 from sluice.errors import ErrorCode, SluiceError
 from tests.paths import CERTIFICATES
-from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, request, turns, until
+from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, request, turns
 from tests.serving.caching.parts import RedisServer, cached_model, is_prepared
+from tests.waiting import PATIENCE_S, until
 
 RETRY_S = 0.02
 
@@ -68,7 +69,7 @@ async def ask(model: ScheduledModel, name: str = "a", width: int = 1) -> bytes:
 
 
 async def kept(redis: "Redis", num: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while await redis.dbsize() < num:
             await asyncio.sleep(0)
 
@@ -162,7 +163,7 @@ async def test_under_load_nobody_notices_that_redis_goes_and_comes(
         await until(lambda: not cache.usage.is_up)
         hits = model.statistics.infer.cache_hit.count
         await server.start()
-        await until(lambda hits=hits: model.statistics.infer.cache_hit.count > hits)  # type: ignore[misc]
+        await until(lambda hits=hits: model.statistics.infer.cache_hit.count > hits)
     is_over.set()
     total = sum(await asyncio.gather(*clients))
     infer = model.statistics.infer
@@ -176,7 +177,7 @@ async def test_a_redis_that_hangs_holds_nobody_up_for_long(caches: Caches, redis
     await is_prepared(cache)
     server.signal(signal.SIGSTOP)
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*(ask(model, f"{number}", width=number) for number in range(1, 200)))
         for number in range(2):
             await ask(model, f"late{number}")
@@ -370,7 +371,7 @@ async def test_closing_ends_what_hangs(caches: Caches, redis: "Redis", server: R
     try:
         under_way, waiting = cache.find("k"), cache.keep("k", b"v")
         await turns(10)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await cache.close()
         assert await under_way is None
         assert not await waiting

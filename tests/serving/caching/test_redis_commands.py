@@ -8,7 +8,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from serving.caching.redis_commands import Availability, CommandBatcher
 from serving.statistics import CacheUsage
-from tests.serving.batching.parts import turns, until
+from tests.serving.batching.parts import turns
+from tests.waiting import PATIENCE_S, until
 
 
 class Sender:
@@ -88,7 +89,7 @@ async def test_an_answer_may_ask_again_at_once(availability: Availability) -> No
     lane.put(1).add_done_callback(lambda _: again.append(lane.put(2)))
     sender.let.release()
     sender.let.release()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await until(lambda: bool(again))
         assert await again[0] == 4
 

@@ -214,10 +214,3 @@ async def ask(repository: ModelRepository, name: str, version: int = -1) -> int:
 def rows(repository: ModelRepository) -> dict[tuple[str, int], tuple[str | None, str]]:
     """The index by name and version."""
     return {(row.name, row.version): (row.state, row.reason) for row in repository.index(False)}
-
-
-async def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait for what only the repository's own tasks bring about."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)

@@ -20,10 +20,10 @@ from tests.serving.repository.parts import (
     ask,
     failure,
     rows,
-    until,
     write_model,
     write_version,
 )
+from tests.waiting import PATIENCE_S, until
 
 
 async def test_requests_under_way_end_in_the_model_that_they_began_in(repository: ModelRepository, root: Path) -> None:
@@ -83,7 +83,7 @@ async def test_what_was_read_first_is_not_applied_last(
         reading = read_model(*args, **options)
         readings.append(reading)
         if len(readings) == 1:
-            goes_on.wait(10)
+            goes_on.wait(PATIENCE_S)
         return reading
 
     monkeypatch.setattr("serving.repository.updates.read_model", read_slowly_once)

@@ -17,10 +17,10 @@ from tests.serving.repository.parts import (
     ensemble_config,
     failure,
     rows,
-    until,
     write_model,
     write_version,
 )
+from tests.waiting import until
 
 
 async def test_an_ensemble_brings_its_members(bench: Bench, repository: ModelRepository, root: Path) -> None:

@@ -17,9 +17,9 @@ from tests.serving.repository.parts import (
     ask,
     ensemble_config,
     rows,
-    until,
     write_model,
 )
+from tests.waiting import until
 
 
 async def test_an_ensemble_waits_for_a_model_that_is_loaded_elsewhere(bench: Bench, root: Path) -> None:

@@ -13,8 +13,9 @@ from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode
 from serving.request import InferRequest, SequenceFlag
 from serving.tensors.tensor import Tensor
-from tests.serving.repository.parts import context_for, until
+from tests.serving.repository.parts import context_for
 from tests.serving.repository.small_models import write_onnx
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 SCRIPT = """

@@ -1,5 +1,6 @@
 """Reports of language models: the runtime that would serve them, and the settings that it obeys."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,21 @@ def test_on_openvino(root: Path) -> None:
     assert report.runtime.obeyed == ("max_num_seqs",)
     assert report.runtime.unused == ("multi_block_mode: there is no GPU to set up",)
     assert (report.errors, report.notes) == ((), ())
+
+
+def test_a_library_that_cannot_be_imported_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "engine.runners.openvino.source", None)  # its import raises ImportError
+    checkpoint(root / "m" / "1")
+    (error,) = inspected(root).errors
+    assert error.message.startswith("OpenVINO cannot be imported: ")
+
+
+def test_the_files_of_its_text_are_read_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = list[Path]()
+    monkeypatch.setattr("pipelines.llm.backend.read_text_files", lambda path, *rest: reads.append(path))
+    checkpoint(root / "m" / "1")
+    assert inspected(root).runtime is not None
+    assert reads == [root / "m" / "1"]
 
 
 def test_on_tensorrt_llm(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

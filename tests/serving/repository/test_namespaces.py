@@ -12,7 +12,8 @@ from serving.repository.repository import ModelRepository
 from serving.repository.roots import Naming, RepositoryScan, choose_namespaces
 from serving.repository.settings import ControlMode, RepositorySettings
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.repository.parts import CONFIG, READY, Bench, ask, ensemble_config, failure, rows, until, write_model
+from tests.serving.repository.parts import CONFIG, READY, Bench, ask, ensemble_config, failure, rows, write_model
+from tests.waiting import until
 
 NAMESPACES = RepositorySettings(has_namespaces=True)
 

@@ -9,17 +9,8 @@ from serving.backend import LoadOverrides
 from serving.repository.managed_model import IndexEntry, ModelState
 from serving.repository.repository import ModelRepository
 from sluice.errors import ErrorCode
-from tests.serving.repository.parts import (
-    READY,
-    Bench,
-    StampModel,
-    ask,
-    failure,
-    rows,
-    until,
-    write_model,
-    write_version,
-)
+from tests.serving.repository.parts import READY, Bench, StampModel, ask, failure, rows, write_model, write_version
+from tests.waiting import until
 
 
 async def test_a_changed_config_override(repository: ModelRepository, root: Path) -> None:

@@ -14,7 +14,8 @@ from serving.repository.polling import ChangeDetector, Changes
 from serving.repository.repository import ModelRepository
 from serving.repository.roots import RepositoryScan, Roots
 from serving.repository.settings import ControlMode
-from tests.serving.repository.parts import CONFIG, Bench, ask, ensemble_config, rows, until, write_model, write_version
+from tests.serving.repository.parts import CONFIG, Bench, ask, ensemble_config, rows, write_model, write_version
+from tests.waiting import until
 
 POLL_S = 0.02
 

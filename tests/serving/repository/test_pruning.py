@@ -11,7 +11,8 @@ from serving.repository.managed_model import ModelState
 from serving.repository.pruning import Removal, folder_bytes, plan_prune, remove_version
 from serving.repository.settings import ControlMode
 from sluice.errors import SluiceError
-from tests.serving.repository.parts import CONFIG, Bench, ensemble_config, rows, until, write_model
+from tests.serving.repository.parts import CONFIG, Bench, ensemble_config, rows, write_model
+from tests.waiting import until
 
 
 def going(plan: list[Removal] | tuple[Removal, ...]) -> list[tuple[str, int]]:

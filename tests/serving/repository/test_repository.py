@@ -20,10 +20,10 @@ from tests.serving.repository.parts import (
     context_for,
     failure,
     rows,
-    until,
     write_model,
     write_version,
 )
+from tests.waiting import until
 
 
 async def test_loads_everything_at_the_start(bench: Bench, root: Path) -> None:

@@ -7,7 +7,8 @@ import pytest
 
 from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode, RepositorySettings
-from tests.serving.repository.parts import Bench, failure, until, write_model
+from tests.serving.repository.parts import Bench, failure, write_model
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("num_parallel", [1, 2])

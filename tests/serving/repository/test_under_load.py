@@ -19,7 +19,8 @@ from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.onnxruntime.parts import graph, value
-from tests.serving.repository.parts import context_for, rows, until
+from tests.serving.repository.parts import context_for, rows
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -153,7 +154,7 @@ async def _change_everything(
         before = repository.find("m", 3)
         versions.put(3, stamp)
         await take_up()
-        await until(lambda before=before: repository.find("m", 3) is not before)  # type: ignore[misc]
+        await until(lambda before=before: repository.find("m", 3) is not before)
         await load.answered()
     versions.remove(3)
     await then(1, 2)

@@ -16,6 +16,7 @@ from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.runners.torch.loaded import config, continuations
 from tests.engine.runners.torch.ranks import check_alone, family_on, group_of, load_runner
 from tests.errors import error_of
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.torch
 LLAMA = checkpoint_path("llama_tiny")
@@ -96,7 +97,7 @@ def test_a_rank_that_is_killed_is_told_and_the_step_fails(tmp_path: Path) -> Non
     lost = _Lost()
     with group_of(2, on_loss=lost) as group, family_on(group, "qwen2", tmp_path) as (runner, _):
         os.kill(group.pids[0], signal.SIGKILL)
-        assert lost.is_told.wait(20)
+        assert lost.is_told.wait(PATIENCE_S)
         assert lost.reasons[0] == "rank 1 of 2 ended unexpectedly with code -9"
         with pytest.raises((RuntimeError, OSError)):
             prefill(runner, [1, 2, 3], [2])

@@ -12,7 +12,7 @@ from gateway.grpc.http2_server import CallServer
 from gateway.grpc.methods import Methods
 from gateway.options.grpc import GrpcOptions
 from gateway.restrictions import Restrictions
-from tests.gateway.grpc.parts import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 ECHO, LARGE, HELD, DEAF, STREAM = "/test/Echo", "/test/Large", "/test/Held", "/test/Deaf", "/test/Stream"
 
@@ -58,9 +58,11 @@ class Calls:
 
     async def until_idle(self) -> None:
         """Wait until no handler runs and no connection has a stream or counts a call."""
-        async with asyncio.timeout(PATIENCE_S):
-            while self.server.tasks or self.num_streams or any(each.num_running for each in self.server.connections):
-                await asyncio.sleep(0.005)
+        await until(
+            lambda: (
+                not (self.server.tasks or self.num_streams or any(each.num_running for each in self.server.connections))
+            )
+        )
 
 
 async def _echo(raw: bytes | memoryview, context: Any) -> bytes:

@@ -22,7 +22,7 @@ from hyperframe.frame import (
 )
 
 from tests.gateway.grpc.http2.calls import ECHO
-from tests.gateway.grpc.parts import PATIENCE_S
+from tests.waiting import PATIENCE_S
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)

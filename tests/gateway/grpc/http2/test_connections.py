@@ -11,7 +11,7 @@ from h2.errors import ErrorCodes as Code
 from gateway.options.grpc import GrpcOptions
 from tests.gateway.grpc.http2.calls import DEAF, ECHO, HELD, STREAM, Calls, serving_calls
 from tests.gateway.grpc.http2.client import ACK, DATA, END_STREAM, PING, Client, connected, frame, message
-from tests.gateway.grpc.parts import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 PROBE = frame(PING, 0, 0, b"12345678")
 LAST_STREAM = 2**31 - 1
@@ -207,9 +207,7 @@ async def test_a_server_that_stops_ends_what_is_in_flight() -> None:
 async def test_a_server_that_stops_at_once_says_so() -> None:
     async with serving_calls() as calls, connected(calls.port) as client:
         client.send(client.request(1, HELD), client.headers(3, DEAF))
-        async with asyncio.timeout(PATIENCE_S):
-            while calls.num_held < 2:
-                await asyncio.sleep(0.001)
+        await until(lambda: calls.num_held >= 2)
         async with stopping(calls, 0.01):
             for number in (1, 3):
                 ended = await client.end_of(number)
@@ -235,10 +233,9 @@ async def test_a_stop_waits_for_handlers_whose_clients_have_left() -> None:
         async with connected(calls.port) as client:
             client.send(client.request(1, "/test/CleanUp"))
             async with asyncio.timeout(PATIENCE_S):
-                while not calls.server.tasks:
-                    await asyncio.sleep(0.001)
+                await until(lambda: calls.server.tasks)
                 await asyncio.sleep(0.01)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await calls.server.stop(PATIENCE_S)
         assert ended.is_set()
 
@@ -269,11 +266,7 @@ async def test_a_client_that_leaves_ends_its_calls() -> None:
         client: Client
         async with connected(calls.port) as client:
             client.send(client.request(1, HELD), client.headers(3, DEAF), client.headers(5, STREAM), client.headers(7))
-            async with asyncio.timeout(PATIENCE_S):
-                while calls.num_held < 2:
-                    await asyncio.sleep(0.001)
-        async with asyncio.timeout(PATIENCE_S):
-            while calls.server.connections:
-                await asyncio.sleep(0.001)
+            await until(lambda: calls.num_held >= 2)
+        await until(lambda: not calls.server.connections)
         await calls.until_idle()
         assert (calls.num_held, calls.num_cancelled) == (0, 2)

@@ -35,7 +35,7 @@ from tests.gateway.grpc.http2.client import (
     settings,
     window_update,
 )
-from tests.gateway.grpc.parts import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 NUM_FRAMES = 20_000
 MOST_S = 2.0
@@ -70,8 +70,7 @@ async def bystander(calls: Calls) -> AsyncIterator[Callable[[], int]]:
     gc.collect()
     gc.disable()  # a collection of all that the process of the tests holds takes longer than any turn
     try:
-        while not answers:
-            await asyncio.sleep(0.001)
+        await until(lambda: answers)
         used = psutil.Process().memory_info().rss
         yield lambda: answers
         before = answers

@@ -1,7 +1,5 @@
 """Windows in both directions, and the sizes that a client asks for."""
 
-import asyncio
-
 import pytest
 from h2.errors import ErrorCodes as Code
 
@@ -23,6 +21,7 @@ from tests.gateway.grpc.http2.client import (
     settings,
     window_update,
 )
+from tests.waiting import until
 
 FRAME = 16_384
 WINDOW = 1 << 20
@@ -257,6 +256,4 @@ async def test_more_calls_than_the_server_takes_at_a_time() -> None:
 async def _fill(calls: Calls, client: Client, most: int) -> None:
     for number in range(most):
         client.send(client.request(2 * number + 1, LARGE, b"10"))
-    async with asyncio.timeout(20):
-        while calls.server.tasks or calls.num_streams < most:
-            await asyncio.sleep(0.005)
+    await until(lambda: not (calls.server.tasks or calls.num_streams < most))

@@ -3,14 +3,13 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable
 
 import grpc
 import pytest
 
 from tests.gateway.grpc.http2.calls import ECHO, serving_calls
 from tests.gateway.grpc.http2.conversations import converse
-from tests.gateway.grpc.parts import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 NUM_CONVERSATIONS = 50
 
@@ -22,14 +21,8 @@ async def test_conversations_that_go_wrong(seed: int, caplog: pytest.LogCaptureF
     async with serving_calls() as calls:
         for _ in range(NUM_CONVERSATIONS // 5):
             await asyncio.gather(*(converse(calls.port, random.Random(source.random())) for _ in range(5)))
-        await _settle(lambda: not (calls.server.connections or calls.server.tasks or calls.num_held))
+        await until(lambda: not (calls.server.connections or calls.server.tasks or calls.num_held))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{calls.port}") as channel:
             assert await channel.unary_unary(ECHO)(b"still there?", timeout=PATIENCE_S) == b"still there?"
             await calls.until_idle()
     assert [each.getMessage() for each in caplog.records] == []
-
-
-async def _settle(claim: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not claim():
-            await asyncio.sleep(0.002)

@@ -1,13 +1,13 @@
 """Batches and models as Anthropic's own client sees them."""
 
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
+from tests.waiting import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     import anthropic
@@ -33,11 +33,9 @@ def items(*params: dict[str, Any]) -> Any:
 
 def wait(client: "anthropic.Anthropic", batch: "MessageBatch") -> "MessageBatch":
     """Return the batch when it has ended."""
-    deadline = time.monotonic() + PATIENCE_S
-    while (found := client.messages.batches.retrieve(batch.id)).processing_status != "ended":
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
-    return found
+    return wait_for(
+        lambda: client.messages.batches.retrieve(batch.id), lambda found: found.processing_status == "ended"
+    )
 
 
 def results(client: "anthropic.Anthropic", batch: "MessageBatch") -> dict[str, Any]:

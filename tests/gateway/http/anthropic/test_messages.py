@@ -11,7 +11,8 @@ from gateway.http.anthropic.messages import parse_conversation, parse_messages_r
 from gateway.http.anthropic.schemas import MessagesRequest
 from gateway.http.parsing import parse_body
 from pipelines.text.types import ChatMessage, Conversation, ImagePart, TemplateOptions, TextEvent, TextRequest
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     import anthropic
@@ -139,6 +140,22 @@ def test_the_answer_goes_on_with_a_last_turn_of_the_assistant(live: LiveServer, 
     assert client.messages.count_tokens(model=MODEL, messages=turns).input_tokens == len(ids)
 
 
+def test_sampling_fields_of_chat_completions_are_obeyed() -> None:
+    sent = {
+        "min_tokens": 2,
+        "seed": -2,
+        "top_k": -1,
+        "logit_bias": {"5": 1},
+        "bad_words": ["x"],
+        "n": 1,
+        "logprobs": False,
+    }
+    fields, ignored = parse_body(MessagesRequest, json.dumps({**BODY, **sent}).encode(), True)
+    request = parse_messages_request(fields, TextRequest(request_id="r", prompt=""))
+    obeyed = {"min_tokens": 2, "seed": 2**64 - 2, "top_k": 0, "logit_bias": {5: 1.0}, "max_tokens": 24}
+    assert (request.sampling, request.bad_words, ignored) == (obeyed, ("x",), [])
+
+
 def test_the_format_of_an_answer_is_a_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["é"]}}}
     output = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
@@ -183,6 +200,9 @@ async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type must be 'disabled' or 'adaptive'"),
         ({"temperature": "hot"}, 'temperature must be a valid number, got "hot"'),
         ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
+        ({"logprobs": True}, "logprobs is refused, unless it is false: chat completions have them"),
+        ({"stop": ["a"]}, "stop is refused: send stop_sequences"),
+        ({"beam_width": 2}, "beam_width needs the TensorRT-LLM runtime"),
     ],
 )
 def test_bad_input_is_refused_in_anthropics_shape(live: LiveServer, change: dict[str, Any], message: str) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
+from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
     import anthropic

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from tests.paths import MODELS
-from tests.server_process import PATIENCE_S, ServerProcess, running_command
+from tests.server_process import ServerProcess, running_command
+from tests.waiting import PATIENCE_S
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _AXE = files("axe_playwright_python") / "axe.min.js"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-from tests.server_process import PATIENCE_S
+from tests.waiting import PATIENCE_S
 
 
 def copy_as(page: Page, form: str) -> str:

@@ -13,7 +13,8 @@ from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig
 from tests.gateway.http.console.conftest import Console, OpenConsole
 from tests.gateway.http.live import live_server
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
+from tests.waiting import PATIENCE_S
 
 PAGES = ("overview", "engines", "requests", "timelines", "models", "tenants", "log")
 KEY = "sesame"

@@ -12,7 +12,8 @@ from gateway.http.ollama.requests import parse_answer_request
 from gateway.http.ollama.schemas import OllamaChatRequest
 from gateway.http.parsing import parse_body
 from pipelines.text.types import ChatMessage, Conversation, TemplateOptions, TextRequest
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
+from tests.waiting import PATIENCE_S
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 SYSTEM, QUESTION = "Be brief.", "What is a block table?"

@@ -6,7 +6,8 @@ from typing import Any
 import ollama
 import pytest
 
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
+from tests.waiting import PATIENCE_S
 
 LIGHT: dict[str, Any] = {
     "name": "set_light",

@@ -3,7 +3,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.gateway.http.live import PATIENCE_S, LiveServer
+from tests.gateway.http.live import LiveServer
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ from engine.config import EngineConfig
 from gateway.batches import worker
 from gateway.options.batches import BatchOptions
 from gateway.options.config import ServeConfig
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer, live_server
+from tests.gateway.http.live import MODEL, LiveServer, live_server
+from tests.waiting import PATIENCE_S, wait_for
 
 URL: Final = "/v1/completions"
 
@@ -57,11 +58,7 @@ def create(stock: openai.OpenAI, *lines: dict[str, Any], window: str = "24h", **
 def wait(stock: openai.OpenAI, batch: Batch, is_over: Callable[[Batch], bool] | None = None) -> Batch:
     """Return the batch in its last state, or in the one asked for."""
     is_over = is_over or (lambda found: found.status in ("completed", "failed", "expired", "cancelled"))
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_over(found := stock.batches.retrieve(batch.id)):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.01)
-    return found
+    return wait_for(lambda: stock.batches.retrieve(batch.id), is_over)
 
 
 def results(stock: openai.OpenAI, file_id: str | None) -> dict[str, Any]:

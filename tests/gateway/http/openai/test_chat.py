@@ -7,8 +7,9 @@ import openai
 
 from pipelines.text.types import ChatMessage, Conversation
 from tests.engine.fake_runner import echo_next
-from tests.gateway.http.live import PATIENCE_S, LiveServer
+from tests.gateway.http.live import LiveServer
 from tests.gateway.http.sse import events_of
+from tests.waiting import PATIENCE_S
 
 QUESTION: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a block table?"}]
 BODY: dict[str, Any] = {"model": "rill", "messages": QUESTION, "max_tokens": 24, "temperature": 0}

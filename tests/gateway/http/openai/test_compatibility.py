@@ -96,6 +96,7 @@ FIELDS: dict[tuple[str, str], dict[str, Any]] = {
     ("/v1/chat/completions", "functions"): {"functions": [FUNCTION]},
     ("/v1/chat/completions", "function_call"): {"functions": [FUNCTION], "function_call": {"name": "f"}},
     ("/v1/chat/completions", "include_reasoning"): {"include_reasoning": False},
+    ("/v1/chat/completions", "thinking_token_budget"): {"thinking_token_budget": -1},
     ("/v1/completions", "logprobs"): {"logprobs": 1},
     ("/v1/completions", "stream_options"): {"stream_options": {"include_usage": True}, "stream": True},
     ("/v1/completions", "best_of"): {"best_of": 2},

@@ -7,7 +7,8 @@ from typing import Any
 import openai
 import pytest
 
-from tests.server_process import PATIENCE_S, ServerProcess
+from tests.server_process import ServerProcess
+from tests.waiting import PATIENCE_S
 
 SCHEMA = {
     "type": "object",

@@ -19,13 +19,13 @@ import tritonclient.http
 
 from gateway.http.openai.embeddings import MAX_INPUTS, EmbeddingRequest
 from pipelines.rag.encoder import TextEncoder
-from tests.gateway.http.live import PATIENCE_S
 from tests.gateway.http.openai.encoders import add_copy, serving_process
 from tests.paths import MODELS
 from tests.pipelines.rag.bundled import copy_models, serving
 from tests.pipelines.rag.test_encoder import SENTENCES
 from tests.pipelines.rag.test_llm_encoder import write_sentence_files
 from tests.server_process import ServerProcess
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 

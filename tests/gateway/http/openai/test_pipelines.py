@@ -19,8 +19,9 @@ from pipelines.text.types import ChatMessage, Conversation
 from serving.backends.ensemble.backend import EnsembleModel
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
-from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server
+from tests.gateway.http.live import LiveServer, live_server
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load
+from tests.waiting import PATIENCE_S
 
 SOURCE = Source(id=1, document="guide", start=0, end=24, score=0.5, text="Tensors have a shape each")
 QUESTION = "What is a tensor?"

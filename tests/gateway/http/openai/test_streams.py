@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from sluice.errors import ErrorCode, SluiceError
-from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server
+from tests.gateway.http.live import LiveServer, live_server
 from tests.gateway.http.sse import events_of
+from tests.waiting import PATIENCE_S
 
 BODY: dict[str, Any] = {"model": "rill", "prompt": "a", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 PATH = "/v1/completions"

@@ -12,8 +12,9 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
 from engine.types import GrammarKind
-from tests.gateway.http.live import PATIENCE_S, LiveServer
+from tests.gateway.http.live import LiveServer
 from tests.gateway.http.sse import events_of
+from tests.waiting import PATIENCE_S
 
 PATH = "/v1/chat/completions"
 SCHEMA = {

@@ -33,9 +33,9 @@ from serving.model import Model
 from serving.spec import build_spec
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.repositories import empty_repository
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
-PATIENCE_S = 30.0
 DIM = 32
 
 

@@ -15,7 +15,8 @@ from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from pipelines.rag.types import DocumentFormat, Upload, hash_content
-from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server, statuses, text_of
+from tests.gateway.http.rag.parts import RagServer, rag_server, statuses, text_of
+from tests.waiting import PATIENCE_S, until
 
 TEXT = DocumentFormat.TEXT
 REFUNDS = "# Refunds\n\nMoney comes back in 30 days.\n"
@@ -348,6 +349,4 @@ def test_a_disconnect_stops_what_has_not_begun(rag: RagServer, monkeypatch: pyte
 
 
 async def _until_nothing_is_put(rag: RagServer) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while any("work" in repr(task.get_coro()) for task in asyncio.all_tasks()):
-            await asyncio.sleep(0)
+    await until(lambda: not any("work" in repr(task.get_coro()) for task in asyncio.all_tasks()))

@@ -15,7 +15,8 @@ from pipelines.rag.owner_keys import HEADER
 from pipelines.text.citations import Citation, EncodingProgress, Source
 from pipelines.text.types import ChatMessage, Conversation, Retrieval, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError
-from tests.gateway.http.rag.parts import PATIENCE_S, RagServer, rag_server
+from tests.gateway.http.rag.parts import RagServer, rag_server
+from tests.waiting import PATIENCE_S
 
 SOURCE = Source(id=1, document="a.md", title="A", heading="Refunds", start=5, end=40, score=0.5, text="in 30 days")
 DROPPED = Source(document="b.md", start=0, end=9, score=0.25, metadata={"year": 2025}, text="not kept")

@@ -10,7 +10,8 @@ import pytest
 
 from gateway.options.config import ServeConfig
 from gateway.options.streams import StreamOptions
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer, live_server
+from tests.gateway.http.live import MODEL, LiveServer, live_server
+from tests.waiting import PATIENCE_S
 
 PATH = "/v1/completions"
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "One two", "max_tokens": 6}

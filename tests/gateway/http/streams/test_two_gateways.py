@@ -4,7 +4,7 @@ import asyncio
 import json
 import random
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from secrets import token_hex
@@ -18,8 +18,9 @@ from benchmarks.streaming.cutting import Cuts, CutStream
 from tests.gateway.http.streams.folding import fold
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess, running_server
+from tests.server_process import MODEL, ServerProcess, running_server
 from tests.serving.caching.parts import RedisServer
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.timeout(300)
 READ_S = 120.0
@@ -106,13 +107,6 @@ def running_pair(checkpoint: Path, redis: RedisServer, folder: Path) -> Iterator
         yield found
 
 
-async def come_to_pass(condition: Callable[[], bool]) -> None:
-    """Wait; also for a lease to run out."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def address_of(server: ServerProcess) -> tuple[str, int]:
     url = httpx.URL(server.base_url)
     assert url.port is not None
@@ -143,7 +137,7 @@ async def test_streams_of_a_gateway_that_ends_go_on_at_the_other(gateways: list[
     first, second = gateways
     streams = {name: stream_of([first, second], name) for name in REQUESTS}
     reading = [asyncio.create_task(each.read(READ_S)) for each in streams.values()]
-    await come_to_pass(lambda: all(len(each.events) > 5 for each in streams.values()))
+    await until(lambda: all(len(each.events) > 5 for each in streams.values()))
     first.process.send_signal(number)
     assert not any(each.done() for each in reading)
     await asyncio.gather(*reading)
@@ -165,7 +159,7 @@ async def test_engines_that_crash_meanwhile_change_nothing(gateways: list[Server
 
     async def come(num_events: int) -> None:
         counts = {name: len(stream.events) for name, stream in streams.items()}
-        await come_to_pass(lambda: all(len(streams[name].events) >= counts[name] + num_events for name in names))
+        await until(lambda: all(len(streams[name].events) >= counts[name] + num_events for name in names))
 
     await come(5)
     first.engine().kill()
@@ -192,7 +186,7 @@ async def test_without_redis_a_stream_goes_on_at_its_own_gateway(
     first, second = gateways
     stream = stream_of([first], "greedy", cuts=8)
     reading = asyncio.create_task(stream.read(READ_S))
-    await come_to_pass(lambda: len(stream.events) > 5)
+    await until(lambda: len(stream.events) > 5)
     redis.kill()
     await reading
     await check_answers(second, {"greedy": stream})
@@ -202,7 +196,7 @@ async def test_without_redis_a_stream_goes_on_at_its_own_gateway(
         assert kept.status_code == 200
     await redis.start()
     with first.client() as client:
-        await come_to_pass(lambda: "degraded" not in client.get("/health").json())
+        await until(lambda: "degraded" not in client.get("/health").json())
     shared = stream_of(gateways, "greedy", cuts=4)
     await shared.read(READ_S)
     await check_answers(first, {"greedy": shared})
@@ -212,7 +206,7 @@ async def test_what_redis_loses_goes_on_at_its_own_gateway(gateways: list[Server
     first, second = gateways
     stream = stream_of([first], "several", cuts=8)
     reading = asyncio.create_task(stream.read(READ_S))
-    await come_to_pass(lambda: len(stream.events) > 5)
+    await until(lambda: len(stream.events) > 5)
     client = Redis(port=redis.port)
     await client.flushall()
     await client.aclose()
@@ -227,7 +221,7 @@ async def test_what_redis_loses_is_not_cancelled_at_the_other_gateway(
     stream = stream_of([first, second], "greedy")
     stream.cuts = Cuts(random.Random(1), most=1, most_bytes=4000)
     reading = asyncio.create_task(stream.read(READ_S))
-    await come_to_pass(lambda: stream.num_connections == 2 and len(stream.events) > 60)
+    await until(lambda: stream.num_connections == 2 and len(stream.events) > 60)
     client = Redis(port=redis.port)
     await client.flushall()
     await client.aclose()
@@ -244,17 +238,15 @@ async def test_after_an_outage_of_redis_no_gateway_is_gone_at_once(
     stream = stream_of([first, second], "greedy")
     stream.cuts = Cuts(random.Random(1), most=1, most_bytes=4000)
     reading = asyncio.create_task(stream.read(READ_S))
-    await come_to_pass(lambda: stream.num_connections == 2 and len(stream.events) > 60)
+    await until(lambda: stream.num_connections == 2 and len(stream.events) > 60)
     first.process.send_signal(signal.SIGSTOP)
     redis.signal(signal.SIGSTOP)
-    await come_to_pass(lambda: "the stream store is away" in second.log)
+    await until(lambda: "the stream store is away" in second.log)
     redis.signal(signal.SIGCONT)
     client = Redis(port=redis.port)
     await client.delete(*await client.keys("sluice:streams:gateway:*"))
-    await come_to_pass(lambda: "the stream store answers again" in second.log)
-    async with asyncio.timeout(PATIENCE_S):
-        while not await client.exists(f"sluice:streams:{stream.stream_id}:reader"):  # it has looked for the first one
-            await asyncio.sleep(0.01)
+    await until(lambda: "the stream store answers again" in second.log)
+    await until(lambda: client.exists(f"sluice:streams:{stream.stream_id}:reader"))
     await client.aclose()
     first.process.send_signal(signal.SIGCONT)
     await reading
@@ -270,7 +262,7 @@ async def test_redis_has_no_more_than_its_gateways_keep(checkpoint: Path, redis:
     with running_server(checkpoint, tmp_path / "a.log", *options) as server:
         server.wait_ready()
         with server.client() as http:
-            await come_to_pass(lambda: "degraded" not in http.get("/health").json())
+            await until(lambda: "degraded" not in http.get("/health").json())
         for _ in range(6):
             await CutStream([address_of(server)], COMPLETION, BRIEF, Cuts(random.Random(1), 0, 0)).read()
         async with asyncio.timeout(PATIENCE_S):
@@ -296,7 +288,7 @@ async def test_a_stream_is_cancelled_at_whichever_gateway(lasting: list[ServerPr
     body = REQUESTS["greedy"][1] | {"max_tokens": 20_000}
     stream = CutStream([address_of(lasting[0])], COMPLETION, body, Cuts(random.Random(1), 0, 0))
     reading = asyncio.create_task(stream.read(READ_S))
-    await come_to_pass(lambda: len(stream.events) > 5)
+    await until(lambda: len(stream.events) > 5)
     with lasting[1].client() as client:
         assert client.delete(f"/v1/streams/{stream.stream_id}").status_code == 204
         assert client.get(f"/v1/streams/{stream.stream_id}").status_code == 404

@@ -1,6 +1,5 @@
 """What kept streams count as: the tokens of an answer count once, for the request that began it."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -8,8 +7,9 @@ import pytest
 from gateway.calls import Call
 from gateway.options.config import ServeConfig
 from gateway.options.streams import StreamOptions
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer, live_server
+from tests.gateway.http.live import MODEL, LiveServer, live_server
 from tests.paths import DOCS
+from tests.waiting import wait_until
 
 PATH = "/v1/completions"
 BODY = {"model": MODEL, "prompt": "One two", "max_tokens": 6, "stream": True}
@@ -29,10 +29,7 @@ class Ended:
         self.calls.append(call)
 
     def wait(self, number: int) -> list[Call]:
-        deadline = time.monotonic() + PATIENCE_S
-        while len(self.calls) < number:
-            assert time.monotonic() < deadline, self.calls
-            time.sleep(0.01)
+        wait_until(lambda: len(self.calls) >= number, lambda: self.calls)
         return self.calls
 
 

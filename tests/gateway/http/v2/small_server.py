@@ -9,8 +9,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.v2.app import V2App
 from gateway.options.config import ServeConfig
-from tests.gateway.http.plain_server import PATIENCE_S, serving
+from tests.gateway.http.plain_server import serving
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
 
 @dataclass

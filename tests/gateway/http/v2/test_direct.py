@@ -17,11 +17,12 @@ from gateway.options.config import ServeConfig
 from gateway.v2.trace import TraceSettings
 from gateway.v2.trace_values import TraceSetting
 from sluice.errors import ErrorCode, SluiceError
-from tests.gateway.http.plain_server import PATIENCE_S, serving
+from tests.gateway.http.plain_server import serving
 from tests.gateway.http.v2.infer_requests import ADD_SUB, IDENTITY, STRINGS, TYPES, one, pair, typed
 from tests.gateway.http.v2.models import all_models, held
 from tests.gateway.http.v2.small_server import small_server, through_application
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
 ERRORS = "/v2/models/error_model/infer"
 

@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from gateway.http.v2 import request as body_module
-from tests.gateway.http.plain_server import PATIENCE_S
 from tests.gateway.http.v2.models import Held, held
 from tests.gateway.http.v2.small_server import SmallServer, small_server
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
 TENSOR = {"name": "INPUT0", "shape": [1], "datatype": "INT32", "data": [1]}
 

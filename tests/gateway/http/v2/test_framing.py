@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.gateway.http.plain_server import PATIENCE_S
 from tests.gateway.http.v2.infer_requests import one
 from tests.gateway.http.v2.small_server import SmallServer
+from tests.waiting import PATIENCE_S
 
 IDENTITY = "/v2/models/identity/infer"
 BOM = b"\xef\xbb\xbf"

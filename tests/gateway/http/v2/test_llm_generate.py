@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.http.v2.long_document import MAX_TEXT_CHARS
-from tests.gateway.http.live import PATIENCE_S, LiveServer, live_server
+from tests.gateway.http.live import LiveServer, live_server
 from tests.gateway.http.sse import events_of
+from tests.waiting import PATIENCE_S
 
 MODEL = "/v2/models/rill"
 WHOLE, STREAM = f"{MODEL}/generate", f"{MODEL}/generate_stream"

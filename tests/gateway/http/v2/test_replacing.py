@@ -10,10 +10,10 @@ import httpx
 import pytest
 
 from serving.model import Model
-from tests.gateway.http.plain_server import PATIENCE_S
 from tests.gateway.http.v2.models import text_once, text_repeat
 from tests.gateway.http.v2.small_server import small_server
 from tests.gateway.v2.small_service import SmallService
+from tests.waiting import PATIENCE_S
 
 TENSOR = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["word"]}
 

@@ -18,11 +18,11 @@ from pipelines.rag.documents.parse import ParseLimits, parse_document
 from pipelines.rag.types import DocumentFormat, ParsedDocument
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.documents.pdf_writer import Pdf
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
 LIMITS = ParseLimits()
-DEADLINE_S = 30.0
 SLOW_PDF = Pdf([["A page of text that is read again and again."] * 40], extra_kids=200_000).to_bytes()
 """A small file that takes minutes: its one page stands in its tree of pages two hundred thousand times."""
 
@@ -40,12 +40,6 @@ async def fault_of(content: bytes, format: DocumentFormat, limits: ParseLimits =
 
 def workers() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "documents.sandbox_worker" in " ".join(child.cmdline())]
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

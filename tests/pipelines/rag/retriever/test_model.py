@@ -15,6 +15,7 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.parts import parameter
 from tests.pipelines.rag.retriever.conftest import TEXTS
 from tests.pipelines.rag.retriever.parts import CONFIG, DIM, ask, documents, library_of, loaded, request
+from tests.waiting import PATIENCE_S, until
 
 QUEUE, CANCEL, SHIP = np.eye(DIM)[:3].tolist()
 
@@ -235,9 +236,8 @@ async def test_cancellation_ends_every_search(tmp_path: Path, switched: Switched
     async with loaded(tmp_path, library_of(switched)) as model:
         answers: list[InferResponse] = []
         job = model.submit(request(["a", "b"], [SHIP, SHIP]), answers.append)
-        async with asyncio.timeout(5):
-            while switched.num_searches < 2:
-                await asyncio.sleep(0)
+        async with asyncio.timeout(PATIENCE_S):
+            await until(lambda: switched.num_searches >= 2)
             job.cancel()
             await model.wait_idle()
         assert switched.num_cancelled == 2

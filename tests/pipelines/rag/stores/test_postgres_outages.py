@@ -16,6 +16,7 @@ from pipelines.rag.stores.postgres.store import PostgresStore
 from sluice.errors import ErrorCode, SluiceError
 from tests.pipelines.rag.stores.corpus import SPEC, ids, matching, nearest, put, unit_vector
 from tests.pipelines.rag.stores.postgres_fixture import BINARIES, PASSWORD, PostgresServer
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -145,9 +146,7 @@ async def test_a_call_that_waits_too_long_for_a_connection_fails(stores: Stores)
 
 
 async def _is_waiting_for_lock(stores: Stores) -> None:
-    async with asyncio.timeout(10):
-        while not await asyncio.to_thread(_num_waiting, stores.server.url(stores.database)):
-            await asyncio.sleep(0.01)
+    await until(lambda: asyncio.to_thread(_num_waiting, stores.server.url(stores.database)))
 
 
 def _num_waiting(url: str) -> int:

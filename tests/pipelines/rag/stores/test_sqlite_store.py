@@ -21,6 +21,7 @@ from pipelines.sqlite.connections import FileLimits
 from sluice.errors import ErrorCode, SluiceError
 from tests.paths import ROOT
 from tests.pipelines.rag.stores.corpus import DIM, SPEC, document_of, ids, matching, nearest, put, unit_vectors, where
+from tests.waiting import PATIENCE_S
 
 HALF_A_PUT = Path(__file__).with_name("half_a_put.py")
 IMPATIENT = FileLimits(busy_timeout_s=0.05)
@@ -346,7 +347,7 @@ async def test_a_long_read_does_not_keep_writes_or_other_reads_waiting(tmp_path:
     async with opened(path) as store:
         held = asyncio.create_task(store._connections.read(lambda connection: release.wait(60)))
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_S):
                 await put(store, "b", ["old"])
                 assert len(await matching(store, "old")) == 4
         finally:
@@ -369,7 +370,7 @@ async def test_a_cancelled_read_stops_in_sqlite(tmp_path: Path) -> None:
         read.cancel()
         with pytest.raises(asyncio.CancelledError):
             await read
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert await store.collections() == []
 
 

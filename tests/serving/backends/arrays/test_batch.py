@@ -12,8 +12,9 @@ from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.builders import TIMEOUT_S, request
+from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime.parts import INT64, STRING, graph, load, value
+from tests.waiting import PATIENCE_S
 
 INT32 = TensorProto.INT32
 KINDS = {
@@ -69,7 +70,7 @@ async def load_seen(folder: Path, rest: str, kind: int = INT32, rank: int = 1) -
 
 async def together(model: Model, *given: InferRequest) -> list[dict[str, Array]]:
     """Return the responses to requests that were run as one batch."""
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         responses = await asyncio.gather(*(infer_one(model, each) for each in given))
     assert model.statistics.execution_count == 1
     return [{tensor.name: tensor.array for tensor in response.outputs} for response in responses]

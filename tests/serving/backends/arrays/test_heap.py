@@ -12,8 +12,8 @@ import psutil
 from onnx import helper, numpy_helper
 
 from sluice import heap
-from tests.serving.backends.builders import TIMEOUT_S
 from tests.serving.backends.onnxruntime import parts
+from tests.waiting import PATIENCE_S, until
 
 WIDTH = 256
 NUM_LAYERS = 320
@@ -40,7 +40,7 @@ def test_an_unloaded_model_leaves_its_memory_to_the_system(tmp_path: Path) -> No
     """Runs in a process of its own, because other tests allocate and free memory in this one."""
     assert heap._trim is not None, "this test is about glibc"
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
-        loaded_mb, left_mb = alone.submit(measured, tmp_path).result(2 * TIMEOUT_S)
+        loaded_mb, left_mb = alone.submit(measured, tmp_path).result(2 * PATIENCE_S)
     assert loaded_mb < MODEL_MB * 1.5, "reading takes twice as much on top"
     assert left_mb < MODEL_MB / 2
 
@@ -61,7 +61,5 @@ async def _measured(folder: Path) -> tuple[float, float]:
     loaded_mb = rss_mb() - before
     await model.unload()
     with suppress(TimeoutError):
-        async with asyncio.timeout(TIMEOUT_S):
-            while rss_mb() - before > MODEL_MB / 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: rss_mb() - before <= MODEL_MB / 2)
     return loaded_mb, rss_mb() - before

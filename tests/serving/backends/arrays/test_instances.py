@@ -1,6 +1,5 @@
 """Instances: host policies, and what remains of a model that is unloaded."""
 
-import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,15 +21,10 @@ from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Array
 from sluice.errors import SluiceError
 from sluice.priority import NICENESS
-from tests.serving.backends.builders import TIMEOUT_S, request
+from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts
-
-
-async def wait_until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not is_so():
-            await asyncio.sleep(0.01)
+from tests.waiting import until
 
 
 async def load_onnx(folder: Path) -> Model:
@@ -67,7 +61,7 @@ async def test_an_unloaded_model_leaves_no_thread_behind(
 ) -> None:
     """The library's threads end with its session at once, without the garbage collector."""
     await (await load(tmp_path)).unload()
-    await wait_until(lambda: not instance_threads())
+    await until(lambda: not instance_threads())
     before = num_native_threads()
     model = await load(tmp_path)
     for _ in range(2):
@@ -75,7 +69,7 @@ async def test_an_unloaded_model_leaves_no_thread_behind(
     assert num_native_threads() > before
     assert instance_threads()
     await model.unload()
-    await wait_until(lambda: num_native_threads() <= before and not instance_threads())
+    await until(lambda: num_native_threads() <= before and not instance_threads())
 
 
 def num_native_threads() -> int:
@@ -176,6 +170,6 @@ async def test_a_session_is_closed_once_when_its_last_instance_is() -> None:
     model = await load_cores(backend, {})
     (session,) = backend.sessions
     await model.close()
-    await wait_until(lambda: session.num_closed > 0)
+    await until(lambda: session.num_closed > 0)
     await model.close()
     assert session.num_closed == 1

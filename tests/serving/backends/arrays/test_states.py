@@ -12,9 +12,10 @@ from openvino import opset13 as ops
 from serving.model import Model, infer_one
 from serving.request import SequenceFlag
 from sluice.errors import SluiceError
-from tests.serving.backends.builders import TIMEOUT_S, request
+from tests.serving.backends.builders import request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts
+from tests.waiting import PATIENCE_S
 
 
 def accumulating(state_type: str = "TYPE_FP32") -> str:
@@ -59,7 +60,7 @@ async def test_each_sequence_goes_on_from_its_own_state(tmp_path: Path, loaded: 
             totals.append(float(tensor.array.item()))
         return totals
 
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         totals = await asyncio.gather(*(total(sequence) for sequence in range(1, 9)))
     assert totals == [[-number, -2 * number, -3 * number] for number in range(1, 9)]
 

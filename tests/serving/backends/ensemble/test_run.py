@@ -25,6 +25,7 @@ from tests.serving.backends.ensemble.parts import (
     request,
     simple_config,
 )
+from tests.waiting import PATIENCE_S
 
 CHAIN = "first: X=a -> Y=b; second: X=b -> Y=z"
 DIAMOND = "head: X=a -> Y=b; left: X=b -> Y=c; right: X=b -> Y=d; tail: X=c W=d -> Y=z"
@@ -275,7 +276,7 @@ async def test_a_time_limit_ends_a_step_that_knows_none() -> None:
     model, first, _ = await chain(streams=True)
     late: asyncio.Future[InferResponse] = asyncio.get_running_loop().create_future()
     model.submit(request(timeout_us=1_000), late.set_result)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         error = (await late).error
     assert error is not None
     assert error.code is ErrorCode.DEADLINE

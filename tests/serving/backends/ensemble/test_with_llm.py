@@ -23,8 +23,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.backends.ensemble.parts import FunctionModel, Models, config_of, load, request, simple_config
+from tests.waiting import PATIENCE_S
 
-TIMEOUT_S = 30.0
 LOUD = """
     name: "loud" platform: "ensemble"
     input { name: "prompt" data_type: TYPE_STRING dims: [1] } input { name: "count" data_type: TYPE_INT32 dims: [1] }
@@ -93,7 +93,7 @@ def asked(**names: str) -> InferRequest:
 
 
 async def test_each_piece_goes_through(llm: LlmModel, loud: EnsembleModel) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         direct = [
             tensor.array.ravel()[0]
             async for response in infer_stream(llm, asked(prompt="text_input", count="max_tokens"))
@@ -109,7 +109,7 @@ async def test_each_piece_goes_through(llm: LlmModel, loud: EnsembleModel) -> No
 
 
 async def test_leaving_cancels_the_llm(llm: LlmModel, loud: EnsembleModel) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         async with aclosing(infer_stream(loud, asked())) as responses:
             await anext(responses)
         await llm.wait_idle()
@@ -120,7 +120,7 @@ async def test_without_streaming_all_comes_in_one_response(llm: LlmModel, loud: 
     given = asked()
     given.inputs["stream"] = Tensor.of("stream", np.array([False]))
     assert not loud.is_decoupled_for(given)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         response = await infer_one(loud, given)
         parts = [part async for part in infer_stream(loud, asked())]
     whole = b"".join(tensor.array.ravel()[0] for part in parts for tensor in part.outputs)

@@ -12,6 +12,7 @@ from serving.backends.ensemble.backend import EnsembleModel
 from serving.model import Model, infer_one
 from tests.serving.backends.ensemble.parts import Models, config_of, load, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
+from tests.waiting import PATIENCE_S
 
 ADD_SUB_TWICE = """
     name: "twice" platform: "ensemble" max_batch_size: 8
@@ -30,7 +31,6 @@ ADD_SUB_TWICE = """
       }
     }
 """
-TIMEOUT_S = 30.0
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def twice(tmp_path: Path) -> AsyncIterator[EnsembleModel]:
 async def test_each_step_is_the_model(twice: EnsembleModel) -> None:
     generator = np.random.default_rng(0)
     a, b = (generator.standard_normal((3, 4)).astype(np.float32) for _ in range(2))
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         response = await infer_one(twice, request({"A": a, "B": b}))
     sums, differences = a + b, a - b
     assert [each.name for each in response.outputs] == ["TWICE_B", "TWICE_A"]
@@ -53,7 +53,7 @@ async def test_each_step_is_the_model(twice: EnsembleModel) -> None:
 
 async def test_requests_side_by_side(twice: EnsembleModel) -> None:
     rows = [np.full((1, 4), index, np.float32) for index in range(8)]
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         responses = await asyncio.gather(*(infer_one(twice, request({"A": row, "B": row})) for row in rows))
     for row, response in zip(rows, responses, strict=True):
         assert response.outputs[0].array.tolist() == (2 * row).tolist()
@@ -74,7 +74,7 @@ async def test_a_failing_step_says_what_the_library_said(tmp_path: Path) -> None
     """
     ensemble = await load(config_of(text), Models(model))
     four = np.arange(4, dtype=np.float32)
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         response = await infer_one(ensemble, request({"x": four, "k": np.array([2, 2])}))
         assert response.outputs[0].array.tolist() == [[0, 1], [2, 3]]
         with pytest.raises(Exception, match=r"^in ensemble 'e', onnx runtime error \d: .*Reshape"):

@@ -16,8 +16,9 @@ from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.builders import TIMEOUT_S, infer, request
+from tests.serving.backends.builders import infer, request
 from tests.serving.backends.onnxruntime.parts import INT64, STRING, add_sub, graph, load, one_op, value
+from tests.waiting import PATIENCE_S
 
 
 def direct(model: onnx.ModelProto, **inputs: Array) -> list[Array]:
@@ -260,7 +261,7 @@ async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded:
     responses: list[InferResponse] = []
     job = model.submit(request(x=np.zeros(1, np.float32)), responses.append)
     job.cancel()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await model.wait_idle()
     assert not responses
 
@@ -286,7 +287,7 @@ async def test_instances_run_side_by_side_with_one_set_of_weights(tmp_path: Path
     assert (await infer(model, request(x=np.full(1, -1, np.float32))))["y"].tolist() == [-1]
     assert not busy.is_finished
     busy.cancel()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await model.wait_idle()
 
 

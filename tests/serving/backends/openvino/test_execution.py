@@ -15,9 +15,10 @@ from serving.backends.openvino.session import OpenVinoSession, convert_error, co
 from serving.model import Model
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.builders import TIMEOUT_S, infer, parameters, request
+from tests.serving.backends.builders import infer, parameters, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino.parts import add_sub, doubled, load, model_of, parameter
+from tests.waiting import PATIENCE_S
 
 
 def layers(generator: np.random.Generator) -> ov.Model:
@@ -201,7 +202,7 @@ async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded:
     responses: list[InferResponse] = []
     job = model.submit(request(x=LARGE), responses.append)
     job.cancel()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await model.wait_idle()
     assert not responses
     assert job.infer_ended_ns == 0

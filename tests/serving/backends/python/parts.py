@@ -1,9 +1,7 @@
 """Models written where a test needs them, and their requests."""
 
-import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from textwrap import dedent
@@ -124,14 +122,6 @@ async def stream(model: Model, text: str) -> list[str]:
         elif response.outputs:
             said.append(text_of(response))
     return said
-
-
-async def eventually(claim: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Wait until a claim holds about something that sends no event."""
-    deadline = time.monotonic() + limit_s
-    while not claim():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        await asyncio.sleep(0.01)
 
 
 def is_alive(pid: int) -> bool:

@@ -19,12 +19,12 @@ from tests.serving.backends.python.parts import (
     Lookup,
     array_request,
     ask,
-    eventually,
     loaded,
     stream,
     text_request,
     write_model,
 )
+from tests.waiting import until
 
 SHOUT = """
 class TritonPythonModel:
@@ -361,7 +361,7 @@ async def test_a_coroutine_that_waits_no_longer_cancels(tmp_path: Path) -> None:
         loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
     ):
         assert await ask(caller, "limited") == "too late"
-        await eventually(lambda: hang.num_in_flight == 0)
+        await until(lambda: hang.num_in_flight == 0)
         assert hang.statistics.failures[FailureReason.CANCELED] == 1
 
 
@@ -372,7 +372,7 @@ async def test_cancelling_wakes_who_waits(tmp_path: Path) -> None:
         loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
     ):
         assert await ask(caller, "cancel") == "([[]], [])"
-        await eventually(lambda: count.num_in_flight == 0)
+        await until(lambda: count.num_in_flight == 0)
 
 
 async def test_a_model_that_is_unloaded_gets_its_calls_back(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ async def test_a_model_that_is_unloaded_gets_its_calls_back(tmp_path: Path) -> N
     source = write_model(tmp_path / "caller", code)
     async with loaded(write_model(tmp_path / "hang", HANG), lookup) as hang, loaded(source, lookup) as caller:
         waiting = asyncio.ensure_future(ask(caller, "wait"))
-        await eventually(lambda: hang.num_in_flight == 1)
+        await until(lambda: hang.num_in_flight == 1)
         await caller.close()
         with pytest.raises(SluiceError, match="is being unloaded"):
             await waiting
@@ -405,7 +405,7 @@ async def test_what_nobody_reads_any_more_is_cancelled(tmp_path: Path) -> None:
         loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
     ):
         assert await ask(caller, "begin") == "0"
-        await eventually(lambda: count.num_in_flight == 0)
+        await until(lambda: count.num_in_flight == 0)
 
 
 async def test_the_calls_of_a_lost_worker_are_cancelled(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ async def test_the_calls_of_a_lost_worker_are_cancelled(tmp_path: Path) -> None:
     ):
         with pytest.raises(SluiceError, match="not healthy"):
             await ask(caller, "lost")
-        await eventually(lambda: count.num_in_flight == 0)
+        await until(lambda: count.num_in_flight == 0)
 
 
 async def test_large_tensors_go_along(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from tests.serving.backends.python.parts import (
     DECOUPLED,
     TEXT,
     ask,
-    eventually,
     loaded,
     stream,
     text_of,
     text_request,
     write_model,
 )
+from tests.waiting import until
 
 SPOKEN = """
 class TritonPythonModel:
@@ -181,7 +181,7 @@ async def test_a_cancelled_request_is_seen_by_the_model(tmp_path: Path) -> None:
         begun = ResponseStream(model, text_request("wait"))
         assert text_of((await begun.wait())[0]) == "begun"
         begun.cancel()
-        await eventually(lambda: model.num_in_flight == 0)
+        await until(lambda: model.num_in_flight == 0)
         assert await stream(model, "ask") == ["True"]
 
 
@@ -199,12 +199,12 @@ async def test_cancellation_is_seen_within_execute(tmp_path: Path) -> None:
         assert await asyncio.wait_for(asyncio.shield(_after(job)), 5)
         job.cancel()
         assert await ask(model, "go on") == "done"
-        await eventually(lambda: job.is_finished)
+        await until(lambda: job.is_finished)
     assert seen == []
 
 
 async def _after(job: InferJob) -> bool:
-    await eventually(lambda: job.on_cancel is not None)
+    await until(lambda: job.on_cancel is not None)
     return True
 
 

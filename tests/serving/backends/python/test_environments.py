@@ -14,7 +14,8 @@ from serving.backends.python.environments import EnvironmentCache
 from serving.model import Model
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.python.parts import TEXT, ask, context, eventually, loaded, write_model
+from tests.serving.backends.python.parts import TEXT, ask, context, loaded, write_model
+from tests.waiting import until
 
 CODE = """
 import importlib.util
@@ -105,7 +106,7 @@ async def test_an_archive_is_unpacked_once_for_all_and_removed(environment: Path
     await models[0].close()
     assert await check(models[1]) in folders
     await models[1].close()
-    await eventually(lambda: unpacked() == before)
+    await until(lambda: unpacked() == before)
 
 
 async def test_an_environment_may_have_numpy_of_its_own(environment: Path, tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ async def test_what_is_no_environment_is_told(tmp_path: Path) -> None:
     (tmp_path / "text.tar.gz").write_text("no archive")
     assert "it cannot be unpacked" in await refusal(tmp_path, tmp_path / "text.tar.gz")
     assert "it has no bin/python" in await refusal(tmp_path, pack(tmp_path / "empty", tmp_path / "empty.tar.gz"))
-    await eventually(lambda: unpacked() == before)
+    await until(lambda: unpacked() == before)
     broken = other_python(tmp_path / "broken", 11)
     (broken / "bin" / "python").write_text("#!/bin/sh\necho 'libpython is missing' >&2; exit 127")
     assert "does not work: libpython is missing" in await refusal(tmp_path, broken)

@@ -12,7 +12,8 @@ from serving.backends.python import connection
 from serving.backends.python.shared_memory import MAX_FREE_BYTES
 from serving.model import infer_one
 from sluice.errors import SluiceError
-from tests.serving.backends.python.parts import ARRAY, array_request, ask, children, eventually, loaded, write_model
+from tests.serving.backends.python.parts import ARRAY, array_request, ask, children, loaded, write_model
+from tests.waiting import until
 
 CODE = """
 class TritonPythonModel:
@@ -78,8 +79,8 @@ async def test_loading_and_unloading_leaves_nothing(tmp_path: Path) -> None:
     before = num_fds()
     for _ in range(8):
         await cycle()
-    await eventually(lambda: num_fds() <= before)  # other tests' threads may have opened some meanwhile
-    await eventually(is_unmapped)
+    await until(lambda: num_fds() <= before)  # other tests' threads may have opened some meanwhile
+    await until(is_unmapped)
     assert not children()
 
 
@@ -94,7 +95,7 @@ async def test_what_is_large_does_not_wait_for_the_garbage_collector(tmp_path: P
             assert mapped_bytes() > 0
 
     await cycle()
-    await eventually(lambda: mapped_bytes() == 0)
+    await until(lambda: mapped_bytes() == 0)
     tracemalloc.start()
     try:
         await cycle()
@@ -121,7 +122,7 @@ async def test_shared_memory_is_used_again_and_given_back(tmp_path: Path) -> Non
         gc.collect()
         for _ in range(3):
             await infer_one(model, array_request(array))
-        await eventually(lambda: mapped_bytes() <= 2 * MAX_FREE_BYTES + 6 * array.nbytes)
+        await until(lambda: mapped_bytes() <= 2 * MAX_FREE_BYTES + 6 * array.nbytes)
         assert int(await ask(model, "")) <= 2 * MAX_FREE_BYTES + 6 * array.nbytes
 
 
@@ -132,7 +133,7 @@ async def test_shared_memory_is_given_back_when_no_large_tensor_comes(
     async with loaded(write_model(tmp_path / "double", CODE, BOTH)) as model:
         array = np.ones((256, 1024), np.float32)
         await infer_one(model, array_request(array))
-        await eventually(is_unmapped)
+        await until(is_unmapped)
         assert int(await ask(model, "")) == 0
         (output,) = (await infer_one(model, array_request(array))).outputs
         assert output.array[0, 0] == 2
@@ -160,4 +161,4 @@ async def test_a_crash_takes_its_shared_memory_along(tmp_path: Path) -> None:
         assert (held == 2).all()
         del held
         await ask(model, "")
-        await eventually(is_unmapped)
+        await until(is_unmapped)

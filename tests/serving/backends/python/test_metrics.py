@@ -8,7 +8,8 @@ import pytest
 
 from serving.backend import CustomMetric, CustomMetricFamily, CustomMetricKind
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.python.parts import TEXT, ask, eventually, loaded, write_model
+from tests.serving.backends.python.parts import TEXT, ask, loaded, write_model
+from tests.waiting import until
 
 CODE = """
 Family = pb_utils.MetricFamily
@@ -196,9 +197,9 @@ async def test_what_the_model_lets_go_is_released(tmp_path: Path) -> None:
     async with loaded(write_model(tmp_path / "counting", CODE), custom_metrics=page) as model:
         assert page.families["seen"].series
         assert await ask(model, "let_go") == "gone"
-        await eventually(lambda: not page.families["seen"].series)
+        await until(lambda: not page.families["seen"].series)
         assert "as the corresponding 'MetricFamily' has been deleted" in await ask(model, "family_first")
-        await eventually(lambda: page.families.keys() == {"seen"})
+        await until(lambda: page.families.keys() == {"seen"})
 
 
 async def test_instances_share_a_series_that_outlives_a_crash(tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ async def test_instances_share_a_series_that_outlives_a_crash(tmp_path: Path) ->
         assert seen.num_holders == 2
         with pytest.raises(SluiceError, match="not healthy"):
             await ask(model, "exit")
-        await eventually(lambda: seen.num_holders == 3)
+        await until(lambda: seen.num_holders == 3)
     assert page.families["seen"].series == [seen]
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from serving.backends.python.output import MAX_LINE_BYTES, MAX_LINES
 from sluice.errors import SluiceError
-from tests.serving.backends.python.parts import ask, eventually, loaded, write_model
+from tests.serving.backends.python.parts import ask, loaded, write_model
+from tests.waiting import until
 
 PRINTER = """
 class TritonPythonModel:
@@ -49,7 +50,7 @@ async def test_printed_lines_are_logged_with_the_instance_s_name(
         await ask(model, "print('one'); print('é\\n\\ntwo', file=sys.stderr); os.system('echo child')")
         await ask(model, "print('10 %\\r20 %', end='\\r'); os.write(1, b'\\xff\\n')")
         printed = ["loading weights", "one", "é", "two", "child", "10 %", "20 %", "\\xff"]
-        await eventually(lambda: lines_of(caplog) == printed)
+        await until(lambda: lines_of(caplog) == printed)
     assert lines_of(caplog) == [*printed, "good bye"]
 
 
@@ -77,7 +78,7 @@ async def test_a_model_that_prints_50_mb_holds_up_no_other_and_its_first_and_las
                     await ask(model, FLOOD)
 
         flooding = asyncio.create_task(flood())
-        await eventually(lambda: any("left out" in line for line in lines_of(caplog)))
+        await until(lambda: any("left out" in line for line in lines_of(caplog)))
         assert await ask(other, "") == "done"
         assert not flooding.done()
         await flooding

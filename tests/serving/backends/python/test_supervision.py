@@ -30,7 +30,6 @@ from tests.serving.backends.python.parts import (
     ask,
     children,
     context,
-    eventually,
     is_alive,
     loaded,
     source_of,
@@ -39,6 +38,7 @@ from tests.serving.backends.python.parts import (
     text_request,
     write_model,
 )
+from tests.waiting import until
 
 FATAL = """
 class TritonPythonModel:
@@ -113,11 +113,11 @@ async def test_other_instances_go_on_meanwhile(tmp_path: Path) -> None:
         first, second = workers
         assert first.pid is not None
         os.kill(first.pid, signal.SIGKILL)
-        await eventually(lambda: not first.is_ready)
+        await until(lambda: not first.is_ready)
         for _ in range(5):
             assert await ask(model, "") == str(second.pid)
         assert model.is_ready
-        await eventually(lambda: first.is_ready)
+        await until(lambda: first.is_ready)
         assert {await ask(model, "") for _ in range(8)} == {str(first.pid), str(second.pid)}
 
 
@@ -156,12 +156,12 @@ async def test_what_the_model_has_not_seen_is_done_by_the_next_worker(tmp_path: 
         for worker in workers:
             worker._execution_ns = 1.0
         first = asyncio.ensure_future(ask(model, "first"))
-        await eventually(lambda: (source.folder / "seen").exists())
+        await until(lambda: (source.folder / "seen").exists())
         if count == 2:  # the other one is busy, or it would take them all
             second = asyncio.ensure_future(ask(model, "first"))
-            await eventually(lambda: (source.folder / "seen").read_text() == "first first ")
+            await until(lambda: (source.folder / "seen").read_text() == "first first ")
         others = [asyncio.ensure_future(ask(model, f"w{number}")) for number in range(5)]
-        await eventually(lambda: sum(worker.num_batches for worker in workers) == 5 + count)
+        await until(lambda: sum(worker.num_batches for worker in workers) == 5 + count)
         (source.folder / "go").touch()
         with pytest.raises(SluiceError, match="not healthy"):
             await first
@@ -190,7 +190,7 @@ async def test_what_is_held_is_done_by_whichever_is_up_first(tmp_path: Path) -> 
         for worker in workers:
             assert worker.pid is not None
             os.kill(worker.pid, signal.SIGKILL)
-        await eventually(lambda: not any(worker.is_ready for worker in workers))
+        await until(lambda: not any(worker.is_ready for worker in workers))
         answers = await asyncio.gather(*(ask(model, "") for _ in range(4)))
         assert set(answers) == {str(workers[1].pid)}
         assert not workers[0].is_ready
@@ -238,10 +238,10 @@ async def test_what_a_model_started_ends_with_its_worker(tmp_path: Path) -> None
         crashed, closed = int(await ask(model, "child")), 0
         assert is_alive(crashed)
         await error_of(model, "exit")
-        await eventually(lambda: not is_alive(crashed))
+        await until(lambda: not is_alive(crashed))
         closed = int(await ask(model, "child"))
         assert is_alive(closed)
-    await eventually(lambda: not is_alive(closed))
+    await until(lambda: not is_alive(closed))
 
 
 async def test_a_process_that_the_model_forked_does_not_answer_for_it(tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ async def test_a_worker_that_ran_for_long_is_worth_another_one(tmp_path: Path, m
             pid = worker.pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            await eventually(partial(_is_other, worker, pid))
+            await until(partial(_is_other, worker, pid))
         assert await ask(model, "")
 
 
@@ -358,7 +358,7 @@ async def test_closing_fails_what_is_under_way(tmp_path: Path) -> None:
     async with supervised(source, finalize_timeout_s=0.05) as (model, (worker,)):
         await ask(model, "")
         under_way = asyncio.ensure_future(ask(model, "forever"))
-        await eventually(lambda: worker.num_batches == 1)
+        await until(lambda: worker.num_batches == 1)
         await model.close()
         with pytest.raises(SluiceError) as caught:
             await under_way
@@ -381,7 +381,7 @@ async def test_a_load_that_is_called_off_leaves_nothing(tmp_path: Path) -> None:
             raise AssertionError("it cannot be loaded")
 
     task = asyncio.ensure_future(load())
-    await eventually(lambda: len(children()) == 2)
+    await until(lambda: len(children()) == 2)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -412,7 +412,7 @@ async def test_a_worker_whose_gateway_is_killed_ends_itself(tmp_path: Path) -> N
     assert is_alive(worker)
     gateway.kill()
     await gateway.communicate()
-    await eventually(lambda: not is_alive(worker))
+    await until(lambda: not is_alive(worker))
 
 
 def lookahead(execution_ns: float) -> Callable[[SupervisedWorker], int]:
@@ -436,7 +436,7 @@ async def test_batches_ahead_go_to_the_worker_with_the_fewest(tmp_path: Path) ->
         for worker in workers:
             worker._execution_ns = 1.0
         asked = [asyncio.ensure_future(ask(model, "forever")) for _ in range(7)]
-        await eventually(lambda: sum(worker.num_batches for worker in workers) == 7)
+        await until(lambda: sum(worker.num_batches for worker in workers) == 7)
         assert sorted(worker.num_batches for worker in workers) == [3, 4]
         await model.close()
         await asyncio.gather(*asked, return_exceptions=True)

@@ -21,7 +21,7 @@ from serving.model import Model
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.builders import TIMEOUT_S, infer, request
+from tests.serving.backends.builders import infer, request
 from tests.serving.backends.pytorch.modules import (
     Counter,
     InPlace,
@@ -39,6 +39,7 @@ from tests.serving.backends.pytorch.modules import (
     put,
 )
 from tests.serving.backends.pytorch.parts import STRINGS, X_TO_Y, both, load, outputs
+from tests.waiting import PATIENCE_S
 
 # torch says of TorchScript that it is deprecated, at each of its functions.
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")]
@@ -185,14 +186,14 @@ async def test_instances_have_modules_of_their_own_unless_they_share(
     def hold(session: Any, values: dict[str, object]) -> Any:
         mine, gate = next(runs)
         mine.set()
-        assert gate.wait(TIMEOUT_S)
+        assert gate.wait(PATIENCE_S)
         return ran(session, values)
 
     monkeypatch.setattr(torchscript.TorchScriptSession, "_compute", hold)
     one = request(x=np.ones(1, np.float32))
     waiting = {asyncio.create_task(infer(model, one)) for _ in gates}
     for event in began:
-        assert await asyncio.to_thread(event.wait, TIMEOUT_S)
+        assert await asyncio.to_thread(event.wait, PATIENCE_S)
     answers = []
     for gate in gates:
         gate.set()
@@ -317,13 +318,13 @@ async def test_what_waits_behind_a_run_is_cancelled_and_closed(tmp_path: Path, m
         nonlocal num_runs
         num_runs += 1
         began.set()
-        assert release.wait(TIMEOUT_S)
+        assert release.wait(PATIENCE_S)
         return ran(session, values)
 
     monkeypatch.setattr(torchscript.TorchScriptSession, "_compute", hold)
     responses: list[InferResponse] = []
     model.submit(request(x=np.ones(1, np.float32)), responses.append)
-    assert await asyncio.to_thread(began.wait, TIMEOUT_S)
+    assert await asyncio.to_thread(began.wait, PATIENCE_S)
     model.submit(request(x=np.ones(1, np.float32)), responses.append).cancel()
     await model.close()
     assert [response.error.code for response in responses if response.error] == [ErrorCode.UNAVAILABLE]

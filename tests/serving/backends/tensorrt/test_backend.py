@@ -17,8 +17,9 @@ from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.builders import CONTEXT, TIMEOUT_S
+from tests.serving.backends.builders import CONTEXT
 from tests.serving.backends.tensorrt.fakes import Machine, install_driver, write_plan
+from tests.waiting import PATIENCE_S, until
 
 TENSORS = """
     input { name: "x" data_type: TYPE_FP32 dims: [4] } output { name: "y" data_type: TYPE_FP32 dims: [4] }
@@ -59,17 +60,10 @@ def rows_of(count: int, value: float = 1, columns: int = 4) -> InferRequest:
 
 
 async def infer(model: Model, given: InferRequest) -> Array:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         response = await infer_one(model, given)
     [output] = response.outputs
     return output.array
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Wait, because instances end on their threads."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not is_so():
-            await asyncio.sleep(0.001)
 
 
 async def test_without_a_gpu_the_error_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +294,6 @@ async def test_what_was_cancelled_does_not_run(tmp_path: Path, loaded: list[Mode
     loaded.append(model := await load(tmp_path, BATCHED + ON_GPU))
     responses: list[InferResponse] = []
     model.submit(rows_of(1), responses.append).cancel()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await model.wait_idle()
     assert (responses, machine.runs) == ([], [])

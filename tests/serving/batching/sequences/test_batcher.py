@@ -9,8 +9,9 @@ from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode
-from tests.serving.batching.parts import HeldInstance, model_of, turns, until
+from tests.serving.batching.parts import HeldInstance, model_of, turns
 from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, control, sequences
+from tests.waiting import until
 
 
 async def test_the_model_learns_where_each_request_stands() -> None:

@@ -10,8 +10,8 @@ from serving.instance import Instance
 from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import until
 from tests.serving.batching.sequences.parts import END, NONE, START, Clients, sequences
+from tests.waiting import until
 
 STATE = 'state { input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: [ 1 ] }'
 STEP = 1000

@@ -14,8 +14,9 @@ from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import SluiceError
-from tests.serving.batching.parts import HeldInstance, config_of, turns, until
+from tests.serving.batching.parts import HeldInstance, config_of, turns
 from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
+from tests.waiting import until
 
 
 def echoes(jobs: list[InferJob]) -> None:

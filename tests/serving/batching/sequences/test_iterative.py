@@ -7,8 +7,9 @@ import pytest
 from serving.job import InferJob
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import HeldInstance, turns, until
+from tests.serving.batching.parts import HeldInstance, turns
 from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, Computed, control, sequences
+from tests.waiting import until
 
 OLDEST = "oldest { max_candidate_sequences: 4 }"
 ITERATIVE = sequences(OLDEST + " iterative_sequence: true")

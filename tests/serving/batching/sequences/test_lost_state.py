@@ -4,8 +4,9 @@ import pytest
 
 from serving.job import InferJob
 from sluice.errors import ErrorCode
-from tests.serving.batching.parts import turns, until
+from tests.serving.batching.parts import turns
 from tests.serving.batching.sequences.parts import END, START, Clients, Process, control, sequences
+from tests.waiting import until
 
 DIRECT = sequences("direct { }")
 LOST = (

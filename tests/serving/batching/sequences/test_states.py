@@ -12,8 +12,9 @@ from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import HeldInstance, config_of, turns, until
+from tests.serving.batching.parts import HeldInstance, config_of, turns
 from tests.serving.batching.sequences.parts import CONFIG, CONTROLS, END, NONE, START, Clients, Computed, control
+from tests.waiting import until
 
 STATE = 'input_name: "S" output_name: "T" data_type: TYPE_INT32 dims: [ 1 ]'
 

@@ -9,6 +9,7 @@ import pytest
 from serving.repository.failures import StoreFailure
 from serving.repository.stores.mirror import DownloadProgress, Downloads, Transfer
 from tests.serving.repository.stores.parts import Bucket, HookedFilesystem
+from tests.waiting import PATIENCE_S
 
 MB = 1_000_000
 
@@ -43,7 +44,7 @@ def transfers(bucket: Bucket, folder: Path, num: int) -> list[Transfer]:
 def test_objects_come_side_by_side(bucket: Bucket, tmp_path: Path) -> None:
     filesystem = HookedFilesystem(bucket.filesystem)
     wanted = transfers(bucket, tmp_path, 4)
-    together = threading.Barrier(4, timeout=10)
+    together = threading.Barrier(4, timeout=PATIENCE_S)
     filesystem.before_get = lambda path: (together.wait(), None)[1]
     downloads = Downloads(filesystem)
     whole, error = downloads.run("m", wanted)
@@ -57,7 +58,7 @@ def test_objects_come_side_by_side(bucket: Bucket, tmp_path: Path) -> None:
 def test_what_is_whole_when_one_fails(memory: Bucket, tmp_path: Path) -> None:
     filesystem = HookedFilesystem(memory.filesystem)
     wanted = transfers(memory, tmp_path, 3)
-    others_are_there = threading.Barrier(3, timeout=10)
+    others_are_there = threading.Barrier(3, timeout=PATIENCE_S)
 
     def fail_last(path: str) -> None:
         others_are_there.wait()

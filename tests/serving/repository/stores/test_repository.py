@@ -17,8 +17,9 @@ from serving.repository.roots import Roots
 from serving.repository.settings import ControlMode
 from serving.repository.stores.listing import StoreListing
 from sluice.errors import ErrorCode
-from tests.serving.repository.parts import READY, ask, ensemble_config, failure, rows, until, write_model
+from tests.serving.repository.parts import READY, ask, ensemble_config, failure, rows, write_model
 from tests.serving.repository.stores.parts import ALL_VERSIONS, Bucket, HookedFilesystem, S3Server, StoreBench, stamps
+from tests.waiting import PATIENCE_S, until
 
 
 async def polling(bench: StoreBench, **options: Any) -> ModelRepository:
@@ -424,7 +425,7 @@ async def test_closing_ends_a_download(memory: Bucket, hooked: list[HookedFilesy
 
     def hang(path: str) -> None:
         is_downloading.set()
-        goes_on.wait(10)
+        goes_on.wait(PATIENCE_S)
 
     hooked[-1].before_get = hang
     loading = asyncio.ensure_future(repository.load("a"))

@@ -13,7 +13,8 @@ from gateway.http.openai.responses.create import parse_request
 from gateway.http.openai.responses.schemas import CreateResponseRequest
 from gateway.http.parsing import parse_body
 from pipelines.text.types import ChatMessage, Conversation, TextEvent, TextRequest
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
+from tests.waiting import PATIENCE_S
 
 PATH = "/v1/responses"
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}

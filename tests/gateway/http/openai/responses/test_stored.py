@@ -5,8 +5,9 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.http.live import MODEL, PATIENCE_S, LiveServer
+from tests.gateway.http.live import MODEL, LiveServer
 from tests.gateway.http.openai.responses.test_create import PATH, SENT, prompt_ids
+from tests.waiting import PATIENCE_S
 
 LATER: dict[str, Any] = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
 

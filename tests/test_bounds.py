@@ -1,0 +1,66 @@
+"""The code keeps within tests/bounds.toml, and that file only tightens."""
+
+import subprocess
+from itertools import pairwise
+
+import pytest
+
+from tests.paths import ROOT
+from tests.tools.bounds import FILE, PATHS, Bound, loosened, measure, read_bounds, tighten
+
+VERSIONS = 40
+"""How many of the file's last versions are compared."""
+
+
+def test_no_measure_is_above_its_bound() -> None:
+    bounds = {name: bound for name, bound in read_bounds(FILE.read_text()).items() if not name.startswith(f"{PATHS}.")}
+    measures = measure()
+    assert bounds.keys() == measures.keys()
+    over = {name: (measured, bounds[name].most) for name, measured in measures.items() if measured > bounds[name].most}
+    assert not over, f"measured, and at most: {over}; make it smaller, or name the issue that allows more"
+
+
+def test_no_bound_was_raised_without_an_issue() -> None:
+    versions = [read_bounds(FILE.read_text()), *map(read_bounds, _committed())]
+    for after, before in pairwise(versions):
+        assert not loosened(before, after)
+
+
+def _committed() -> list[str]:
+    """Return the file's last committed versions, newest first. Skips where the repository's history is not here."""
+    name = str(FILE.relative_to(ROOT))
+    try:
+        log = _git("log", f"-{VERSIONS}", "--first-parent", "--format=%H", "--", name)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("there is no git, or this is no clone: a bound cannot be compared with the one before")
+    return [_git("show", f"{commit}:{name}") for commit in log.split()]
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("after", "wrong"),
+    [
+        ({"path.chat": Bound(72)}, []),
+        ({"path.chat": Bound(71)}, []),
+        ({"path.chat": Bound(73)}, ["path.chat rose from 72 to 73: name the issue that allows it"]),
+        ({"path.chat": Bound(73, issue=36)}, []),
+        ({}, ["path.chat is gone"]),
+    ],
+)
+def test_a_bound_falls_freely_and_rises_with_an_issue(after: dict[str, Bound], wrong: list[str]) -> None:
+    assert loosened({"path.chat": Bound(72)}, after) == wrong
+
+
+def test_a_row_is_a_number_and_an_issue() -> None:
+    assert read_bounds("[path]\nchat = { most = 72, issue = 36 }") == {"path.chat": Bound(72, 36)}
+    for row in ("{ most = 72.5 }", '{ most = 72, why = "new" }', "{ issue = 36 }"):
+        with pytest.raises((ValueError, TypeError)):
+            read_bounds(f"[path]\nchat = {row}")
+
+
+def test_tightening_lowers_and_never_raises() -> None:
+    text = "[lines]\nengine = { most = 100, issue = 36 }\nload = { most = 5 }\n"
+    assert tighten(text, {"lines.engine": 90, "lines.load": 9}) == text.replace("100", "90")

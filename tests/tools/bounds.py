@@ -1,0 +1,149 @@
+"""What tests/bounds.toml bounds: `python -m tests.tools.bounds` prints each measure beside its bound.
+
+`--tighten` lowers every bound to what is measured. A bound that is raised needs the number of the issue that allows it
+in its row; `tests/test_bounds.py` compares the file with its own history.
+"""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.layers import PACKAGES, imports_of, modules
+from tests.paths import TESTS
+from tests.tools.structure import num_lines, repeated_classes
+
+FILE = TESTS / "bounds.toml"
+PATHS = "path"
+"""The table of bounds that `tests/docs/test_structure.py` measures, with a running server."""
+_STARTERS = frozenset({"subprocess", "multiprocessing", "tests.server_process", "tests.fork_server"})
+"""Imports by which a test file starts processes itself."""
+
+
+class Bound(NamedTuple):
+    """The most that a measure may be, and the issue that allowed the last raise."""
+
+    most: int
+    issue: int | None = None
+
+
+def read_bounds(text: str) -> dict[str, Bound]:
+    """Return the bounds of a bounds.toml by dotted name. Raises ValueError for a row that is none."""
+    bounds = {}
+    for table, rows in tomllib.loads(text).items():
+        for name, row in rows.items():
+            if not row.keys() <= {"most", "issue"} or not all(type(value) is int for value in row.values()):
+                raise ValueError(f"{table}.{name} must have a number `most`, and may have `issue`; got {row}")
+            bounds[f"{table}.{name}"] = Bound(**row)
+    return bounds
+
+
+def loosened(before: Mapping[str, Bound], after: Mapping[str, Bound]) -> list[str]:
+    """Return what is wrong in a change from `before` to `after`: bounds that rose without an issue, or are gone."""
+    wrong = [f"{name} is gone" for name in before if name not in after]
+    for name in before.keys() & after.keys():
+        old, new = before[name], after[name]
+        if new.most > old.most and new.issue is None:
+            wrong.append(f"{name} rose from {old.most} to {new.most}: name the issue that allows it")
+    return sorted(wrong)
+
+
+def measure() -> dict[str, int]:
+    """Return all measures but those of PATHS."""
+    measures: dict[str, int] = {}
+    for package in PACKAGES:
+        files = [path for module, path in modules().items() if module.partition(".")[0] == package]
+        measures |= {f"files.{package}": len(files), f"lines.{package}": sum(map(num_lines, files))}
+    tests = [path for path in sorted(TESTS.rglob("*.py")) if "data" not in path.relative_to(TESTS).parts]
+    measures |= {"files.tests": len(tests), "lines.tests": sum(map(num_lines, tests))}
+    return measures | _measure_code() | _measure_waits(tests)
+
+
+def _measure_code() -> dict[str, int]:
+    classes = [node for path in modules().values() for node in _nodes(path) if isinstance(node, ast.ClassDef)]
+    return {
+        "code.protocols": sum(any(_name(base) == "Protocol" for base in node.bases) for node in classes),
+        "code.attributes_of_the_largest_class": max(len({*_attributes(node)}) for node in classes),
+        "code.imports_of_the_widest_module": max(
+            len(imports_of(path) & modules().keys()) for path in modules().values()
+        ),
+        "code.class_names_that_stand_twice": len(repeated_classes(dict(modules()))),
+    }
+
+
+def _measure_waits(tests: list[Path]) -> dict[str, int]:
+    sleeps = loops = starters = 0
+    for path in tests:
+        imported: set[str | None] = set()
+        for node in _nodes(path):
+            sleeps += _is_sleep(node)
+            loops += isinstance(node, ast.While) and any(map(_is_sleep, ast.walk(node)))
+            match node:
+                case ast.Import(names):
+                    imported |= {alias.name for alias in names}
+                case ast.ImportFrom(module):
+                    imported.add(module)
+        starters += not _STARTERS.isdisjoint(imported)
+    return {"tests.sleeps": sleeps, "tests.waiting_loops": loops, "tests.files_that_start_processes": starters}
+
+
+def _nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(), str(path)))
+
+
+def _name(node: ast.expr) -> str:
+    match node:
+        case ast.Name(name) | ast.Attribute(attr=name):
+            return name
+        case ast.Subscript(value) | ast.Call(value):
+            return _name(value)
+    return ""
+
+
+def _attributes(node: ast.ClassDef) -> Iterator[str]:
+    """Yield the names of what an object of the class holds: fields, and what its methods set."""
+    for each in node.body:
+        match each:
+            case ast.AnnAssign(target=ast.Name(name)):
+                yield name
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                for inner in ast.walk(each):
+                    match inner:
+                        case ast.Attribute(ast.Name("self"), name, ast.Store()):
+                            yield name
+
+
+def _is_sleep(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _name(node.func) == "sleep"
+
+
+def tighten(text: str, measures: Mapping[str, int]) -> str:
+    """Return a bounds.toml with each bound lowered to what was measured."""
+    table, lines = "", []
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"\[(\w+)\]", line):
+            table = heading[1]
+        row: Any = re.fullmatch(r"(\w+) = \{ most = ([\d_]+)(.*)", line)
+        measured = measures.get(f"{table}.{row[1]}") if row else None
+        if measured is not None and measured < int(row[2]):
+            line = f"{row[1]} = {{ most = {measured}{row[3]}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> None:
+    measures, text = measure(), FILE.read_text()
+    if "--tighten" in arguments:
+        FILE.write_text(tighten(text, measures))
+    bounds = read_bounds(FILE.read_text())
+    for name, most in bounds.items():
+        if name in measures:
+            mark = "  TOO MUCH" if measures[name] > most.most else ""
+            sys.stdout.write(f"{name:45} {measures[name]:8,} of {most.most:8,}{mark}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
