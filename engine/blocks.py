@@ -33,9 +33,7 @@ class HashChain:
         """`adapter` is the digest of the LoRA adapter that computes the blocks (`EngineInfo.adapter_digests`), the same
         in every engine that has loaded these weights; "" for none."""
         self._block_size = block_size
-        self._root = _digest(b"", salt.encode())
-        if adapter:  # of an odd length, which the tokens of a block never have
-            self._root = _digest(self._root, b"adapter" + blake2b(adapter.encode(), digest_size=16).digest())
+        self._root = chain_root(salt, adapter)
         self._hashes: list[BlockHash] = []
 
     def hashes(self, token_ids: list[int], num_blocks: int) -> list[BlockHash]:
@@ -44,8 +42,21 @@ class HashChain:
         while len(hashes) < num_blocks:
             begin = len(hashes) * size
             parent = hashes[-1] if hashes else self._root
-            hashes.append(_digest(parent, array("i", token_ids[begin : begin + size]).tobytes()))
+            hashes.append(next_hash(parent, array("i", token_ids[begin : begin + size])))
         return hashes[:num_blocks]
+
+
+def chain_root(salt: str, adapter: str) -> BlockHash:
+    """Return what the hashes of a chain begin with."""
+    root = _digest(b"", salt.encode())
+    if adapter:  # of an odd length, which the tokens of a block never have
+        root = _digest(root, b"adapter" + blake2b(adapter.encode(), digest_size=16).digest())
+    return root
+
+
+def next_hash(parent: BlockHash, token_ids: "array[int]") -> BlockHash:
+    """Return the hash of the block with these tokens, of the type "i", that follows `parent`."""
+    return _digest(parent, token_ids.tobytes())
 
 
 class PromptOrigin:

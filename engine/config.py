@@ -161,7 +161,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where the runtime computes, if it can do so in several places: auto, cpu, cuda."""
     task: Task = Task.AUTO
     role: EngineRole = EngineRole.GENERATE
-    """The engine's part in a fleet. Our own executor alone has PREFILL."""
+    """The engine's part in a fleet."""
+    is_replica: bool = False
+    """Whether it is one of several engines of this gateway, which chooses among them by what each has cached."""
+    has_prefill_replicas: bool = False
+    """Whether other engines compute prompts for this one, for a runtime that must be ready for it (TensorRT-LLM)."""
     tensor_parallel_size: int = 1
     """Number of GPUs that share each layer."""
     pipeline_parallel_size: int = 1
@@ -186,7 +190,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     kv_events_endpoint: str | None = None
     """ZeroMQ endpoint at which the prefix cache's events are published in vLLM's format: `tcp://*:5557` is bound, a
-    host's is connected to. Our own executor alone has it. Default: none."""
+    host's is connected to. vLLM has its own, by its setting kv_events_config. Default: none."""
     kv_events_replay_endpoint: str | None = None
     """Endpoint that is bound for subscribers to ask for events that they have missed. Default: none."""
     kv_events_topic: str = ""

@@ -167,16 +167,17 @@ def boolean(value: str) -> bool:
     return word in _TRUE
 
 
-def whole(least: int = 0) -> Parse:
-    """Read a whole number of `least` or more."""
+def whole(least: int | None = 0) -> Parse:
+    """Read a whole number of `least` or more, None for any."""
+    allowed = "a whole number" if least is None else f"a whole number of {least} or more"
 
     def parse(value: str) -> int:
         try:
             number = int(value)
         except ValueError:
-            number = least - 1
-        if number < least:
-            raise ValueError(f"a whole number of {least} or more")
+            raise ValueError(allowed) from None
+        if least is not None and number < least:
+            raise ValueError(allowed)
         return number
 
     return parse

@@ -88,6 +88,8 @@ class RuntimeSpec:
     """The model folders that it takes."""
     tasks: frozenset[Task] = frozenset({Task.GENERATE})
     """The things that it serves models for."""
+    tasks_on_request: frozenset[Task] = frozenset()
+    """Tasks that it serves few models for: `auto` does not choose it for them."""
     appraise: Appraise
     default_step_sizes: StepSizes
     chooses_chunk: bool = False
@@ -118,6 +120,8 @@ class RuntimeSpec:
     """The sampling parameters of `engine.sampling_fields.OPTIONAL_FIELDS` that it has, in some version."""
     kv_tier_advice: str = ""
     """Advice, in messages, for whoever asks for our KV tiers on a runtime that has others; "" where it has ours."""
+    hands_over: bool = False
+    """Whether it keeps its own blocks and can still hand prompts over to another engine."""
     ignored_fields: frozenset[str] = frozenset()
     """Fields of EngineConfig that it has no use for."""
 
@@ -180,8 +184,8 @@ class RuntimeSpec:
             raise invalid("device", f"device must be {names} on {self.title}, got {config.device!r}")
 
     def check_role(self, config: EngineConfig) -> None:
-        """Raise INVALID if `config` asks for an engine that hands over prompts, which our own executor alone does."""
-        if self.kv_tier_advice and config.role is EngineRole.PREFILL:
+        """Raise INVALID if `config` asks for an engine that hands over prompts, and this runtime does not."""
+        if self.kv_tier_advice and not self.hands_over and config.role is EngineRole.PREFILL:
             raise invalid("role", f"role prefill is for another runtime: {self.title} keeps its own blocks")
 
     def own_python(self) -> str | None:

@@ -66,8 +66,10 @@ def choose_runtime(
     spec, task = choice.spec, served_task(config)
     if task is not Task.GENERATE and config.role is EngineRole.PREFILL:
         raise invalid("role", f"role prefill is for models that generate; this one serves to {task}")
-    if task not in spec.tasks:
-        able = " or ".join(f"--runtime {each.runtime}" for each in RUNTIMES.values() if task in each.tasks)
+    if task not in spec.tasks | spec.tasks_on_request:
+        able = " or ".join(
+            f"--runtime {each.runtime}" for each in RUNTIMES.values() if task in each.tasks | each.tasks_on_request
+        )
         raise invalid("task", f"{spec.title} does not serve models for {task}; use {able}")
     if not is_installed(spec, config.engine_python):
         raise SluiceError(

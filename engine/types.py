@@ -41,6 +41,15 @@ class Grammar(msgspec.Struct, frozen=True, gc=False):
     whitespace: str | None = None
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, gc=False):
+    """The most tokens of the reasoning: those after `start`, in prompt or output. Where they are spent, `end` follows,
+    which closes it."""
+
+    num_tokens: int
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Parameters of how tokens are chosen. `engine.validation.check_sampling` checks their ranges.
 
@@ -70,6 +79,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    thinking_token_budget: ThinkingBudget | None = None
     beam_width: int = 1
     """Beams of a beam search, whose best one is the answer; it comes in one event. This field and those below are not
     supported by every runtime (`EngineInfo.sampling_fields`). None is the runtime's own default."""
@@ -122,6 +132,15 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     the tokens of an image in the place of its placeholder; all of them count as the prompt's."""
     fits_context: bool = False
     """Whether `max_tokens` is cut to what the context leaves once the images are in the prompt."""
+    hands_over: bool = False
+    """Whether another engine goes on after the first token, with `EventDetail.handover`
+    (`EngineInfo.handover_fields`)."""
+
+    @property
+    def computes_whole_prompt(self) -> bool:
+        """Whether nothing of its prompt may come from a runtime's cache: only tokens that are computed have the log
+        probabilities that it asks for."""
+        return self.sampling.prompt_logprobs is not None and not self.resume_token_ids
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -159,7 +178,8 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     own, [tokens, vocab_size] float32 as bytes: `context_logits` of the whole prompt with the first event,
     `generation_logits` of the event's tokens. `metrics` come with every event that was to have them.
     `num_prompt_tokens`, those of images among them, come with the first event of a request with images. `timing` comes,
-    where the request asks for it, with the first event of an engine and the first one after a pause."""
+    where the request asks for it, with the first event of an engine and the first one after a pause. `handover` comes
+    with the last event of a request that is handed over; without it the other engine begins anew."""
 
     num_cached_tokens: int | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -169,6 +189,7 @@ class EventDetail(msgspec.Struct, frozen=True, array_like=True, gc=False):
     generation_logits: bytes | None = None
     num_prompt_tokens: int | None = None
     timing: SequenceTiming | None = None
+    handover: bytes | None = None
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -210,6 +231,8 @@ class BlockSource(msgspec.Struct, frozen=True, array_like=True):
     num_blocks: int = 0
     server_key: str = ""
     """The other engine's public key of CURVE; "" for one that takes connections without keys."""
+    handover: bytes = b""
+    """Bytes that the other engine's runtime handed over (`EventDetail.handover`). Good for one engine, once."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,7 +257,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     adapters: tuple[str, ...] = ()
     """Names of the LoRA adapters that requests may use."""
     adapter_digests: dict[str, str] = {}
-    """Digests of their files, with which the hashes of their blocks begin; of our own runtime alone."""
+    """Digests of their files, with which the hashes of their blocks begin; not of vLLM's."""
     max_beam_width: int = 1
     sampling_fields: tuple[str, ...] = ()
     """The optional sampling parameters that this runtime supports."""
@@ -268,6 +291,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """KV blocks of several replicas together; 0 for one engine."""
     max_cached_tokens: int = 0
     """Most tokens of a sequence that the KV cache keeps, where attention has a window; 0 for all of them."""
+    handover_fields: tuple[str, ...] = ()
+    """For a runtime that moves blocks itself, whose prefill engines compute the first token too and hand the request
+    over (`BlockSource.handover`): the sampling parameters with which another engine can go on."""
 
     @property
     def capacity_blocks(self) -> int:

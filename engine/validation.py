@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from engine.blocks import blocks_for, worst_case_blocks
 from engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS
-from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from engine.types import EngineInfo, GenerateRequest, SamplingParams, ThinkingBudget
 from sluice.errors import SluiceError, invalid, too_long
 
 MAX_LABEL = 256
@@ -30,12 +30,39 @@ def check_sampling(params: SamplingParams) -> None:
     if params.grammar is not None and len(params.grammar.text) + len(params.grammar.preamble) > MAX_GRAMMAR_CHARS:
         got = len(params.grammar.text)
         raise invalid("grammar", f"the grammar must have at most {MAX_GRAMMAR_CHARS} characters, got {got}")
+    budget = params.thinking_token_budget
+    if budget is not None and not (budget.num_tokens >= 0 and budget.start and budget.end):
+        message = "thinking_token_budget must be 0 or more tokens, and have tokens that open and close the reasoning"
+        raise invalid("thinking_token_budget", f"{message}, got {budget}")
+    if budget is not None:
+        _check_closing(params, budget)
     if params.grammar is not None and params.ignore_eos:
         raise invalid(
             "ignore_eos",
             "ignore_eos must be false where the output has to match a grammar, got true; "
             "such an output ends with the end of sequence",
         )
+
+
+def _check_closing(params: SamplingParams, budget: ThinkingBudget) -> None:
+    """Raise INVALID where what closes the reasoning may be banned: no token would be left to choose then, which fails a
+    whole batch on a GPU."""
+    banned = {word[-1] for word in params.bad_words}
+    not_yet = params.stop_token_ids if params.min_tokens else ()
+    allowed = params.allowed_token_ids or budget.end
+    for field, is_so in (
+        ("bad_words", not banned.isdisjoint(budget.end)),
+        ("allowed_token_ids", not {*allowed}.issuperset(budget.end)),
+        ("stop_token_ids", not {*not_yet}.isdisjoint(budget.end)),
+        ("no_repeat_ngram_size", bool(params.no_repeat_ngram_size)),
+    ):
+        if is_so:
+            closing = ", ".join(map(str, budget.end))
+            raise invalid(
+                field,
+                f"{field} must let the tokens {closing} come, by which thinking_token_budget closes the "
+                "reasoning; leave out one of both",
+            )
 
 
 def _out_of_range(name: str, value: float, allowed: str) -> SluiceError:
@@ -188,6 +215,8 @@ def _check_token_ids(request: GenerateRequest, vocab_size: int) -> None:
     _check_in_vocabulary("allowed_token_ids", "allowed_token_ids", params.allowed_token_ids, vocab_size)
     for word in params.bad_words:
         _check_in_vocabulary("bad_words", "token ids of bad_words", word, vocab_size)
+    if (budget := params.thinking_token_budget) is not None:
+        _check_in_vocabulary("thinking_token_budget", "its token ids", (*budget.start, *budget.end), vocab_size)
 
 
 def _check_in_vocabulary(param: str, name: str, token_ids: Collection[int], vocab_size: int) -> None:

@@ -1,5 +1,6 @@
 """The LoRA adapters of a client's engine: changes to them, and what a new engine in place of a lost one must have."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,7 +30,7 @@ class AdapterControl:
         """`info` returns what is known of the engine now."""
         self.folders = dict(config.lora_modules)
         """Folders of the adapters that were given or loaded, by name. A new engine gets the same ones."""
-        self.marks = {name: files_mark(Path(path)) for name, path in self.folders.items()}
+        self.marks = {name: files_mark(Path(path), is_flat=True) for name, path in self.folders.items()}
         """Marks of the files in those folders when they were given or loaded, by name."""
         self._answers = answers
         self._info = info
@@ -44,8 +45,8 @@ class AdapterControl:
         async with self._answers.lock:
             if name in self._info().adapters and not replaces:
                 raise invalid("lora_name", f"LoRA adapter {name!r} has already been loaded; load_inplace replaces it")
+            mark = await asyncio.to_thread(files_mark, Path(path), is_flat=True)  # whatever is in there
             self._refuse_if_lost()
-            mark = files_mark(Path(path))
             await self._answers.ask(LoadAdapter(name, path))
             self.folders[name], self.marks[name] = path, mark
 
@@ -80,7 +81,7 @@ class AdapterControl:
         """Return `config` for another engine: without the adapters that were unloaded or replaced since."""
         modules = config.lora_modules
         kept = {name: path for name, path in modules.items() if self.folders.get(name) == path}
-        enables = config.enable_lora or bool(modules)
+        enables = config.enable_lora or kept != modules  # those that are loaded again need room
         return msgspec.structs.replace(config, lora_modules=kept, enable_lora=enables)
 
     def commands_for_new_engine(self, config: EngineConfig) -> list[LoadAdapter]:

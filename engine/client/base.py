@@ -321,7 +321,7 @@ class EngineClient(ABC):
                 continue
             try:
                 request = stream.request_now()
-                self._send(Submit(stream_id, request, stream.was_sent, stream.most_wait_s, stream.source))
+                self._send(Submit(stream_id, request, stream.was_sent, stream.most_wait_s, stream.take_source()))
             except SluiceError as error:
                 self._fail(stream_id, error)
                 continue

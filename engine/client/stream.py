@@ -89,6 +89,7 @@ class GenerationStream:
         """Whether any of the above, or of the logits below, was not fetched yet."""
         self._context_logits: bytes | None = None
         self._generation_logits: list[bytes] = []
+        self._handover: bytes | None = None
         self._finish_reason: FinishReason | None = None
         self._error: Exception | None = None
         self._relay = relay
@@ -135,6 +136,7 @@ class GenerationStream:
             self._context_logits,
             b"".join(self._generation_logits) or None,
             self._num_prompt_tokens,
+            handover=self._handover,
         )
         self._num_cached_tokens = self._prompt_logprobs = self._logprobs = None
         self._metrics = self._context_logits = None
@@ -145,6 +147,14 @@ class GenerationStream:
     def cancel(self) -> None:
         """Cancel the request. Idempotent and legal in every state, also after the end."""
         self._cancel(self.stream_id)
+
+    def take_source(self) -> BlockSource | None:
+        """Return `source` for an engine that gets the request now. What was handed over is good for one alone: another
+        one computes the prompt."""
+        source = self.source
+        if source is not None and source.handover:
+            self.source = None
+        return source
 
     def request_now(self) -> GenerateRequest:
         """Return the request for an engine that gets it now. Raises DEADLINE if no time is left."""
@@ -191,6 +201,8 @@ class GenerationStream:
             self._context_logits = detail.context_logits
         if detail.generation_logits is not None:
             self._generation_logits.append(detail.generation_logits)
+        if detail.handover is not None:
+            self._handover = detail.handover
 
     def divert(self, receive: ReceiveEvent, can_receive: Callable[[], bool]) -> None:
         """Have `receive` called with events of tokens alone from now on, while the iterator waits and `can_receive`

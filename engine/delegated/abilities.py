@@ -42,7 +42,7 @@ async def change_adapters(
         log.exception("%s cannot change LoRA adapter %s", runtime.title, name)
         message = f"{runtime.title} cannot change LoRA adapter {name}: {error}"
         return AdapterOutcome(name, ErrorCode.INTERNAL, message)
-    return AdapterOutcome(name, adapters=tuple(sorted(names)))
+    return AdapterOutcome(name, adapters=tuple(sorted(names)), digests=dict(runtime.adapter_digests))
 
 
 class ExpandedPrompt(NamedTuple):
@@ -51,6 +51,8 @@ class ExpandedPrompt(NamedTuple):
     token_ids: list[int]
     prepare: Callable[[GenerateRequest], Any]
     """Does what `DelegatedRuntime.prepare` does, for a request with this prompt."""
+    goes_on: bool = True
+    """Whether an answer can go on after `resume_token_ids`; else it is generated anew."""
 
 
 @runtime_checkable
@@ -100,7 +102,8 @@ class Renderings:
         outcome: Rendered | SluiceError
         try:
             expanded = await self._runtime.expand(command.request)
-            outcome = Rendered(_with_prompt(command.request, expanded.token_ids, info), expanded.prepare, submitted_at)
+            request = _with_prompt(command.request, expanded.token_ids, info)
+            outcome = Rendered(request, expanded.prepare, submitted_at, expanded.goes_on)
         except SluiceError as error:
             outcome = error
         except Exception:

@@ -32,13 +32,22 @@ class RuntimeChanges:
         self.adapters = adapters
         """Names of the adapters that requests may use."""
         self.is_asleep = False
-        """Whether the runtime gets no requests."""
+        """Whether the runtime is asleep, or falls asleep."""
+        self._num_sleeps = 0
+        """Commands to sleep that are not answered."""
         self.is_frozen = False
         """Whether those that it has bring nothing."""
         self.adapter_outcomes: list[AdapterOutcome] = []
         self.sleep_outcomes: list[SleepOutcome] = []
 
+    @property
+    def holds_requests(self) -> bool:
+        """Whether the runtime gets no requests: what comes behind a command to sleep waits, as in a new engine in place
+        of one that slept."""
+        return self.is_asleep or self._num_sleeps > 0
+
     def begin(self, command: ChangeCommand) -> None:
+        self._num_sleeps += isinstance(command, Sleep)
         task = asyncio.create_task(self._obey(command))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -52,6 +61,7 @@ class RuntimeChanges:
         async with self._lock:
             if isinstance(command, Sleep | WakeUp):
                 slept = await self._sleep_or_wake(command)  # meanwhile frames take the lists
+                self._num_sleeps -= isinstance(command, Sleep)
                 self.sleep_outcomes.append(slept)
             else:
                 outcome = await change_adapters(self._runtime, command, self.adapters)
@@ -76,6 +86,7 @@ class RuntimeChanges:
         return SleepOutcome(self.is_asleep)
 
     async def _sleep(self, runtime: SleepingRuntime, command: Sleep) -> None:
+        runtime.check_sleep(command.level, command.mode)
         before = self.is_asleep, self.is_frozen
         self.is_asleep, self.is_frozen = True, command.mode != "wait"
         self._on_change()

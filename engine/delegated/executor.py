@@ -14,7 +14,7 @@ from engine.delegated.abilities import Renderings
 from engine.delegated.admission import RuntimeCapacity, RuntimeGate
 from engine.delegated.changes import RuntimeChanges
 from engine.delegated.in_flight import InFlightTable
-from engine.delegated.interface import DelegatedRuntime, EngineLost, Iteration, ResponseDelta
+from engine.delegated.interface import DelegatedRuntime, EngineLost, HandoverRuntime, Iteration, ResponseDelta
 from engine.delegated.sequence import DelegatedSequence, Rendered, make_sequence
 from engine.delegated.sharing import BlockSharing
 from engine.delegated.statistics import StatisticsRecorder
@@ -78,6 +78,7 @@ class DelegatedExecutor:
         """`info` and `iteration` are what `runtime.start` returned."""
         self.info = info
         self._runtime = runtime
+        self._handover = runtime if isinstance(runtime, HandoverRuntime) else None
         self._emit = emit
         self._clock = clock
         policy = find_policy(info.scheduler_policy)
@@ -91,6 +92,7 @@ class DelegatedExecutor:
         self._renderings = Renderings(runtime, config, clock, self._on_rendered)
         self._admission: AdmissionController[DelegatedSequence] = AdmissionController(info, config, clock)
         self._recorder = StatisticsRecorder(info, self._admission.forecast, iteration, clock())
+        self._prefixes = runtime.prefixes
         self._in_flight = InFlightTable(runtime, self, clock)
         timeout_s = stall_timeout_s(config.runtime_settings)
         self._watchdog = Watchdog(runtime, info, self._in_flight, self._recorder.has_iterations, clock, timeout_s)
@@ -142,11 +144,12 @@ class DelegatedExecutor:
             num_blocks_used=used,
             num_blocks_free=self.info.num_blocks - used,
             num_blocks_reserved=self.info.num_blocks - self._free_blocks,
-            num_blocks_cached=min(self._recorder.num_cached_blocks, self.info.num_blocks - used),
+            num_blocks_cached=min(len(self._prefixes or ()), self.info.num_blocks - used),
             predicted_wait_s=self._predicted_wait_s,
             **self._admission.stats(started),
             iteration=self._recorder.iteration,
             histograms=self._recorder.histograms(),
+            handover=None if self._handover is None else self._handover.handover_stats(),
             **self._recorder.counters.totals(),  # type: ignore[arg-type]
         )
 
@@ -195,6 +198,7 @@ class DelegatedExecutor:
             case Profile(seconds):
                 self._profile_until = self._clock() + seconds
             case Sleep() | WakeUp() | LoadAdapter() | UnloadAdapter():
+                self._admit()  # what came before a sleep still starts
                 self._changes.begin(command)
             case Shutdown():
                 queued = [each.stream_id for each in (*self._in_flight.sequences, *self._admission.queue)]
@@ -309,9 +313,8 @@ class DelegatedExecutor:
     def _admit(self) -> None:
         """Hand waiting requests to the runtime."""
         queue, now = self._admission.queue, self._clock()
-        if (
-            not queue or self._changes.is_asleep or self._end.done()
-        ):  # those that wait as the runtime is lost go on in the next engine
+        # Those that wait as the runtime is lost go on in the next engine.
+        if not queue or self._changes.holds_requests or self._end.done():
             return
         for sequence in self._gate.choose(queue, self._in_flight.sequences):
             if not self._in_flight:
@@ -324,6 +327,8 @@ class DelegatedExecutor:
             self._admission.forecast.record_wait(sequence, sequence.queue_s)
             self._recorder.record_wait(sequence.queue_s)
             self._deadlines.add(sequence.stream_id, sequence.deadline)
+            if self._prefixes is not None:
+                self._prefixes.hand_over(sequence.stream_id, sequence.request.prompt_token_ids, sequence.owner)
             self._in_flight.submit(sequence)
 
     def _flush(self) -> None:
@@ -383,13 +388,15 @@ class DelegatedExecutor:
 
     def on_removed(self, sequence: DelegatedSequence) -> None:
         self._gate.shared.remove(sequence)
+        if self._prefixes is not None:
+            self._prefixes.end(sequence.stream_id)
         self._charge(sequence, 1)
         if sequence.has_begun and not sequence.is_prompt_counted:
             self._recorder.record_prompt(sequence, 0)
         self._admission.queue.remove(sequence.stream_id)
         self._deadlines.discard(sequence.stream_id)
         if not self._in_flight:
-            assert self._gate.shared.is_empty, "blocks are shared by requests that have ended"
+            self._gate.shared.check_empty()
             self._recorder.on_idle()
             self._is_busy.clear()
         self._has_freed_places = True
@@ -422,6 +429,3 @@ class DelegatedExecutor:
     def on_iteration(self, iteration: Iteration) -> None:
         self._watchdog.note_progress()
         self._recorder.record_iteration(iteration, self._clock())
-
-    def on_cached_blocks(self, num_blocks: int) -> None:
-        self._recorder.num_cached_blocks = num_blocks

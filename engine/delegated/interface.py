@@ -15,9 +15,10 @@ from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from engine.blocks import HashChain
+from engine.delegated.cached_prefixes import CachedPrefixes
 from engine.delegated.sharing import BlockSharing
 from engine.frames import SleepMode
-from engine.statistics import IterationStats
+from engine.statistics import HandoverStats, IterationStats
 from engine.types import EngineInfo, EventDetail, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
@@ -83,10 +84,6 @@ class StatisticsListener(Protocol):
 
     def on_iteration(self, iteration: Iteration) -> None: ...
 
-    def on_cached_blocks(self, num_blocks: int) -> None:
-        """Receives how many blocks hold a prefix that requests could reuse."""
-        ...
-
 
 class DelegatedRuntime(Protocol):
     """A loaded runtime."""
@@ -105,6 +102,12 @@ class DelegatedRuntime(Protocol):
     @property
     def sharing(self) -> BlockSharing:
         """Which blocks of the prompts in flight it holds once. Known after `start`."""
+        ...
+
+    @property
+    def prefixes(self) -> CachedPrefixes | None:
+        """The index of its cache, which the runtime's events change while it is observed; None where it tells of none.
+        Known after `start`."""
         ...
 
     async def start(self) -> tuple[EngineInfo, IterationStats | None]:
@@ -162,6 +165,11 @@ class DelegatedRuntime(Protocol):
 class AdapterRuntime(DelegatedRuntime, Protocol):
     """A runtime whose LoRA adapters come and go at run time. The executor changes one at a time."""
 
+    @property
+    def adapter_digests(self) -> dict[str, str]:
+        """As `EngineInfo.adapter_digests`; empty where it has none."""
+        ...
+
     async def load_adapter(self, name: str, path: str) -> None:
         """Load the adapter in the folder `path`, in place of one of that name, whose requests in flight end with it and
         whose KV blocks no other request gets. Raises SluiceError for one that cannot be used; nothing has changed
@@ -177,12 +185,30 @@ class AdapterRuntime(DelegatedRuntime, Protocol):
 class SleepingRuntime(DelegatedRuntime, Protocol):
     """A runtime that can give its memory back and take it again."""
 
+    def check_sleep(self, level: int, mode: SleepMode) -> None:
+        """Raise SluiceError where it cannot fall asleep so, before any request suffers from it."""
+        ...
+
     async def sleep(self, level: int, mode: SleepMode) -> None:
-        """Fall asleep; see `Sleep`. It gets no request until it is awake. Raises SluiceError where it cannot."""
+        """Fall asleep; see `Sleep`. It gets no request until it is awake."""
         ...
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         """Take memory again; see `WakeUp`. Returns whether it is awake."""
+        ...
+
+
+@runtime_checkable
+class HandoverRuntime(DelegatedRuntime, Protocol):
+    """A runtime whose engines hand requests over to each other (`EngineInfo.handover_fields`)."""
+
+    def take_over(self, prepared: Any, handover: bytes) -> Any:
+        """Return the result of `prepare` for a request whose prompt and first token another engine has computed: its
+        response begins with that token. Where what was handed over is of no use, the request begins anew."""
+        ...
+
+    def handover_stats(self) -> HandoverStats | None:
+        """Return what this engine has taken over; None for nothing."""
         ...
 
 

@@ -15,8 +15,9 @@ from engine.delegated.executor import DelegatedExecutor
 from engine.delegated.interface import DelegatedRuntime, EngineLost
 from engine.frames import LoadFailed, Ready, StepFrame
 from engine.process.bootstrap import bootstrap, freeze_heap
+from engine.process.kv_events import KvEventPublisher
 from engine.process.transport import Transport
-from sluice.errors import ErrorCode, SluiceError, invalid
+from sluice.errors import ErrorCode, SluiceError
 from sluice.log_relay import relay_own_logs
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,6 @@ def run(argv: list[str], load: Load) -> int:
         started = time.perf_counter()
         try:
             transport.listen(config.listening)
-            if config.kv_events_endpoint is not None:
-                message = "events of the prefix cache are our own executor's; vLLM has kv_events_config for its own"
-                raise invalid("kv_events_endpoint", message)
             runtime = load(config)
             relay_own_logs()
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -64,7 +62,12 @@ async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Tra
     """Start the runtime and serve; return the exit code. Raises only before the engine is ready."""
     info, iteration = await runtime.start()
     info = msgspec.structs.replace(info, load_seconds=time.perf_counter() - started, gives_views=True)
-    link = CommandLink(transport)
+    events = None
+    if runtime.prefixes is not None:
+        transport.offer_prefixes(runtime.prefixes)
+        if config.kv_events_endpoint is not None:
+            events = runtime.prefixes.observer = KvEventPublisher(config, info.block_size, info.adapters)
+    link = CommandLink(transport, events)
     executor = DelegatedExecutor(runtime, info, config, link.emit, iteration=iteration)
     transport.offer_view(executor.view)
     freeze_heap()
@@ -80,6 +83,8 @@ async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Tra
         log.critical("the loop failed; this engine ends", exc_info=True)
     finally:
         link.stop()
+        if events is not None:
+            events.close()
     if code == 0:
         await _shut_down(runtime)
     # End this process, whatever still waits for what is lost. Its client kills what is left of its session.
@@ -92,8 +97,10 @@ async def _serve(runtime: DelegatedRuntime, config: EngineConfig, transport: Tra
 class CommandLink:
     """The socket on the event loop: received commands go to the executor, the executor's frames are sent."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, events: KvEventPublisher | None = None) -> None:
+        """`events` are published behind each frame."""
         self._transport = transport
+        self._events = events
         self._executor: DelegatedExecutor | None = None
         self._is_due = False
 
@@ -110,6 +117,8 @@ class CommandLink:
 
     def emit(self, frame: StepFrame) -> None:
         self._transport.emit(frame)
+        if self._events is not None:
+            self._events.publish()
         self._receive_soon()  # sending has taken the signal of what came meanwhile
 
     def _receive(self) -> None:

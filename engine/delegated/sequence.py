@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from engine.blocks import BlockHash, blocks_for
-from engine.delegated.interface import DelegatedRuntime, RequestHandle, ResponseDelta
+from engine.delegated.cached_prefixes import Owner
+from engine.delegated.interface import AdapterRuntime, DelegatedRuntime, HandoverRuntime, RequestHandle, ResponseDelta
 from engine.delegated.sharing import BlockSharing
 from engine.frames import Submit
 from engine.types import EngineInfo, EventDetail, GenerateRequest
-from engine.validation import check_lengths, check_request
+from engine.validation import check_adapter, check_lengths, check_request
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 
@@ -22,6 +23,8 @@ class Rendered(NamedTuple):
     request: GenerateRequest
     prepare: Callable[[GenerateRequest], Any]
     submitted_at: float
+    goes_on: bool = True
+    """As in `ExpandedPrompt`."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -65,6 +68,8 @@ class DelegatedSequence:
     """Whether its prompt has images, so that the client does not know how long it is."""
     prompt_hashes: list[BlockHash] = field(default_factory=list)
     """Hashes of the whole blocks of its prompt that it may share with others in the runtime."""
+    owner: Owner | None = None
+    """The requests that can reuse the blocks of its prompt; None where its tokens do not say what is in them."""
     replay: "Replay | None" = None
     """Set where output that was sent already is generated again."""
 
@@ -126,7 +131,8 @@ def make_sequence(
         rendered = Rendered(command.request, runtime.prepare, now)
     else:
         check_lengths(rendered.request, info)
-    request, prepare, submitted_at = rendered
+        check_adapter(rendered.request.adapter, info)  # it may be gone by now
+    request, prepare, submitted_at, goes_on = rendered
     num_blocks = runtime.worst_case_blocks(request)
     if num_blocks > info.num_blocks:  # it would wait for ever, and all behind it
         raise invalid(
@@ -134,20 +140,30 @@ def make_sequence(
             f"the request needs up to {num_blocks} blocks of {info.block_size} tokens, but the whole KV cache has "
             f"{info.num_blocks}; lower max_tokens",
         )
-    is_replayed = bool(request.resume_token_ids) and runtime.needs_replay(request)
+    is_replayed = bool(request.resume_token_ids) and (not goes_on or runtime.needs_replay(request))
     replay = Replay(request.resume_token_ids) if is_replayed else None
     given = request if replay is None else msgspec.structs.replace(request, resume_token_ids=[])
+    prepared, handover = prepare(given), b"" if command.source is None else command.source.handover
+    if handover and isinstance(runtime, HandoverRuntime):
+        prepared = runtime.take_over(prepared, handover)
+    has_own_blocks = bool(command.request.images or handover)
     return DelegatedSequence(
         stream_id=command.stream_id,
         request=request,
-        prepared=prepare(given),
+        prepared=prepared,
         worst_case_blocks=num_blocks,
         block_size=info.block_size,
         submitted_at=submitted_at,
         has_images=bool(command.request.images),
-        prompt_hashes=[] if command.request.images else _prompt_hashes(given, runtime, info),
+        prompt_hashes=[] if has_own_blocks else _prompt_hashes(given, runtime, info),
+        owner=None if command.request.images or given.computes_whole_prompt else _owner(given, runtime),
         replay=replay,
     )
+
+
+def _owner(request: GenerateRequest, runtime: DelegatedRuntime) -> Owner:
+    digests = runtime.adapter_digests if isinstance(runtime, AdapterRuntime) else {}
+    return Owner(request.cache_salt, request.adapter, digests.get(request.adapter, ""))
 
 
 def _prompt_hashes(request: GenerateRequest, runtime: DelegatedRuntime, info: EngineInfo) -> list[BlockHash]:

@@ -1,5 +1,6 @@
 """The blocks that several requests in flight share, so that admission counts each of them once."""
 
+import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 from enum import Enum
@@ -7,6 +8,8 @@ from typing import Generic, Protocol, TypeVar
 
 from engine.blocks import BlockHash
 from engine.scheduling.policies import BlockHolder
+
+log = logging.getLogger(__name__)
 
 
 class BlockSharing(Enum):
@@ -56,6 +59,16 @@ class SharedBlocks(Generic[H]):
     def is_empty(self) -> bool:
         """Whether nothing is in flight, and nothing is left of what was."""
         return not (self._num_shared or self._sharers or self._num_sources or self._sources)
+
+    def check_empty(self) -> None:
+        """Nothing is in flight: what is left is a mistake of this class, which goes to the log and must not make later
+        requests wait for room that there is."""
+        if not self.is_empty:
+            log.error("%d blocks are shared by requests that have ended; they are forgotten", len(self._num_sources))
+            self._num_shared.clear()
+            self._sharers.clear()
+            self._num_sources.clear()
+            self._sources.clear()
 
     def num_shared(self, holder: H) -> int:
         """Return how many blocks of the request others count, or would count if it were handed over now."""

@@ -23,8 +23,6 @@ class StatisticsRecorder(WorkRecorder):
         """`iteration` is one that ran before."""
         super().__init__()
         self.iteration = iteration
-        self.num_cached_blocks = 0
-        """Blocks that hold a prefix which requests could reuse."""
         self._profiled = -1
         """The last iteration that `profile` has told of."""
         self._last_iteration_at = -math.inf if iteration is None else now

@@ -3,7 +3,10 @@
 The prompt goes to a prefill replica as a request of its own, for one token. Meanwhile the client of the replica that
 generates holds the request. When the prompt is computed, that replica gets the request, and where the blocks are: its
 engine fetches them itself (`engine.kv_tiers.peers`). Where anything goes wrong, it gets the request without that, and
-computes the prompt."""
+computes the prompt.
+
+A runtime that moves its blocks itself gets the request as it is for the first token, and what it hands over goes to the
+replica that generates (`EngineInfo.handover_fields`)."""
 
 import asyncio
 import logging
@@ -19,7 +22,7 @@ from engine.client.supervision import Standing
 from engine.fleet.choosing import Pick, ReplicaChooser
 from engine.fleet.offering import Offer
 from engine.fleet.replica import Replica
-from engine.fleet.splitting import MIN_TOKENS, SplitReason, choose_split, needs_whole_prompt
+from engine.fleet.splitting import MIN_TOKENS, SplitReason, choose_split, may_change_engines, needs_whole_prompt
 from engine.types import BlockSource, GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
 
@@ -72,13 +75,16 @@ class PromptHandover:
         """Return the prefill replica for the prompt, and how long it may take; None for none."""
         home, num_prompt = offer.replica, len(request.prompt_token_ids)
         rate = home.engine.stats.prefill_tokens_per_s
+        is_whole = needs_whole_prompt(request)
+        if fields := home.engine.info.handover_fields:
+            is_whole = is_whole or not may_change_engines(request, fields)
         decide = partial(
             choose_split,
             num_prompt,
             offer.num_cached_tokens,
             block_size=home.engine.info.block_size,
             min_tokens=self._min_tokens,
-            is_whole=needs_whole_prompt(request),
+            is_whole=is_whole,
             compute_s=(num_prompt - offer.num_cached_tokens) / rate if rate else None,
         )
         choice, pick = decide(prefill_s=0.0), None
@@ -103,8 +109,9 @@ class PromptHandover:
             self._warned.add((prefill.name, home.name))
             log.warning(
                 "replica %s hands no prompts to replica %s, whose KV blocks are not the same (identity %s and %s); "
-                "both need the same runtime, openvino or torch, prefix caching, the same model files, types and layout "
-                "of the cache, type of the computation, context length, versions and kind of CPU or GPU",
+                "both need the same runtime, openvino, torch or tensorrt_llm (with a cache_transceiver_config), prefix "
+                "caching, the same model files, types and layout of the cache, type of the computation, context "
+                "length, versions and kind of CPU or GPU",
                 *(prefill.name, home.name, theirs or "none", ours or "none"),
             )
         return False
@@ -115,7 +122,8 @@ class PromptHandover:
         num_blocks = (len(request.prompt_token_ids) - 1) // home.engine.info.block_size
         num_tokens = num_blocks * home.engine.info.block_size
         try:
-            part = prompt_request(request, num_tokens, limit_s)
+            is_whole = bool(home.engine.info.handover_fields)
+            part = first_token_request(request, limit_s) if is_whole else prompt_request(request, num_tokens, limit_s)
             prompt = _Prompt(prefill.engine.submit(part, num_cached_tokens=pick.num_cached_tokens))
         except SluiceError as error:
             self._note(request, prefill, HandoverOutcome.REFUSED, error.message)
@@ -138,11 +146,13 @@ class PromptHandover:
     ) -> None:
         """Wait for the prompt, and send the request on, however that ends."""
         outcome, source = await prompt.end(), None
+        if outcome is HandoverOutcome.HANDED_OVER and prompt.is_incomplete:
+            outcome = HandoverOutcome.REFUSED
         if outcome is HandoverOutcome.HANDED_OVER:
             source = prefill.engine.block_source
             outcome = outcome if source is not None else HandoverOutcome.LOST
         if source is not None:
-            source = msgspec.structs.replace(source, num_blocks=num_blocks)
+            source = msgspec.structs.replace(source, num_blocks=num_blocks, handover=prompt.handover)
         self._note(request, prefill, outcome, prompt.problem)
         send(source, prompt.standing)
 
@@ -158,11 +168,19 @@ class _Prompt:
 
     def __init__(self, stream: GenerationStream) -> None:
         self._stream = stream
+        self._hands_over = stream.request.hands_over
         self._outcome: HandoverOutcome | None = None
         self.standing = Standing(is_new=True)
         """The request's standing: a suspect, where its prompt may have crashed the prefill replica."""
         self.problem = ""
+        self.handover = b""
+        """The bytes that its runtime handed over."""
         stream.on_move = self._lose
+
+    @property
+    def is_incomplete(self) -> bool:
+        """Whether its runtime was to hand over the request and did not: its first token ends it."""
+        return self._hands_over and not self.handover
 
     def give_up(self) -> None:
         """End it: the request has ended, or goes on elsewhere."""
@@ -180,14 +198,21 @@ class _Prompt:
     async def end(self) -> HandoverOutcome:
         """Return how it ended, once it has."""
         try:
-            async for _ in self._stream:
-                pass
+            async for event in self._stream:
+                self.handover = (event.detail and event.detail.handover) or b""
         except SluiceError as error:
             late = HandoverOutcome.LATE if error.code is ErrorCode.DEADLINE else HandoverOutcome.REFUSED
             self._outcome, self.problem = self._outcome or late, error.message
         finally:
             self._stream.cancel()
         return self._outcome or HandoverOutcome.HANDED_OVER
+
+
+def first_token_request(request: GenerateRequest, limit_s: float) -> GenerateRequest:
+    """Return the request for the whole prompt and the first token, with the same limit of time."""
+    sampling = msgspec.structs.replace(request.sampling, max_tokens=1)
+    prompt = prompt_request(request, len(request.prompt_token_ids), limit_s)
+    return msgspec.structs.replace(prompt, sampling=sampling, hands_over=True)
 
 
 def prompt_request(request: GenerateRequest, num_tokens: int, limit_s: float) -> GenerateRequest:

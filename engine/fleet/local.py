@@ -33,6 +33,7 @@ def make_engine(
     if num_prefill >= num_replicas:
         message = f"prefill_replicas must be fewer than replicas, got {num_prefill} of {num_replicas}"
         raise invalid("prefill_replicas", message)
+    config = msgspec.structs.replace(config, is_replica=num_replicas > 1, has_prefill_replicas=num_prefill > 0)
     configs = split_config(config, num_replicas)
     for number in range(num_prefill):
         configs[number] = msgspec.structs.replace(configs[number], role=EngineRole.PREFILL)

@@ -1,9 +1,12 @@
 """Decides whether another replica computes a prompt, from values alone: no I/O, clock, logging or mutation."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from engine.types import GenerateRequest
+import msgspec
+
+from engine.types import GenerateRequest, SamplingParams
 
 MIN_TOKENS = 512
 """Fewest tokens of a prompt, without those that are cached, for which it pays: what one step takes by default. Fewer
@@ -24,7 +27,8 @@ class SplitReason(StrEnum):
     SHORT = "short"
     """The replica that generates has too little to compute."""
     WHOLE = "whole"
-    """The request needs the logits of its prompt, or has images: the replica that generates must compute it."""
+    """The replica that generates must compute the prompt: the request needs its logits or has images, or its runtime
+    cannot go on as if it had computed the first token itself."""
     NOBODY = "nobody"
     """No prefill replica serves that has the adapter and computes the same blocks."""
     BUSY = "busy"
@@ -42,6 +46,19 @@ def needs_whole_prompt(request: GenerateRequest) -> bool:
     """Return whether blocks from elsewhere are of no use to the request."""
     has_logits = request.sampling.prompt_logprobs is not None or request.returns_context_logits
     return bool(has_logits or request.images or request.resume_token_ids)
+
+
+_UNSET = SamplingParams()
+
+
+def may_change_engines(request: GenerateRequest, fields: Sequence[str]) -> bool:
+    """Return whether one engine may choose the first token and another those after it, where the runtime's sampler can
+    go on so with these `fields` of the sampling parameters alone."""
+    allowed = {name: getattr(_UNSET, name) for name in fields}
+    if request.sampling.temperature == 0.0:
+        allowed["seed"] = None
+    is_allowed = msgspec.structs.replace(request.sampling, **allowed) == _UNSET
+    return is_allowed and request.sampling.max_tokens > 1 and not request.adapter
 
 
 def choose_split(

@@ -25,12 +25,17 @@ def block_identity(model_path: str, runner: BlockRunner) -> str:
 def portable_identity(model_path: str, runner: BlockRunner) -> str:
     """Return a digest as `block_identity` does, of samples of the files' content instead of the times of their change:
     it is the same for copies of a model on several machines."""
+    return _digest(runner, content_digest(model_path))
+
+
+def content_digest(model_path: str) -> str:
+    """Return a digest of samples of the content of a model's files."""
     content = blake2b(digest_size=16)
     for path in _model_files(model_path):
         content.update(repr((path.name, path.stat().st_size)).encode())
         for sample in _samples(path):
             content.update(sample)
-    return _digest(runner, content.hexdigest())
+    return content.hexdigest()
 
 
 def _digest(runner: BlockRunner, files: object) -> str:

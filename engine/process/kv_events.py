@@ -66,10 +66,11 @@ class KvEventPublisher:
     """Observes the KV cache and publishes what changes: a PUB socket for the batches, a ROUTER for those that somebody
     has missed. Used by the engine thread alone; nothing waits for a subscriber."""
 
-    def __init__(self, config: EngineConfig, block_size: int) -> None:
-        """Raises UNAVAILABLE for an endpoint that cannot be used."""
+    def __init__(self, config: EngineConfig, block_size: int, adapters: tuple[str, ...] = ()) -> None:
+        """`adapters` are numbered from 1 on. Raises UNAVAILABLE for an endpoint that cannot be used."""
         assert config.kv_events_endpoint is not None
         self._block_size = block_size
+        self._adapters = adapters
         self._topic = config.kv_events_topic.encode()
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = [AllBlocksCleared()]
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=REPLAYED_BATCHES)
@@ -93,19 +94,43 @@ class KvEventPublisher:
         of them."""
         begin, end, size = position, len(hashes), self._block_size
         request = sequence.request
-        keys: list[tuple[Any, ...] | None] = []
-        for number in range(begin, end):
-            key = (request.adapter,) if request.adapter else ()
-            keys.append((*key, request.cache_salt) if request.cache_salt and number == 0 else key or None)
+        self._note_stored(
+            hashes[begin:],
+            hashes[begin - 1] if begin else None,
+            sequence.token_ids[begin * size : end * size],
+            sequence.adapter,
+            request.adapter,
+            request.cache_salt,
+        )
+
+    def on_block_stored(
+        self, block_hash: BlockHash, parent: BlockHash | None, token_ids: list[int], salt: str, adapter: str
+    ) -> None:
+        """Note that a block with these tokens entered the index."""
+        number = self._adapters.index(adapter) + 1 if adapter in self._adapters else 0
+        self._note_stored([block_hash], parent, token_ids, number, adapter, salt)
+
+    def _note_stored(
+        self,
+        hashes: list[BlockHash],
+        parent: BlockHash | None,
+        token_ids: list[int],
+        adapter_number: int,
+        adapter: str,
+        salt: str,
+    ) -> None:
+        own = (adapter,) if adapter else ()
+        first = (*own, salt) if salt and parent is None else own
+        keys = [(first if number == 0 else own) or None for number in range(len(hashes))]
         self._events.append(
             BlockStored(
-                block_hashes=[short_hash(each) for each in hashes[begin:]],
-                parent_block_hash=short_hash(hashes[begin - 1]) if begin else None,
-                token_ids=sequence.token_ids[begin * size : end * size],
-                block_size=size,
-                lora_id=sequence.adapter or None,
+                block_hashes=[short_hash(each) for each in hashes],
+                parent_block_hash=None if parent is None else short_hash(parent),
+                token_ids=token_ids,
+                block_size=self._block_size,
+                lora_id=adapter_number or None,
                 medium=_MEDIUM,
-                lora_name=request.adapter or None,
+                lora_name=adapter or None,
                 extra_keys=keys if any(keys) else None,
             )
         )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.runners.base import NO_TOP_K, TokenMask, Wanted
-from engine.types import SamplingParams
+from engine.types import SamplingParams, ThinkingBudget
 
 _LEAST_TEMPERATURE = 1e-30
 """Below it 1 / temperature would overflow float32; long before, the most likely token is always drawn."""
@@ -19,7 +19,8 @@ def is_simple(params: SamplingParams) -> bool:
     """Return whether a token is chosen from the model's own logits, and nothing but the token is reported."""
     has_penalty = params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
     has_tokens = bool(params.logit_bias or params.allowed_token_ids or params.bad_words or params.min_tokens)
-    return not (has_penalty or has_tokens) and params.logprobs is None and params.grammar is None
+    is_free = params.grammar is None and params.thinking_token_budget is None
+    return not (has_penalty or has_tokens) and params.logprobs is None and is_free
 
 
 def _wanted(top_k: int, top_p: float, min_p: float, typical_p: float) -> Wanted:
@@ -57,11 +58,13 @@ class SamplingState:
     """
 
     __slots__ = (
+        "_allowed",
         "_always_edits",
         "_bad_words",
         "_ends",
         "_never",
-        "allowed",
+        "_thinking",
+        "_vocab_size",
         "bias_ids",
         "bias_values",
         "constraint",
@@ -87,19 +90,22 @@ class SamplingState:
         self.params = params
         self.constraint = constraint
         self.num_output = 0
+        self._vocab_size = vocab_size
         self.seed = secrets.randbits(64) if params.seed is None else params.seed
         self.seen = TokenCounts(prompt_token_ids) if params.repetition_penalty != 1.0 else None
         has_output_penalty = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         self.output = TokenCounts() if has_output_penalty else None
         self.bias_ids = np.array([*params.logit_bias], np.int32)
         self.bias_values = np.array([*params.logit_bias.values()], np.float32)
-        self.allowed = np.array(params.allowed_token_ids, np.int32)
+        self._allowed = np.array(params.allowed_token_ids, np.int32)
+        budget = params.thinking_token_budget
+        self._thinking = None if budget is None else ReasoningCounter(budget, prompt_token_ids)
         self._ends = np.array(sorted(token_id for token_id in stop_token_ids if token_id < vocab_size), np.int32)
         self._never = np.array([word[0] for word in params.bad_words if len(word) == 1], np.int32)
         longer = [word for word in params.bad_words if len(word) > 1]
         self._bad_words = BadWords(longer, prompt_token_ids) if longer else None
         has_penalty = self.seen is not None or self.output is not None
-        num_ids = len(self.bias_ids) + len(self._never) + len(self.allowed)
+        num_ids = len(self.bias_ids) + len(self._never) + len(self._allowed)
         self._always_edits = has_penalty or constraint is not None or num_ids > 0
         self.is_plain = params.temperature == 0 and is_simple(params) and constraint is None
         """Whether sampling always takes the most likely token and nothing else is requested."""
@@ -123,9 +129,23 @@ class SamplingState:
     @property
     def edits_logits(self) -> bool:
         """Whether this sequence's logits are edited before a token is chosen."""
-        if self._always_edits or self.must_continue:
+        if self._always_edits or self.must_continue or (self._thinking and self._thinking.forced is not None):
             return True
         return self._bad_words is not None and len(self._bad_words.banned) > 0
+
+    @property
+    def allowed(self) -> NDArray[np.int32]:
+        """The only tokens that may come next, none for all. The reasoning is not closed within a character, which a
+        constraint forbids."""
+        forced = None if self._thinking is None else self._thinking.forced
+        if forced is None or (self.constraint is not None and not self._may_come(forced, self.constraint)):
+            return self._allowed
+        return np.array([forced], np.int32)
+
+    def _may_come(self, token_id: int, constraint: Constraint) -> bool:
+        row = np.zeros(self._vocab_size, np.float32)
+        constraint.mask().apply(row)
+        return bool(np.isfinite(row[token_id]))
 
     @property
     def banned(self) -> NDArray[np.int32]:
@@ -146,8 +166,53 @@ class SamplingState:
             self.output.add(token_id)
         if self._bad_words is not None:
             self._bad_words.observe(token_id)
+        if self._thinking is not None:
+            self._thinking.observe(token_id)
         if self.constraint is not None:
             self.constraint.accept(token_id)
+
+
+class ReasoningCounter:
+    """Counts the tokens of the reasoning, and closes it where its budget is spent. What the model has begun to close by
+    itself goes on from there."""
+
+    def __init__(self, budget: ThinkingBudget, prompt_token_ids: Sequence[int]) -> None:
+        self._budget = budget
+        self._recent: deque[int] = deque(maxlen=max(len(budget.start), len(budget.end)))
+        self._count: int | None = None
+        """Tokens since the reasoning began; None outside of it."""
+        ids = np.asarray(prompt_token_ids, np.int32)
+        start, end = (_last(ids, mark) for mark in (budget.start, budget.end))
+        if start > end:
+            self._count = len(ids) - start - len(budget.start)
+        self._recent.extend(prompt_token_ids[-(self._recent.maxlen or 1) :])
+
+    @property
+    def forced(self) -> int | None:
+        """The token that must come next; None for any."""
+        if self._count is None:
+            return None
+        end = self._budget.end
+        num_begun = next(size for size in range(len(end) - 1, -1, -1) if self._is_last(end[:size]))
+        return end[num_begun] if self._count - num_begun >= self._budget.num_tokens else None
+
+    def observe(self, token_id: int) -> None:
+        self._recent.append(token_id)
+        if self._is_last(self._budget.end):
+            self._count = None
+        elif self._is_last(self._budget.start):
+            self._count = 0
+        elif self._count is not None:
+            self._count += 1
+
+    def _is_last(self, mark: tuple[int, ...]) -> bool:
+        return not mark or tuple(self._recent)[-len(mark) :] == mark
+
+
+def _last(ids: NDArray[np.int32], mark: tuple[int, ...]) -> int:
+    """Return where `mark` begins for the last time, -1 for nowhere."""
+    places = np.flatnonzero(ids == mark[0])[::-1].tolist()
+    return next((place for place in places if tuple(ids[place : place + len(mark)].tolist()) == mark), -1)
 
 
 class TokenCounts:

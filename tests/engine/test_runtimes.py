@@ -203,15 +203,15 @@ def test_kv_tiers_are_refused_with_the_runtimes_own(
     assert choose(path, installed=ALL, runtime=Runtime.OPENVINO, **fields).runtime is Runtime.OPENVINO
 
 
-@pytest.mark.parametrize("runtime", [Runtime.TENSORRT_LLM, Runtime.VLLM])
-def test_our_own_executor_alone_hands_over_prompts(tmp_path: Path, runtime: Runtime) -> None:
+def test_not_every_runtime_hands_over_prompts(tmp_path: Path) -> None:
     path, role = folder_with(tmp_path / "model", HUGGINGFACE), EngineRole.PREFILL
     with pytest.raises(SluiceError, match="role prefill is for another runtime") as caught:
-        choose(path, gpus=1, installed=ALL, runtime=runtime, role=role)
+        choose(path, gpus=1, installed=ALL, runtime=Runtime.VLLM, role=role)
     assert caught.value.param == "role"
     with pytest.raises(SluiceError, match="role prefill is for models that generate; this one serves to embed"):
         choose(path, installed=ALL, runtime=Runtime.OPENVINO, task=Task.EMBED, role=role)
-    assert choose(path, installed=ALL, runtime=Runtime.OPENVINO, role=role).runtime is Runtime.OPENVINO
+    for runtime in (Runtime.OPENVINO, Runtime.TENSORRT_LLM):
+        assert choose(path, gpus=1, installed=ALL, runtime=runtime, role=role).runtime is runtime
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,15 @@ def test_our_own_executor_alone_hands_over_prompts(tmp_path: Path, runtime: Runt
         ({"task": Task.EMBED}, 0, ALL, Runtime.OPENVINO),
         ({"task": Task.EMBED}, 2, ALL, Runtime.VLLM),
         ({"task": Task.EMBED, "runtime": Runtime.VLLM}, 0, ALL, Runtime.VLLM),
-        ({"task": Task.EMBED, "runtime": Runtime.TENSORRT_LLM}, 2, ALL, "TensorRT-LLM does not serve models for embed"),
+        ({"task": Task.EMBED, "runtime": Runtime.TENSORRT_LLM}, 2, ALL, Runtime.TENSORRT_LLM),
         ({"task": Task.SCORE}, 0, ALL, Runtime.VLLM),
         ({"task": Task.SCORE}, 0, (), "vLLM would run .*serves such a folder for score.*not installed"),
-        ({"task": Task.SCORE, "runtime": Runtime.OPENVINO}, 0, ALL, "for score; use --runtime vllm"),
+        (
+            {"task": Task.SCORE, "runtime": Runtime.OPENVINO},
+            0,
+            ALL,
+            "for score; use --runtime tensorrt_llm or --runtime vllm",
+        ),
     ],
 )
 def test_a_task_takes_a_runtime_that_serves_it(

@@ -8,7 +8,7 @@ import pytest
 from engine.sampling_fields import OPTIONAL_FIELDS, SAMPLING_FIELDS, FieldKind, SamplingField
 from engine.types import SamplingParams
 
-_WITHOUT_ROW = {"bad_words", "grammar"}
+_WITHOUT_ROW = {"bad_words", "grammar", "thinking_token_budget"}
 """Protocols make these of fields of their own."""
 _TYPES = {
     FieldKind.FLOAT: float,

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from engine.sampling_fields import OPTIONAL_FIELDS
-from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams
+from engine.types import EngineInfo, GenerateRequest, Grammar, GrammarKind, SamplingParams, ThinkingBudget
 from engine.validation import check_request, check_sampling, num_tokens_after
 from sluice.errors import ErrorCode, SluiceError
 
@@ -112,6 +112,17 @@ def request(sampling: dict[str, object] | None = None, **fields: object) -> Gene
             request({"bad_words": ((3,), ())}),
             "bad_words",
             "bad_words must be sequences of at least 1 token, got an empty one",
+        ),
+        (
+            request({"thinking_token_budget": ThinkingBudget(1, (), (2,))}),
+            "thinking_token_budget",
+            "thinking_token_budget must be 0 or more tokens, and have tokens that open and close the reasoning, got "
+            "ThinkingBudget(num_tokens=1, start=(), end=(2,))",
+        ),
+        (
+            request({"thinking_token_budget": ThinkingBudget(1, (1,), (2, 100))}),
+            "thinking_token_budget",
+            "its token ids must be between 0 and 99, got 100",
         ),
         (request({"bad_words": ((3, -1),)}), "bad_words", "token ids of bad_words must be between 0 and 99, got -1"),
         (request(resume_token_ids=[100]), "resume_token_ids", "resume_token_ids must be between 0 and 99, got 100"),

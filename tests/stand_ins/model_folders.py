@@ -2,8 +2,12 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
 
 from tests.paths import DATA
 
@@ -13,6 +17,7 @@ _TOKENIZER = DATA / "tokenizers" / "rill"
 VOCAB_SIZE = 4096
 MAX_POSITIONS = 1024
 EOS = 2
+HIDDEN_SIZE = 64
 
 BUILT = {
     "max_input_len": 512,
@@ -39,6 +44,30 @@ def make_checkpoint(folder: Path, *, with_tokenizer: bool = False, **config: Any
     return folder
 
 
+def make_seeing_checkpoint(folder: Path) -> Path:
+    """A checkpoint of a model of text and images, with a chat template that takes text alone."""
+    make_checkpoint(folder, with_tokenizer=True, model_type="seeing", vocab_size=VOCAB_SIZE + 1)
+    told = json.loads((folder / "tokenizer.json").read_text())
+    told["added_tokens"].append({**told["added_tokens"][-1], "id": VOCAB_SIZE, "content": "<|image|>"})
+    _write(folder / "tokenizer.json", told)
+    return folder
+
+
+def make_adapter(folder: Path, rank: int = 8, modules: Sequence[str] = ("q_proj", "v_proj"), seed: int = 0) -> str:
+    """An adapter of the checkpoint, as PEFT writes it; its name is the folder's. Another `seed` is another adapter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": [*modules]}
+    _write(folder / "adapter_config.json", told)
+    shapes = {"A": (rank, HIDDEN_SIZE), "B": (HIDDEN_SIZE, rank)}
+    weights = {
+        f"base_model.model.model.layers.0.self_attn.{name}.lora_{side}.weight": np.full(shape, seed, np.float32)
+        for name in modules
+        for side, shape in shapes.items()
+    }
+    save_file(weights, folder / "adapter_model.safetensors")
+    return str(folder)
+
+
 def make_converted_checkpoint(folder: Path) -> Path:
     """A checkpoint in TensorRT-LLM's own format."""
     folder.mkdir(parents=True)
@@ -62,7 +91,7 @@ def _converted_config() -> dict[str, Any]:
         "dtype": "bfloat16",
         "vocab_size": VOCAB_SIZE,
         "max_position_embeddings": MAX_POSITIONS,
-        "hidden_size": 64,
+        "hidden_size": HIDDEN_SIZE,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,

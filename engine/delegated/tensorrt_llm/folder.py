@@ -40,10 +40,18 @@ class LlmFolder:
     max_model_len: int
     """The longest context that the model was made for, or the engine compiled for."""
     quantization: str = "none"
-    build_config: dict[str, object] | None = None
+    build_config: dict[str, Any] | None = None
     """Limits of a compiled engine: max_batch_size, max_num_tokens, max_input_len, max_seq_len, max_beam_width."""
     parallel_sizes: dict[str, int] = field(default_factory=dict)
     """GPUs that a converted checkpoint or an engine is spread over, by LLM argument."""
+    hidden_size: int | None = None
+    num_layers: int | None = None
+    """As config.json has them; None where it has none."""
+
+    @property
+    def plugins(self) -> Fields:
+        """The parts that a compiled engine has built in, besides its limits."""
+        return _section(self.build_config or {}, "plugin_config")
 
 
 def read_folder(path: Path, tokenizer: Path | None = None) -> LlmFolder:
@@ -53,10 +61,8 @@ def read_folder(path: Path, tokenizer: Path | None = None) -> LlmFolder:
     config = read_json(path / "config.json")
     ends = _eos_token_ids(config, path, tokenizer)
     match found:
-        case ModelFormat.TENSORRT_LLM_ENGINE:
-            return _read_engine(path, config, ends)
-        case ModelFormat.TENSORRT_LLM_CHECKPOINT:
-            return _read_converted(path, config, ends)
+        case ModelFormat.TENSORRT_LLM_ENGINE | ModelFormat.TENSORRT_LLM_CHECKPOINT:
+            return _read_converted(path, config, ends, is_engine=found is ModelFormat.TENSORRT_LLM_ENGINE)
         case ModelFormat.HUGGINGFACE:
             return _read_huggingface(path, config, ends)
     raise invalid("model_path", f"{path} holds no model that TensorRT-LLM runs: {found or 'no config.json'}")
@@ -68,6 +74,8 @@ def _read_huggingface(path: Path, config: Fields, ends: tuple[int, ...]) -> LlmF
     context = next((text[name] for name in _CONTEXT_NAMES if isinstance(text.get(name), int)), None)
     if context is None:
         raise invalid("model_path", f"{source} tells no longest context; it must have {_CONTEXT_NAMES[0]}")
+    if (most := round(context * _rope_factor(text))) < 1:
+        raise invalid("model_path", f"{source}: the longest context must be of 1 token or more, got {most}")
     return LlmFolder(
         path,
         ModelFormat.HUGGINGFACE,
@@ -75,50 +83,39 @@ def _read_huggingface(path: Path, config: Fields, ends: tuple[int, ...]) -> LlmF
         str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype") or "auto"),
         _number(text, "vocab_size", source),
         ends,
-        round(context * _rope_factor(text)),
+        most,
         _huggingface_quantization(path, config),
+        hidden_size=text.get("hidden_size"),
+        num_layers=text.get("num_hidden_layers"),
     )
 
 
 def _text_part(config: Fields) -> Fields:
-    return next((config[name] for name in _TEXT_PARTS if isinstance(config.get(name), dict)), config)
+    return next((part for part in (_section(config, name) for name in _TEXT_PARTS) if part), config)
 
 
 def _rope_factor(text: Fields) -> float:
     """Return how much rope scaling adds to the context that is stated; most kinds are included in it."""
-    rope = text.get("rope_scaling") or text.get("rope_parameters")
-    if not isinstance(rope, dict) or rope.get("rope_type", rope.get("type")) not in _STRETCHING:
-        return 1.0
-    factor = rope.get("factor")
+    rope = _section(text, "rope_scaling") or _section(text, "rope_parameters")
+    factor = rope.get("factor") if rope.get("rope_type", rope.get("type")) in _STRETCHING else None
     return float(factor) if isinstance(factor, int | float) else 1.0
 
 
 def _huggingface_quantization(path: Path, config: Fields) -> str:
     """Return the algorithm, else the method, of ModelOpt's hf_quant_config.json, else of quantization_config."""
     file = path / "hf_quant_config.json"
-    section = read_json(file).get("quantization") if file.is_file() else config.get("quantization_config")
-    if not isinstance(section, dict):
-        return "none"
+    section = _section(read_json(file), "quantization") if file.is_file() else _section(config, "quantization_config")
     return str(section.get("quant_algo") or section.get("quant_method") or "none").lower()
 
 
-def _read_engine(path: Path, config: Fields, ends: tuple[int, ...]) -> LlmFolder:
-    pretrained, build = config.get("pretrained_config"), config.get("build_config")
-    if not isinstance(pretrained, dict) or not isinstance(build, dict):
-        raise invalid(
-            "model_path",
-            f"{path / 'config.json'} is not an engine's: it must have pretrained_config and build_config, as "
-            "trtllm-build writes it",
-        )
-    return _read_converted(path, pretrained, ends, build)
-
-
-def _read_converted(
-    path: Path, config: Fields, ends: tuple[int, ...], build: dict[str, object] | None = None
-) -> LlmFolder:
-    """Read a converted checkpoint, or the engine that was compiled of it by `build`."""
-    source = path / "config.json"
-    is_engine = build is not None
+def _read_converted(path: Path, config: Fields, ends: tuple[int, ...], *, is_engine: bool) -> LlmFolder:
+    """Read a converted checkpoint, or an engine that was compiled of one."""
+    source, build = path / "config.json", config.get("build_config") if is_engine else None
+    if is_engine:
+        config = _section(config, "pretrained_config")
+        if not config or not isinstance(build, dict):
+            parts = "it must have pretrained_config and build_config, as trtllm-build writes it"
+            raise invalid("model_path", f"{source} is not an engine's: {parts}")
     mapping = _section(config, "mapping")
     return LlmFolder(
         path,
@@ -131,6 +128,8 @@ def _read_converted(
         str(_section(config, "quantization").get("quant_algo") or "none").lower(),
         build,
         {name: mapping[key] for name, key in _PARALLEL.items() if isinstance(mapping.get(key), int)},
+        config.get("hidden_size"),
+        config.get("num_hidden_layers"),
     )
 
 
@@ -148,7 +147,7 @@ def _number(config: Fields, name: str, source: Path) -> int:
 
 def _eos_token_ids(config: Fields, path: Path, tokenizer: Path | None) -> tuple[int, ...]:
     """Return those of the first place that has any: generation_config.json, config.json, the tokenizer's own files."""
-    folders = [path] if tokenizer is None else [path, tokenizer]
+    folders = [path, *([tokenizer] if tokenizer is not None else ())]
     for folder in folders:
         file = folder / "generation_config.json"
         if file.is_file() and (ends := _as_ids(read_json(file).get("eos_token_id"))):
@@ -172,4 +171,5 @@ def _tokenizer_end(folder: Path) -> tuple[int, ...]:
     token = read_json(config).get("eos_token")
     text = token.get("content") if isinstance(token, dict) else token
     added = read_json(vocabulary).get("added_tokens")
-    return _as_ids([each.get("id") for each in added or () if each.get("content") == text][:1])
+    tokens = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
+    return _as_ids([each.get("id") for each in tokens if each.get("content") == text][:1])

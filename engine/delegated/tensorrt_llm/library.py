@@ -72,10 +72,28 @@ class TensorRtLlmLibrary:
                 return getattr(module, name)
         return None
 
+    @property
+    def inputs(self) -> ModuleType:
+        """Return the module of the input processors, which make tokens of images."""
+        return import_module("tensorrt_llm.inputs.registry")
+
+    def takes_sequences(self, name: str) -> bool:
+        """Return whether a field of SamplingParams takes lists of token ids beside single ones."""
+        annotation = inspect.signature(self.llmapi.SamplingParams).parameters[name].annotation
+        return str(annotation).lower().count("list[") > 1
+
     def lora_request(self, name: str, number: int, path: str) -> Any:
         """Return a request for a LoRA adapter. `number` tells adapters apart; it must be one adapter's for good."""
         request = import_module("tensorrt_llm.executor.request").LoRARequest
         return request(lora_name=name, lora_int_id=number, lora_path=path)
+
+    def conversation(self, name: str) -> Any:
+        """Return what keeps the requests of one conversation together."""
+        return import_module("tensorrt_llm.conversation_params").ConversationParams(conversation_id=name)
+
+    def logprob(self, logprob: float, rank: int | None) -> Any:
+        """Return a token's log probability in the library's form."""
+        return import_module("tensorrt_llm.executor.result").Logprob(logprob, rank)
 
 
 def field_names(cls: Any) -> frozenset[str]:
@@ -122,6 +140,12 @@ def float_tensor(values: npt.NDArray[np.float32]) -> Any:
     """Return a `torch.Tensor` of the same values; torch comes with TensorRT-LLM."""
     torch = import_module("torch")
     return torch.tensor(values, dtype=torch.float32)
+
+
+def int_tensor(values: npt.NDArray[np.int32]) -> Any:
+    """Return a `torch.Tensor` of the same values, on the GPU where there is one."""
+    torch = import_module("torch")
+    return torch.tensor(values, dtype=torch.int32, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 # -- versions

@@ -4,47 +4,55 @@ import asyncio
 import inspect
 import logging
 import secrets
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
-
-from engine.blocks import HashChain, blocks_for
-from engine.config import EngineConfig, SchedulerPolicy
-from engine.delegated.interface import EngineLost, RuntimeFailure, StatisticsListener
+from engine.blocks import HashChain
+from engine.config import EngineConfig, EngineRole, SchedulerPolicy
+from engine.delegated.abilities import ExpandedPrompt
+from engine.delegated.cached_prefixes import CachedPrefixes
+from engine.delegated.interface import EngineLost, RequestHandle, StatisticsListener
 from engine.delegated.sharing import BlockSharing
+from engine.delegated.tensorrt_llm.adapters import Adapters, find_room
+from engine.delegated.tensorrt_llm.blocks import BlockRules
 from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan, plan_llm
+from engine.delegated.tensorrt_llm.disaggregation import (
+    ContextHandle,
+    Disaggregation,
+    GenerationHandle,
+    PendingBlocks,
+    block_identity,
+)
+from engine.delegated.tensorrt_llm.events import check_events, follow_events, has_events
 from engine.delegated.tensorrt_llm.folder import LlmFolder, read_folder
 from engine.delegated.tensorrt_llm.grammars import grammar_kinds
+from engine.delegated.tensorrt_llm.images import ImagePrompts, Processed
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, load_library
-from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, classify
-from engine.delegated.tensorrt_llm.runtime import TENSORRT_LLM
-from engine.delegated.tensorrt_llm.sampling import sampling_params
-from engine.delegated.tensorrt_llm.statistics import (
-    CachedBlocks,
-    IterationReader,
-    follow,
-    read_iteration_stats,
-    reopened,
-)
+from engine.delegated.tensorrt_llm.loaded import LoadedLlm, worker_loss
+from engine.delegated.tensorrt_llm.pooling import TensorRtEncoder
+from engine.delegated.tensorrt_llm.priority import RequestPlace
+from engine.delegated.tensorrt_llm.responses import LlmRequestHandle, refused_arguments
+from engine.delegated.tensorrt_llm.samplers import SamplerKind
+from engine.delegated.tensorrt_llm.sampling import budget_refusal, sampling_params
+from engine.delegated.tensorrt_llm.sleeping import Sleeper
+from engine.delegated.tensorrt_llm.statistics import IterationReader, first_iteration, follow
 from engine.delegated.tensorrt_llm.two_parts import TwoPartHandle, first_part
-from engine.delegated.watchdog import stall_timeout_s, warm_up
-from engine.statistics import IterationStats
+from engine.delegated.watchdog import ONE_TOKEN, stall_timeout_s, warm_up
+from engine.frames import SleepMode
+from engine.statistics import HandoverStats, IterationStats
 from engine.types import EngineInfo, GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
 
 log = logging.getLogger(__name__)
 
-STATS_TIMEOUT_S = 1.0
-"""How long a stream of statistics or events waits before it ends; while something runs, it is read again."""
 _SALT_BYTES = 16
-_CREDITS_CANDIDATES = Version("1.3.0rc5")
-"""From here on the blocks that others hold are not reserved for a request that is to begin (pulls 11490, 11637)."""
 
 
-def load_llm(config: EngineConfig) -> "TensorRtLlm":
+def load_llm(config: EngineConfig) -> "TensorRtLlm | TensorRtEncoder":
     """Load the model, which may take minutes. Called with no event loop running, since TensorRT-LLM starts loops and
     processes of its own. Raises SluiceError with what is wrong, and what TensorRT-LLM raises."""
     stall_timeout_s(config.runtime_settings)  # a wrong one is not to be found out after minutes
@@ -52,10 +60,26 @@ def load_llm(config: EngineConfig) -> "TensorRtLlm":
     tokenizer = None if config.tokenizer_path is None else Path(config.tokenizer_path)
     folder = read_folder(Path(config.model_path), tokenizer)
     plan = plan_llm(config, folder, library)
+    if config.kv_events_endpoint is not None:
+        check_events(plan.arguments)
     for note in plan.notes:
         log.warning(note)
     log.info("TensorRT-LLM %s: %s", library.version, plan)
-    return TensorRtLlm(plan.llm_class(**plan.arguments), plan, library, folder, config)
+    identity = _identity(plan, library, config.model_path)  # the library writes over configurations that it gets
+    try:
+        llm = plan.llm_class(**plan.arguments)
+    except ValueError as error:
+        raise refused_arguments(error, library.version) or error from error
+    if plan.encoder is not None:
+        return TensorRtEncoder(llm, plan, plan.encoder, library, folder, config)
+    return TensorRtLlm(llm, plan, library, folder, config, identity)
+
+
+def _identity(plan: LlmPlan, library: TensorRtLlmLibrary, model_path: str) -> str:
+    if plan.sampler.kind is SamplerKind.ENGINE:
+        return ""
+    sizes = (plan.quantization, plan.tokens_per_block, plan.max_model_len)
+    return block_identity(plan.arguments, library, model_path, sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,116 +87,150 @@ class PreparedCall:
     """A request as `generate_async` takes it."""
 
     request: GenerateRequest
-    inputs: list[int]
+    inputs: Any
     keywords: dict[str, Any]
     whole: GenerateRequest | None = None
     """The request of which this is the first part."""
+    images: Processed | None = None
+    """The prompt, where it has images."""
+    transfer: PendingBlocks | None = None
+    """Where a request that another engine has begun is fetched."""
 
 
-class TensorRtLlm:
-    """Implements `DelegatedRuntime`. `submit` needs a running event loop; the responses are read on it too."""
-
-    title = TENSORRT_LLM.title
+class TensorRtLlm(LoadedLlm):
+    """Implements the protocols of `engine.delegated.interface`, and `ImageRuntime`. `submit` needs a running event
+    loop; the responses are read on it too."""
 
     def __init__(
-        self, llm: Any, plan: LlmPlan, library: TensorRtLlmLibrary, folder: LlmFolder, config: EngineConfig
+        self,
+        llm: Any,
+        plan: LlmPlan,
+        library: TensorRtLlmLibrary,
+        folder: LlmFolder,
+        config: EngineConfig,
+        identity: str = "",
     ) -> None:
-        """`llm` is an object of `plan.llm_class`."""
-        self._llm = llm
-        self._plan = plan
-        self._library = library
-        self._folder = folder
-        self._config = config
-        self._block_size = plan.tokens_per_block
-        self._kv_cache = plan.arguments.get("kv_cache_config")
+        """`identity` is that of its blocks."""
+        super().__init__(llm, plan, library, folder, config)
+        self._blocks = BlockRules(plan, library.version)
         backend = plan.arguments.get("guided_decoding_backend")
         self._guidance = None if backend is None else str(backend)
-        self._adapters = {name: number for number, name in enumerate(sorted(plan.adapters), 1)}
+        self._adapters = Adapters(library, plan.adapters, find_room(plan.arguments, folder))
+        self._sleeper = Sleeper(llm, library.version, can_release=plan.arguments.get("sleep_config") is not None)
+        self._is_busy = asyncio.Event()
         self._has_salt = "cache_salt" in inspect.signature(llm.generate_async).parameters
-        self._check_health = getattr(llm, "_check_health", None)
+        self._place = RequestPlace(llm, plan.arguments, library)
+        self._disaggregation = Disaggregation(plan.arguments, library, identity)
+        self._images = ImagePrompts(llm, library, folder)
 
     # -- requests
 
-    def prepare(self, request: GenerateRequest) -> PreparedCall:
-        """Raises SluiceError for what TensorRT-LLM, or this version of it, cannot do."""
-        first = first_part(request, self._folder)
+    async def expand(self, request: GenerateRequest) -> ExpandedPrompt:
+        """The output that an earlier engine sent goes through the processor too, which may read other tokens in it."""
+        sent = [] if self.needs_replay(request) else request.resume_token_ids
+        processed = await self._images.process(request, sent)
+        goes_on = processed.token_ids[len(processed.token_ids) - len(sent) :] == sent
+        if not goes_on:
+            sent, processed = [], await self._images.process(request)
+        prompt = processed.token_ids[: len(processed.token_ids) - len(sent)]
+        return ExpandedPrompt(prompt, partial(self.prepare, images=processed), goes_on)
+
+    def prepare(self, request: GenerateRequest, images: Processed | None = None) -> PreparedCall:
+        """`images` is the prompt of a request with images. Raises SluiceError for what TensorRT-LLM, or this version of
+        it, cannot do."""
+        first = first_part(request, self._folder, has_images=images is not None)
         if first is not None:
             return replace(self._prepare(first), whole=request)
-        return self._prepare(request)
+        return self._prepare(request, images)
 
-    def _prepare(self, request: GenerateRequest) -> PreparedCall:
+    def _prepare(self, request: GenerateRequest, images: Processed | None = None, adapter: Any = None) -> PreparedCall:
+        """`adapter` is the library's request for an adapter, in place of that which has the name now."""
         params = sampling_params(self._library, request, self._folder, self._guidance, self._plan.sampler)
         # The tokens of a beam search may all change until its end.
         keywords: dict[str, Any] = {"sampling_params": params, "streaming": request.sampling.beam_width == 1}
-        if request.adapter:
-            number, path = self._adapters[request.adapter], self._plan.adapters[request.adapter]
-            keywords["lora_request"] = self._library.lora_request(request.adapter, number, path)
-        if salt := self._salt(request):
+        keywords |= self._place.keywords(request)
+        if adapter is not None or request.adapter:
+            keywords["lora_request"] = adapter or self._adapters.request(request.adapter)
+        if salt := self._salt(request, images):
             keywords["cache_salt"] = salt
-        return PreparedCall(request, [*request.prompt_token_ids, *request.resume_token_ids], keywords)
+        if request.hands_over:
+            keywords |= {"disaggregated_params": self._disaggregation.context_params(), "streaming": False}
+        ids = [*request.prompt_token_ids, *request.resume_token_ids]
+        return PreparedCall(request, ids if images is None else images.inputs, keywords, images=images)
 
-    def submit(self, prepared: PreparedCall) -> LlmRequestHandle | TwoPartHandle:
+    def take_over(self, prepared: PreparedCall, handover: bytes) -> PreparedCall:
+        return replace(prepared, transfer=self._disaggregation.read(handover))
+
+    def handover_stats(self) -> HandoverStats | None:
+        return self._disaggregation.stats(self._blocks.size)
+
+    def submit(self, prepared: PreparedCall) -> RequestHandle:
         """Raises EngineLost where a worker is gone: TensorRT-LLM would shut down first, on this thread, and wait for
         ranks that may never end."""
         if (loss := worker_loss(self._llm)) is not None:
             raise EngineLost(f"a worker is gone: {loss}")
+        if prepared.transfer is not None:
+            if time.monotonic() < prepared.transfer.due:
+                return self._fetch(prepared, prepared.transfer)
+            self._disaggregation.num_late += 1
         handle = self._hand_over(prepared)
         if prepared.whole is None:
             return handle
-        return TwoPartHandle(handle, prepared.whole, lambda rest: self._hand_over(self._prepare(rest), is_rest=True))
+        adapter = prepared.keywords.get("lora_request")  # the name may mean another by then, or none
+        return TwoPartHandle(
+            handle,
+            prepared.whole,
+            lambda rest: self._hand_over(self._prepare(rest, adapter=adapter), is_rest=True),
+        )
+
+    def _fetch(self, prepared: PreparedCall, transfer: PendingBlocks) -> GenerationHandle:
+        request, keywords = prepared.request, {**prepared.keywords, "disaggregated_params": transfer.params}
+        handle = self._hand_over(replace(prepared, keywords=keywords), is_rest=True)
+        num_moved = (len(request.prompt_token_ids) - 1) // self._blocks.size * self._blocks.size
+        return GenerationHandle(
+            self._disaggregation, handle, request, num_moved, lambda: self.submit(self._prepare(request))
+        )
 
     def _hand_over(self, prepared: PreparedCall, *, is_rest: bool = False) -> LlmRequestHandle:
-        output = self._llm.generate_async(prepared.inputs, **prepared.keywords)
-        ends = self._folder.eos_token_ids
-        return LlmRequestHandle(output, prepared.request, ends, self._block_size, tells_cached=not is_rest)
+        keywords = prepared.keywords
+        if self._sleeper.salt:
+            keywords = {**keywords, "cache_salt": self._sleeper.salt + keywords.get("cache_salt", "")}
+        output = self._llm.generate_async(prepared.inputs, **keywords)
+        if prepared.images is not None and prepared.images.hold is not None:
+            prepared.images.hold.hand_over()
+        of_output = (output, prepared.request, self._folder.eos_token_ids, self._blocks.size)
+        if prepared.request.hands_over:
+            return ContextHandle(*of_output, asked=keywords["disaggregated_params"])
+        return LlmRequestHandle(*of_output, tells_cached=not is_rest)
 
     def needs_replay(self, request: GenerateRequest) -> bool:
         """A grammar is matched from the first token of the output: what was sent cannot be part of the prompt."""
         return request.sampling.grammar is not None
 
     def worst_case_blocks(self, request: GenerateRequest) -> int:
-        params = request.sampling
-        num_prompt, most = len(request.prompt_token_ids), self._max_cached_tokens(self._block_size)
-        return blocks_to_completion(num_prompt, params.max_tokens, params.beam_width, self._block_size, most)
+        return self._blocks.worst_case(request)
 
     @property
     def takes_early(self) -> bool:
-        """Its scheduler can lock up for good with chunked prefill and block reuse: a request that waited for a prefix
-        goes before a later one that has begun, does not fit, and nothing behind it runs. What fits beside all that it
-        has does not come to that."""
-        return not (self._reuses_blocks and self._plan.arguments.get("enable_chunked_prefill"))
+        return self._blocks.takes_early
 
     @property
     def sharing(self) -> BlockSharing:
-        """Ranks of data-parallel attention have caches of their own, and a window's blocks go while others need
-        them."""
-        is_windowed = self._max_cached_tokens(self._block_size) > 0
-        if not self._reuses_blocks or is_windowed or self._plan.arguments.get("enable_attention_dp"):
-            return BlockSharing.NONE
-        return BlockSharing.RUNNING if self._library.version < _CREDITS_CANDIDATES else BlockSharing.AWAITED
+        return self._blocks.sharing
 
     def prompt_chain(self, request: GenerateRequest) -> HashChain | None:
         """None for beams too, and for a prompt under a salt of its own."""
-        if request.sampling.beam_width > 1 or _needs_whole_prompt(request):
+        if request.sampling.beam_width > 1 or request.computes_whole_prompt:
             return None
-        return HashChain(request.cache_salt, self._block_size, request.adapter)
+        return HashChain(request.cache_salt, self._blocks.size, self.adapter_digests.get(request.adapter, ""))
 
-    @property
-    def _reuses_blocks(self) -> bool:
-        return bool(getattr(self._kv_cache, "enable_block_reuse", True))
-
-    def _max_cached_tokens(self, block_size: int) -> int:
-        """Return `EngineInfo.max_cached_tokens`. The longest of several windows counts."""
-        window = max(getattr(self._kv_cache, "max_attention_window", None) or (0,))
-        return window + block_size if 0 < window < self._plan.max_model_len else 0
-
-    def classify(self, error: Exception, *, at_submit: bool) -> RuntimeFailure:
-        return classify(error, at_submit=at_submit)
-
-    def _salt(self, request: GenerateRequest) -> str:
-        """Return the salt of the request's blocks. Prompt log probabilities come only of tokens that are computed: a
-        random salt keeps all cached blocks away from a request that wants them."""
-        salt = secrets.token_hex(_SALT_BYTES) if _needs_whole_prompt(request) else request.cache_salt
+    def _salt(self, request: GenerateRequest, images: Processed | None) -> str:
+        """Return the salt of the request's blocks. Prompt log probabilities come only of tokens that are computed, and
+        some processors do not tell images apart, whose tokens are all the same: a random salt keeps all cached blocks
+        away from such a request."""
+        is_alike = images is not None and not images.is_told_apart and self._blocks.are_reused
+        is_alone = is_alike or request.computes_whole_prompt
+        salt = secrets.token_hex(_SALT_BYTES) if is_alone else request.cache_salt
         if salt and not self._has_salt:
             raise SluiceError(
                 ErrorCode.UNIMPLEMENTED,
@@ -181,102 +239,104 @@ class TensorRtLlm:
             )
         return salt
 
-    # -- health, statistics and the end
+    # -- adapters at run time, and sleep
 
-    async def is_healthy(self) -> bool:
+    @property
+    def adapter_digests(self) -> dict[str, str]:
+        return self._adapters.digests
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        await self._adapters.load(name, path, self._prove)
+
+    async def unload_adapter(self, name: str) -> None:
+        self._adapters.unload(name)
+
+    async def _prove(self, lora_request: Any) -> None:
+        """Generate a token with an adapter. Raises SluiceError where the library refuses it; asleep, nothing is
+        tried."""
+        if self._sleeper.is_asleep:
+            return
+        token_id = next(iter(self._folder.eos_token_ids), 0)
+        request = GenerateRequest(request_id="", prompt_token_ids=[token_id], sampling=ONE_TOKEN)
+        handle = self.submit(self._prepare(request, adapter=lora_request))
         try:
-            if (loss := worker_loss(self._llm)) is not None:
-                log.error("TensorRT-LLM has lost a worker: %s", loss)
-                return False
-            if self._check_health is not None:
-                return bool(self._check_health())
-            is_shut_down = getattr(getattr(self._llm, "_executor", None), "is_shutdown", None)
-            return is_shut_down is None or not is_shut_down()
+            async with asyncio.timeout(stall_timeout_s(self._config.runtime_settings)):
+                async for response in handle:
+                    handle.read(response)
+        except TimeoutError:
+            handle.abort()
+            raise
         except Exception as error:
-            log.error("TensorRT-LLM's health check failed: %s", error)
-            return False
+            if self.classify(error, at_submit=False).is_fatal or not await self.is_healthy():
+                raise
+            raise SluiceError(ErrorCode.INVALID, str(error)) from error
+
+    def check_sleep(self, level: int, mode: SleepMode) -> None:
+        self._sleeper.check(level, mode, self._is_busy)
+
+    async def sleep(self, level: int, mode: SleepMode) -> None:
+        salt = self._sleeper.salt
+        await self._sleeper.sleep(level, self._is_busy)
+        if self.prefixes is not None and self._sleeper.salt != salt:
+            self.prefixes.clear(self._sleeper.salt)
+
+    async def wake_up(self, tags: list[str] | None) -> bool:
+        return await self._sleeper.wake_up(tags)
+
+    # -- statistics
 
     async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
-        reader, cached = IterationReader(), CachedBlocks()
+        self._is_busy = is_busy
+        reader = IterationReader()
 
         def take_iteration(entry: Mapping[str, Any]) -> None:
             listener.on_iteration(reader.read(entry))
 
-        def take_event(event: Mapping[str, Any]) -> None:
-            cached.observe(event)
-            listener.on_cached_blocks(len(cached))
-
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(follow(self._statistics, take_iteration, is_busy, "statistics"))
-            if getattr(self._kv_cache, "event_buffer_max_size", 0):
-                tasks.create_task(follow(self._kv_cache_events, take_event, is_busy, "KV-cache events"))
+            if self.prefixes is not None:
+                name_of = self._adapters.name_of
+                tasks.create_task(follow_events(self._llm, self._plan.arguments, self.prefixes, name_of, is_busy))
 
-    def _statistics(self) -> AsyncIterator[dict[str, Any]]:
-        return reopened(self._llm.get_stats_async(timeout=STATS_TIMEOUT_S))
-
-    def _kv_cache_events(self) -> AsyncIterator[dict[str, Any]]:
-        return reopened(self._llm.get_kv_cache_events_async(timeout=STATS_TIMEOUT_S))
-
-    def shutdown(self) -> None:
-        """Blocks until its workers have ended."""
-        self._llm.shutdown()
+    def _statistics(self, timeout: float) -> Any:
+        return self._llm.get_stats_async(timeout=timeout)
 
     # -- the start
 
     async def start(self) -> tuple[EngineInfo, IterationStats | None]:
         """Generate a token: it proves that the model works, and its statistics show the size of the KV cache."""
+        if self._plan.sampler.kind is not SamplerKind.ENGINE:
+            await self._images.start()
         info = self._info(None)
         await warm_up(self, info, stall_timeout_s(self._config.runtime_settings))
-        iteration = await self._first_iteration()
+        iteration = await first_iteration(self._statistics)
+        if iteration is not None and iteration.tokens_per_block:
+            self._blocks.size = iteration.tokens_per_block
         info = self._info(iteration)
-        self._block_size = info.block_size
+        if has_events(self._plan.arguments):
+            self.prefixes = CachedPrefixes(info.block_size)
         return info, iteration
 
-    async def _first_iteration(self) -> IterationStats | None:
-        try:
-            async for entry in self._statistics():
-                return read_iteration_stats(entry)
-        except Exception as error:
-            log.warning("TensorRT-LLM tells no statistics: %s: %s", type(error).__name__, error)
-        return None
-
     def _info(self, iteration: IterationStats | None) -> EngineInfo:
-        plan, folder = self._plan, self._folder
-        block_size = (iteration and iteration.tokens_per_block) or plan.tokens_per_block
-        return EngineInfo(
-            runtime=TENSORRT_LLM.runtime.value,
-            runtime_version=str(self._library.version),
-            model_type=folder.model_type,
-            dtype=folder.dtype,
-            vocab_size=folder.vocab_size,
-            eos_token_ids=folder.eos_token_ids,
-            max_model_len=plan.max_model_len,
-            block_size=block_size,
-            num_blocks=self._num_blocks(block_size, iteration),
-            max_num_seqs=plan.max_num_seqs,
-            max_num_batched_tokens=plan.max_num_batched_tokens,
-            load_seconds=0.0,
-            kv_cache_dtype=str(getattr(self._kv_cache, "dtype", "")),
-            quantization=plan.quantization,
+        plan = self._plan
+        return self.describe(
+            block_size=self._blocks.size,
+            num_blocks=self._blocks.num_blocks(iteration),
+            kv_cache_dtype=str(getattr(plan.arguments.get("kv_cache_config"), "dtype", "")),
             scheduler_policy=self._policy(),
             adapters=tuple(sorted(plan.adapters)),
+            adapter_digests=self._adapters.digests,
+            can_sleep=self._config.enable_sleep_mode or plan.arguments.get("sleep_config") is not None,
             max_beam_width=plan.max_beam_width,
             sampling_fields=plan.sampling_fields,
-            refused_sampling=dict(plan.sampler.refusals),
+            refused_sampling={**plan.sampler.refusals, **budget_refusal(plan.arguments, self._library)},
             grammar_kinds=grammar_kinds(self._guidance),
-            num_gpus=plan.num_gpus,
-            max_cached_tokens=self._max_cached_tokens(block_size),
+            max_cached_tokens=self._blocks.max_cached_tokens,
+            image_placeholders=self._images.placeholders,
+            is_prefill=self._config.role is EngineRole.PREFILL,
+            block_identity=self._disaggregation.identity,
+            handover_fields=self._disaggregation.fields,
         )
-
-    def _num_blocks(self, block_size: int, iteration: IterationStats | None) -> int:
-        """Return the blocks that TensorRT-LLM tells of; else those of the configured tokens; else as many as all its
-        requests could ever fill, so that those that do not fit wait in TensorRT-LLM."""
-        if iteration is not None and iteration.max_blocks:
-            return iteration.max_blocks
-        max_tokens = getattr(self._kv_cache, "max_tokens", None)
-        if max_tokens:
-            return blocks_for(int(max_tokens), block_size)
-        return self._plan.max_num_seqs * blocks_for(self._plan.max_model_len, block_size)
 
     def _policy(self) -> SchedulerPolicy:
         """Return the policy of the arguments, where they have one."""
@@ -285,32 +345,3 @@ class TensorRtLlm:
             return SchedulerPolicy(str(getattr(policy, "value", policy)).lower())
         except ValueError:
             return self._config.scheduler_policy
-
-
-def worker_loss(llm: Any) -> str | None:
-    """Return what is known of a worker that ended, None while all live. The library's own front tells nobody of it
-    before the next request."""
-    front = getattr(llm, "_executor", None)
-    errors = getattr(front, "_error_queue", None)
-    if errors is not None and not errors.empty():
-        return str(errors.queue[0]) if getattr(errors, "queue", None) else "it reported an error"
-    ended = next((each for each in getattr(front, "mpi_futures", None) or () if each.done()), None)
-    return None if ended is None else str(ended.exception() or "its process ended")
-
-
-def _needs_whole_prompt(request: GenerateRequest) -> bool:
-    return request.sampling.prompt_logprobs is not None and not request.resume_token_ids
-
-
-def blocks_to_completion(
-    num_prompt: int, max_tokens: int, beam_width: int, block_size: int, max_cached_tokens: int = 0
-) -> int:
-    """Return the blocks that TensorRT-LLM reserves for a request that has not begun, under GUARANTEED_NO_EVICT, without
-    credit for blocks that others hold. Whole blocks of the prompt are shared by the beams, no more than
-    `max_cached_tokens` stay (0 for all), and the last token counts, though it is never fed back: the rule is its
-    `getRemainingBlocksToCompletion`."""
-    num_tokens = num_prompt + max_tokens
-    if max_cached_tokens:
-        num_prompt, num_tokens = min(num_prompt, max_cached_tokens), min(num_tokens, max_cached_tokens)
-    shared = num_prompt // block_size
-    return shared + (blocks_for(num_tokens, block_size) - shared) * beam_width

@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.delegated.interface import ResponseDelta, RuntimeFailure, internal_error
 from engine.types import EventDetail, FinishReason, GenerateRequest, TokenLogprob
-from sluice.errors import ErrorCode, SluiceError
+from sluice.errors import ErrorCode, SluiceError, invalid
 
 _FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "cancelled": FinishReason.CANCELLED}
 _TIMED_OUT = "timeout"
@@ -57,7 +57,9 @@ class LlmRequestHandle:
         """Return what `response`, which is the RequestOutput, has that was not there before. Raises DEADLINE where
         TensorRT-LLM gave the request up for its time."""
         best = response.outputs[0]  # of a beam search; else it is the only one
-        reason = _finish_reason(best.finish_reason)
+        # A context server says so of a request that another one goes on with.
+        is_over = best.finish_reason == "not_finished" and self._request.hands_over
+        reason = FinishReason.LENGTH if is_over else _finish_reason(best.finish_reason)
         token_ids = self._with_end(list(best.token_ids[self._num_read :]), best, reason)
         logprobs = self._logprobs(token_ids, best.logprobs)
         self._num_read += len(token_ids)
@@ -169,7 +171,8 @@ _REQUEST_ERROR = "RequestError"
 _AT_FAULT = re.compile(
     r"should not exceed|cannot exceed|exceeds? (the )?max|larger than (the )?max|(prompt|sequence) is too long"
     r"|must be (less|greater|between|at (most|least)|smaller|larger)|token ids? .*out of range"
-    r"|exceeds the limit value|not supported|unsupported|require 'enable_penalty|guided decoding error(?!: internal)",
+    r"|exceeds the limit value|not supported|unsupported|(?<!beam search )does not support|require 'enable_penalty"
+    r"|guided decoding error(?!: internal)",
     re.I,
 )
 """Texts of its checks of a request's arguments, which come as a response. Those about log probabilities of beams are no
@@ -180,6 +183,18 @@ def classify(error: Exception, *, at_submit: bool) -> RuntimeFailure:
     """Explain an exception of `generate_async` (`at_submit`) or of reading a RequestOutput."""
     is_fatal = any(map(_is_fatal, _chain(error)))
     return RuntimeFailure(_answer(error, at_submit=at_submit, is_fatal=is_fatal), is_fatal, _is_response(error))
+
+
+def refused_arguments(error: ValueError, version: object) -> SluiceError | None:
+    """Explain what pydantic says of the arguments of the LLM class; None for another error. It names the first that is
+    wrong: its whole text quotes all of them."""
+    told = getattr(error, "errors", None)
+    if told is None:
+        return None
+    first = told()[0]
+    name = ".".join(map(str, first["loc"])) or "llm_arguments"
+    got = f", got {first['input']!r}" if isinstance(first["input"], str | int | float) else ""
+    return invalid(name, f"TensorRT-LLM {version} refuses {name}: {first['msg']}{got}")
 
 
 def _answer(error: Exception, *, at_submit: bool, is_fatal: bool) -> SluiceError:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from engine.config import EngineConfig, Runtime
+from engine.config import EngineConfig, Runtime, Task
 from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from engine.delegated.tensorrt_llm.folder import read_folder
 from engine.model_folder import ModelFormat
@@ -54,6 +54,7 @@ TENSORRT_LLM = RuntimeSpec(
     devices="NVIDIA GPUs",
     process="engine.delegated.tensorrt_llm.process",
     formats=frozenset({ModelFormat.HUGGINGFACE, ModelFormat.TENSORRT_LLM_CHECKPOINT, ModelFormat.TENSORRT_LLM_ENGINE}),
+    tasks_on_request=frozenset({Task.EMBED, Task.SCORE}),
     appraise=_appraise,
     # A GPU reads its weights for many requests at the cost of one.
     default_step_sizes=StepSizes(256, 8192),
@@ -87,5 +88,6 @@ TENSORRT_LLM = RuntimeSpec(
     settings=SETTINGS,
     sampling_fields=OPTIONAL_FIELDS,
     kv_tier_advice="--runtime-setting kv_cache_config.host_cache_size=SIZE gives it host memory",
+    hands_over=True,
     ignored_fields=frozenset({"cache_path", "num_threads"}),
 )

@@ -2,7 +2,7 @@
 
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,15 @@ from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.grammars import guide
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_names, float_tensor
 from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
-from engine.types import GenerateRequest, SamplingParams
+from engine.types import GenerateRequest, SamplingParams, ThinkingBudget
 from sluice.errors import ErrorCode, SluiceError, invalid
 
 NO_END = -1
 """The end_id that no token has."""
 _SEED_BITS = 63
+_WHOLE_P = 1.0 - 1e-6
 _UNSET = SamplingParams()
+_BUDGET, _BUDGET_CLASS = "thinking_token_budget", "ThinkingBudgetLogitsProcessor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,12 @@ def sampling_params(
     INVALID, naming the field, for what TensorRT-LLM cannot do."""
     cls = library.llmapi.SamplingParams
     context = SamplingContext(request, folder, backend, field_names(cls), sampler)
-    _check(context)
+    _check(context, library)
     given = _given(context, library)
     if "guided_decoding" in given:
         given["guided_decoding"] = library.llmapi.GuidedDecodingParams(**given["guided_decoding"])
+    if "logits_processor" in given:
+        given["logits_processor"] = _budget_processor(given["logits_processor"], library)
     try:
         return cls(**given)
     except ValueError as error:
@@ -103,19 +107,42 @@ def _given(context: SamplingContext, library: TensorRtLlmLibrary) -> dict[str, A
     return given
 
 
-def _check(context: SamplingContext) -> None:
+def _check(context: SamplingContext, library: TensorRtLlmLibrary) -> None:
     params = context.params
     if params.typical_p != 1.0:
         message = f"typical_p must be 1, since TensorRT-LLM has no such filter, got {params.typical_p}"
         raise invalid("typical_p", message)
     long = next((word for word in params.bad_words if len(word) > 1), None)
-    if long is not None:
+    if long is not None and (context.sampler.bans_by_bias or not library.takes_sequences("bad_token_ids")):
         raise invalid(
             "bad_words",
-            "bad_words must be of one token each, also after a space: TensorRT-LLM bans single tokens. One of them has "
-            f"the tokens {', '.join(map(str, long))}; leave it out, or ban one of these by a logit_bias of -100",
+            f"bad_words must be of one token each, also after a space: TensorRT-LLM {library.version} takes single "
+            f"tokens alone, later ones several. One of them has the tokens {', '.join(map(str, long))}; leave it out, "
+            "or ban one of these by a logit_bias of -100",
         )
     context.sampler.check(params)
+
+
+# -- a budget for the reasoning: TensorRT-LLM's own processor of logits closes the reasoning where it is spent
+
+
+def budget_refusal(arguments: Mapping[str, Any], library: TensorRtLlmLibrary) -> dict[str, str]:
+    """Return why requests with a budget are refused, by the field; nothing where they are not. Processors of logits do
+    not run beside speculation."""
+    if library.find(_BUDGET_CLASS) is None:
+        reason = f"TensorRT-LLM {library.version} has none, later versions of 1.3 do"
+    elif arguments.get("speculative_config") is not None:
+        reason = "TensorRT-LLM keeps to none beside speculation"
+    else:
+        return {}
+    return {_BUDGET: f"{_BUDGET} must be left out: {reason}"}
+
+
+def _budget_processor(budget: ThinkingBudget, library: TensorRtLlmLibrary) -> Any:
+    """Return what keeps to the budget. It looks for the marks in prompt and output, as our own executor does."""
+    processor = library.find(_BUDGET_CLASS)
+    assert processor is not None, "refused before"
+    return processor(budget.num_tokens, list(budget.start), list(budget.end))
 
 
 # -- values of fields
@@ -129,6 +156,12 @@ def _ours(name: str) -> Value:
 
 def _unless_greedy(value: Callable[[SamplingParams], Any]) -> Value:
     return lambda context: None if context.is_greedy or context.params.beam_width > 1 else value(context.params)
+
+
+def _top_p(params: SamplingParams) -> float:
+    """Return 1 for what float32 can hardly tell from it: kernels of some versions end the engine at such a share (issue
+    19485)."""
+    return 1.0 if params.top_p > _WHOLE_P else params.top_p
 
 
 def _always(value: bool) -> Value:
@@ -168,8 +201,9 @@ def _stop_token_ids(context: SamplingContext) -> list[int] | None:
     return list(ids) or None
 
 
-def _bad_token_ids(context: SamplingContext) -> list[int] | None:
-    return None if context.sampler.bans_by_bias else [word[0] for word in context.params.bad_words] or None
+def _bad_token_ids(context: SamplingContext) -> list[int | list[int]] | None:
+    words = () if context.sampler.bans_by_bias else context.params.bad_words
+    return [word[0] if len(word) == 1 else list(word) for word in words] or None
 
 
 def _embedding_bias(context: SamplingContext) -> Any:
@@ -230,7 +264,7 @@ FIELDS = (
     TensorRtLlmField("temperature", "temperature", "0 is top_k 1 without a temperature",
                   lambda context: context.params.temperature or None),
     TensorRtLlmField("top_k", "top_k", "1 where temperature is 0; 0 is all", _top_k),
-    TensorRtLlmField("top_p", "top_p", "not with temperature 0", _unless_greedy(lambda params: params.top_p)),
+    TensorRtLlmField("top_p", "top_p", "not with temperature 0", _unless_greedy(_top_p)),
     TensorRtLlmField("top_p_min", "top_p_min", "", _ours("top_p_min")),
     TensorRtLlmField("top_p_reset_ids", "top_p_reset_ids", "", _ours("top_p_reset_ids")),
     TensorRtLlmField("top_p_decay", "top_p_decay", "", _ours("top_p_decay")),
@@ -252,8 +286,9 @@ FIELDS = (
     TensorRtLlmField("include_stop_str_in_output", "", "true: a token that ends an output is part of it",
                   _always(True), default=False),
     TensorRtLlmField("bad", "", "words are token ids here"),
-    TensorRtLlmField("bad_token_ids", "bad_words", "those of one token; longer ones are refused", _bad_token_ids),
-    TensorRtLlmField("logits_processor", "", _NOT_OFFERED),
+    TensorRtLlmField("bad_token_ids", "bad_words", "of several tokens where the version takes such", _bad_token_ids),
+    TensorRtLlmField("logits_processor", "thinking_token_budget", "which closes the reasoning in time",
+                  _ours("thinking_token_budget")),
     TensorRtLlmField("apply_batched_logits_processor", "", _NOT_OFFERED, default=False),
     TensorRtLlmField("embedding_bias", "logit_bias, allowed_token_ids",
                   "and bad_words where the sampler has none", _embedding_bias),

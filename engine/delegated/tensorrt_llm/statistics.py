@@ -1,5 +1,5 @@
-"""TensorRT-LLM's iteration statistics and KV-cache events under our names. The fields of the statistics differ by
-version and backend, and all of them may be null or missing."""
+"""TensorRT-LLM's iteration statistics under our names. Their fields differ by version and backend, and all of them may
+be null or missing."""
 
 import asyncio
 import logging
@@ -12,11 +12,12 @@ from engine.statistics import IterationStats
 
 log = logging.getLogger(__name__)
 
+TIMEOUT_S = 1.0
+"""How long a stream of statistics or events waits before it ends; while something runs, it is read again."""
 POLL_S = 0.25
 """Time to the next reading after a silence. While no request is submitted the source may be at its end each time."""
 RETRY_S = 10.0
 """Time to the next reading after the source raised."""
-GPU_LEVEL = 0
 
 _TIMESTAMP = "%m-%d-%Y %H:%M:%S.%f"
 _TOP = {
@@ -45,13 +46,15 @@ _BATCH = {
     "micro_batch_id": "microBatchId",
 }
 
-Source = Callable[[], AsyncIterator[dict[str, Any]]]
-"""Returns statistics or events as they come; ends after a silence."""
+Source = Callable[[float], AsyncIterator[dict[str, Any]]]
+"""Returns statistics or events as they come, which end after a silence of so many seconds."""
 
 
-def reopened(stream: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
-    """Return `stream`, the library's own object, open again. A silence ends it for good until the next request: without
-    this a long step of the only request would look like a hang, since nothing that follows would be told."""
+def _opened(source: Source) -> AsyncIterator[dict[str, Any]]:
+    """Return what `source` has, the library's one object for all calls, open again. A silence ends it for good until
+    the next request: without this a long step of the only request would look like a hang, since nothing that follows
+    would be told."""
+    stream = source(TIMEOUT_S)
     reopen = getattr(stream, "mark_undone", None)
     if reopen is not None:
         reopen()
@@ -67,14 +70,25 @@ async def follow(source: Source, take: Callable[[Mapping[str, Any]], None], is_b
             await is_busy.wait()
         was_busy = is_busy.is_set()
         try:
-            async for each in source():
+            async for each in _opened(source):
                 take(each)
+                await asyncio.sleep(0)  # what has come already is given without a pause
         except Exception as error:
             if not has_failed:
                 log.warning("TensorRT-LLM tells no %s: %s: %s", what, type(error).__name__, error)
             has_failed = True
             await asyncio.sleep(RETRY_S)
         await asyncio.sleep(POLL_S)
+
+
+async def first_iteration(source: Source) -> IterationStats | None:
+    """Return the statistics of what has run; None where there are none."""
+    try:
+        async for entry in _opened(source):
+            return read_iteration_stats(entry)
+    except Exception as error:
+        log.warning("TensorRT-LLM tells no statistics: %s: %s", type(error).__name__, error)
+    return None
 
 
 class IterationReader:
@@ -86,7 +100,7 @@ class IterationReader:
 
     def read(self, entry: Mapping[str, Any]) -> Iteration:
         stats = read_iteration_stats(entry)
-        speculation = _part(entry, "specDecodingStats")
+        speculation = part_of(entry, "specDecodingStats")
         num_drafted = int(speculation.get("numDraftTokens") or 0)
         num_accepted = int(speculation.get("numAcceptedTokens") or 0)
         return Iteration(stats, self._seconds(stats), num_drafted, num_accepted)
@@ -104,14 +118,14 @@ class IterationReader:
 
 def read_iteration_stats(entry: Mapping[str, Any]) -> IterationStats:
     """Return the statistics of one iteration's JSON object. Unknown keys are ignored."""
-    batch = _part(entry, "inflightBatchingStats") or _part(entry, "staticBatchingStats")
+    batch = part_of(entry, "inflightBatchingStats") or part_of(entry, "staticBatchingStats")
     return IterationStats(
         iteration=int(entry.get("iter") or 0),
         latency_ms=float(entry.get("iterLatencyMS") or 0.0),
         timestamp_us=_timestamp_us(entry.get("timestamp")),
-        acceptance_length=_number(_part(entry, "specDecodingStats"), "acceptanceLength"),
+        acceptance_length=_number(part_of(entry, "specDecodingStats"), "acceptanceLength"),
         **_named(entry, _TOP),
-        **_named(_part(entry, "kvCacheStats"), _KV_CACHE),
+        **_named(part_of(entry, "kvCacheStats"), _KV_CACHE),
         **_named(batch, _BATCH),
     )
 
@@ -125,7 +139,8 @@ def _timestamp_us(text: Any) -> int | None:
     return round((local - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1e6)
 
 
-def _part(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part_of(entry: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object inside an object; an empty one where it is missing or null."""
     part = entry.get(name)
     return part if isinstance(part, Mapping) else {}
 
@@ -137,36 +152,3 @@ def _number(part: Mapping[str, Any], key: str) -> Any:
 
 def _named(part: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {ours: _number(part, theirs) for ours, theirs in names.items()}
-
-
-class CachedBlocks:
-    """Blocks in the GPU's cache that hold a prefix, by hash, for each rank of attention parallelism and each window."""
-
-    def __init__(self) -> None:
-        self._blocks: set[tuple[int, int, Any]] = set()
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def observe(self, event: Mapping[str, Any]) -> None:
-        """Take a KV-cache event. Those of unknown kinds are ignored."""
-        data = event.get("data")
-        if not isinstance(data, Mapping):
-            return
-        where = (int(event.get("attention_dp_rank") or 0), int(event.get("window_size") or 0))
-        match data.get("type"):
-            case "stored":
-                for block in data.get("blocks") or ():
-                    self._place((*where, block.get("block_hash")), block.get("cache_level"))
-            case "removed":
-                self._blocks.difference_update((*where, block_hash) for block_hash in data.get("block_hashes") or ())
-            case "updated":
-                change = data.get("cache_level")
-                if isinstance(change, Mapping):
-                    self._place((*where, data.get("block_hash")), change.get("new_value"))
-
-    def _place(self, key: tuple[int, int, Any], level: Any) -> None:
-        if level in (None, GPU_LEVEL):
-            self._blocks.add(key)
-        else:  # in host memory, or on a disk
-            self._blocks.discard(key)

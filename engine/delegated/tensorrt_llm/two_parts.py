@@ -13,26 +13,29 @@ import msgspec
 from engine.delegated.interface import ResponseDelta
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.responses import LlmRequestHandle
-from engine.types import FinishReason, GenerateRequest
+from engine.types import FinishReason, GenerateRequest, SamplingParams
 from sluice.errors import invalid
 
 
-def first_part(request: GenerateRequest, folder: LlmFolder) -> GenerateRequest | None:
+def first_part(request: GenerateRequest, folder: LlmFolder, *, has_images: bool = False) -> GenerateRequest | None:
     """Return the part of a request that nothing may end; None where TensorRT-LLM keeps to `min_tokens` by itself.
     Raises INVALID for a request that cannot be divided."""
     params = request.sampling
     ends = () if params.ignore_eos else folder.eos_token_ids
     others = {*ends[1:], *params.stop_token_ids} - {*ends[:1]}
-    if not others or params.min_tokens <= len(request.resume_token_ids):
+    is_early = params.min_tokens > len(request.resume_token_ids)
+    _check_choice(params, {*ends, *others} if is_early else set())
+    if not others or not is_early:
         return None
-    if params.grammar is not None or params.beam_width > 1:
-        what = "a grammar" if params.grammar is not None else "a beam search"
+    kinds = {"a grammar": params.grammar is not None, "a beam search": params.beam_width > 1, "images": has_images}
+    what = next((name for name, is_so in kinds.items() if is_so), None)
+    if what is not None:
         raise invalid(
             "min_tokens",
             f"min_tokens must be 0 with {what} where several tokens can end the output, got {params.min_tokens}: "
             "TensorRT-LLM bans one of them",
         )
-    banned = dict.fromkeys((*ends, *others), -math.inf)
+    banned = {each: -math.inf for each in (*ends, *others) if each < folder.vocab_size}  # a file may name any
     first = msgspec.structs.replace(
         params,
         max_tokens=params.min_tokens,
@@ -42,6 +45,15 @@ def first_part(request: GenerateRequest, folder: LlmFolder) -> GenerateRequest |
         logit_bias={**params.logit_bias, **banned},
     )
     return msgspec.structs.replace(request, sampling=first)
+
+
+def _check_choice(params: SamplingParams, ends: set[int]) -> None:
+    """Raise INVALID where no token is left to choose: a row of logits that are all banned has no probabilities, which
+    fails a whole batch on the GPU. `ends` are those that are banned."""
+    banned = ends | {word[0] for word in params.bad_words if len(word) == 1}
+    if params.allowed_token_ids and banned.issuperset(params.allowed_token_ids):
+        others = "min_tokens bans what ends the output, and bad_words the rest" if ends else "bad_words bans them all"
+        raise invalid("allowed_token_ids", f"allowed_token_ids must leave a token to choose, but {others}")
 
 
 class TwoPartHandle:

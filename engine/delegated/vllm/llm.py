@@ -10,7 +10,9 @@ from typing import Any
 from engine.blocks import HashChain
 from engine.config import EngineConfig, Task
 from engine.delegated.abilities import ExpandedPrompt
+from engine.delegated.cached_prefixes import CachedPrefixes
 from engine.delegated.interface import RuntimeFailure, StatisticsListener
+from engine.delegated.kv_events import EventSubscriber, told_by_keys
 from engine.delegated.sharing import BlockSharing
 from engine.delegated.vllm.arguments import VllmPlan, check_adapter, plan_vllm
 from engine.delegated.vllm.capacity import CacheCapacity, read_capacity
@@ -26,7 +28,7 @@ from engine.delegated.vllm.pooling import (
 from engine.delegated.vllm.responses import VllmRequestHandle, classify
 from engine.delegated.vllm.runtime import VLLM
 from engine.delegated.vllm.sampling import needs_replay, sampling_params
-from engine.delegated.vllm.statistics import StatisticsReader
+from engine.delegated.vllm.statistics import StatisticsReader, published_events
 from engine.delegated.watchdog import generate_one_token, stall_timeout_s, warm_up
 from engine.frames import SleepMode
 from engine.statistics import IterationStats
@@ -43,6 +45,9 @@ def load_llm(config: EngineConfig) -> "Vllm":
     """Import vLLM and resolve its arguments. It is started on the event loop, which it needs (`Vllm.start`). Raises
     SluiceError with what is wrong."""
     stall_timeout_s(config.runtime_settings)  # a wrong one is not to be found out after minutes
+    if config.kv_events_endpoint is not None:
+        message = "vLLM publishes by itself: give the setting kv_events_config, not kv_events_endpoint"
+        raise invalid("kv_events_endpoint", message)
     library = load_library()
     plan = plan_vllm(config, library)
     log.info("vLLM %s: %s", library.version, plan)
@@ -78,6 +83,7 @@ class Vllm:
         self._has_lost_weights = False
         self._llm: Any = None
         self._capacity: CacheCapacity | None = None
+        self.prefixes: CachedPrefixes | None = None
 
     @property
     def _is_pooled(self) -> bool:
@@ -136,7 +142,7 @@ class Vllm:
     def prompt_chain(self, request: GenerateRequest) -> HashChain | None:
         """None for a prompt that is computed anew for its log probabilities."""
         assert self._capacity is not None
-        if request.sampling.prompt_logprobs is not None and not request.resume_token_ids:
+        if request.computes_whole_prompt:
             return None
         adapter = self._adapters[request.adapter].lora_name if request.adapter else ""
         return HashChain(request.cache_salt, self._capacity.groups[0].block_size, adapter)
@@ -145,6 +151,10 @@ class Vllm:
         return classify(error)
 
     # -- adapters at run time
+
+    @property
+    def adapter_digests(self) -> dict[str, str]:
+        return {}
 
     async def load_adapter(self, name: str, path: str) -> None:
         if self._is_pooled:
@@ -168,12 +178,14 @@ class Vllm:
 
     # -- sleep
 
-    async def sleep(self, level: int, mode: SleepMode) -> None:
+    def check_sleep(self, level: int, mode: SleepMode) -> None:
         if level and not (self._library.is_on_cpu or self._plan.arguments.get("enable_sleep_mode")):
             message = (
                 f"level {level} needs --enable-sleep-mode, or the setting enable_sleep_mode=true; level 0 does not"
             )
             raise invalid("level", message)
+
+    async def sleep(self, level: int, mode: SleepMode) -> None:
         await self._llm.sleep(level, mode)
         self._has_lost_weights = level == 2 and not self._library.is_on_cpu
 
@@ -205,7 +217,10 @@ class Vllm:
         return True
 
     async def observe(self, listener: StatisticsListener, is_busy: asyncio.Event) -> None:
-        await self._statistics.follow(listener)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._statistics.follow(listener))
+            if self.prefixes is not None and (published := published_events(self._llm.vllm_config)) is not None:
+                tasks.create_task(EventSubscriber(published, self.prefixes, told_by_keys).run())
 
     def shutdown(self) -> None:
         """Blocks until its processes have ended, or vLLM has killed them."""
@@ -236,6 +251,8 @@ class Vllm:
         self._capacity = read_capacity(self._llm.vllm_config, metadata)
         self._statistics.num_blocks = self._capacity.num_blocks
         info = self._info(self._capacity)
+        if published_events(self._llm.vllm_config) is not None:
+            self.prefixes = CachedPrefixes(info.block_size)
         await warm_up(self, info, stall_timeout_s(self._config.runtime_settings))
         if self._is_pooled:
             return info, None
@@ -265,6 +282,7 @@ class Vllm:
             scheduler_policy=self._config.scheduler_policy,
             adapters=tuple(self._adapters),
             grammar_kinds=tuple(GrammarKind) if self._plan.has_tokenizer else (),
+            refused_sampling={"thinking_token_budget": "thinking budgets are not passed on to vLLM; leave it out"},
             gives_logits=self._is_pooled,
             embedding_size=_output_size(model, self._plan.task),
             is_pooled=self._is_pooled,

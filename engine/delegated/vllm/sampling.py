@@ -135,7 +135,7 @@ FIELDS = (
     VllmField("bad_words", "", "they come as token ids"),
     VllmField("_bad_words_token_ids", "bad_words", "", _bad_words),
     VllmField("skip_reading_prefix_cache", "", "vLLM's own choice, which leaves it out for prompt log probabilities"),
-    VllmField("thinking_token_budget", "", _NOT_OFFERED),
+    VllmField("thinking_token_budget", "", "refused: vLLM would need a reasoning_config"),
     VllmField("repetition_detection", "", _NOT_OFFERED),
     VllmField("watermarking", "", _NOT_OFFERED),
     VllmField("trace_decode_token_ids", "", _NOT_OFFERED),

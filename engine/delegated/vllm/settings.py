@@ -19,7 +19,6 @@ from engine.runtime_settings import (
 )
 
 HELP = "vLLM's engine argument of this name."
-_LEAST_INTEGER = -(2**31)
 
 
 def _json_value(value: str) -> Any:
@@ -117,7 +116,7 @@ SETTINGS = SettingsTable(
     docs="docs/vllm.md",
     groups={
         "booleans": _group(boolean, _BOOLEANS),
-        "whole numbers": _group(none_or(whole(_LEAST_INTEGER), "none"), _INTEGERS),
+        "whole numbers": _group(none_or(whole(None), "none"), _INTEGERS),
         "numbers": _group(number(), _NUMBERS),
         "words": _group(text, _WORDS),
         "JSON": _group(_json_value, _OBJECTS),

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from engine.delegated.interface import Iteration, StatisticsListener
+from engine.delegated.kv_events import PublishedEvents
 from engine.statistics import IterationStats
 
 
@@ -49,6 +50,17 @@ class StatisticsReader:
             await asyncio.Event().wait()
         finally:
             self._listener = None
+
+
+def published_events(vllm_config: Any) -> PublishedEvents | None:
+    """Return where vLLM publishes the events of its prefix cache; None where it does not, or several ranks have a cache
+    each, or where it connects to who reads."""
+    config = vllm_config.kv_events_config
+    if config is None or not config.enable_kv_cache_events or config.publisher != "zmq":
+        return None
+    is_bound = "*" in config.endpoint or "::" in config.endpoint or config.endpoint.startswith("ipc://")
+    is_one = vllm_config.parallel_config.data_parallel_size == 1 and vllm_config.cache_config.enable_prefix_caching
+    return PublishedEvents(config.endpoint, config.replay_endpoint, config.topic) if is_bound and is_one else None
 
 
 def read_iteration(scheduler: Any, iteration: Any, details: Any, num_blocks: int) -> Iteration:

@@ -72,12 +72,7 @@ def stack_matrices(
 
 
 def _read(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Matrices]:
-    config = _read_config(folder / CONFIG_FILE)
-    path = folder / WEIGHTS_FILE
-    if not path.is_file():
-        has_pickle = (folder / "adapter_model.bin").is_file()
-        hint = "; adapter_model.bin is not read: save it with safe_serialization" if has_pickle else ""
-        raise SluiceError(ErrorCode.NOT_FOUND, f"{folder} has no file {WEIGHTS_FILE}{hint}")
+    config, path = read_config(folder / CONFIG_FILE), find_weights(folder)
     known = {_short(module): module for module in shapes}
     pairs: dict[str, dict[str, StoredTensor]] = {}
     for tensor_name, tensor in map_tensors(path).items():
@@ -93,12 +88,24 @@ def _read(folder: Path, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Matr
     return {module: _matrices(path, module, pair, shapes[module], config) for module, pair in pairs.items()}
 
 
+def find_weights(folder: Path) -> Path:
+    """Return the file of an adapter's matrices. Raises SluiceError NOT_FOUND."""
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        has_pickle = (folder / "adapter_model.bin").is_file()
+        hint = "; adapter_model.bin is not read: save it with safe_serialization" if has_pickle else ""
+        raise SluiceError(ErrorCode.NOT_FOUND, f"{folder} has no file {WEIGHTS_FILE}{hint}")
+    return path
+
+
 def _short(module: str) -> str:
     """Return a projection's name without the prefix of its text model."""
     return module.split(".", 1)[1]
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """Return an adapter_config.json. Raises SluiceError: NOT_FOUND for a missing file, UNIMPLEMENTED for what is not
+    LoRA alone, INVALID for what is no JSON."""
     try:
         config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except OSError as error:

@@ -24,9 +24,10 @@ from engine.process.transport import Transport
 from engine.types import FinishReason, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.faulty_engine import CRASH
-from tests.engine.client.test_recovery import MODULE, PATIENCE_S, collect, failure_of, harmless, request, until
+from tests.engine.client.test_recovery import MODULE, collect, failure_of, harmless, request
 from tests.engine.delegated.fake_runtime import INFO, Clock
 from tests.engine.fake_runner import echo
+from tests.waiting import PATIENCE_S, until
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ from tests import paths
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.engine.parts import make_request
+from tests.waiting import until
 
 CHECKPOINT = paths.DATA / "checkpoints" / "llama_tiny"
 
@@ -57,9 +58,7 @@ async def collect(stream: GenerationStream) -> tuple[list[int], FinishReason | N
 
 async def until_idle(client: EngineClient) -> None:
     """Wait for heartbeats until the engine has no sequence and no used block."""
-    async with asyncio.timeout(10):
-        while client.stats.num_running or client.stats.num_waiting or client.stats.num_blocks_used:
-            await asyncio.sleep(0.01)
+    await until(lambda: not (client.stats.num_running or client.stats.num_waiting or client.stats.num_blocks_used))
 
 
 async def test_the_engine_gives_way_to_the_gateway() -> None:
@@ -140,14 +139,10 @@ async def test_a_silent_engine_shows_in_the_heartbeat() -> None:
         assert client.pid is not None
         os.kill(client.pid, signal.SIGSTOP)
         try:
-            async with asyncio.timeout(10):
-                while client.heartbeat_age_s() < 1.5:
-                    await asyncio.sleep(0.1)
+            await until(lambda: client.heartbeat_age_s() >= 1.5)
         finally:
             os.kill(client.pid, signal.SIGCONT)
-        async with asyncio.timeout(10):
-            while client.heartbeat_age_s() > 1.0:
-                await asyncio.sleep(0.01)
+        await until(lambda: client.heartbeat_age_s() <= 1.0)
 
 
 async def test_a_model_that_cannot_load_says_why(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from engine.config import EngineConfig, Listening
 from engine.frames import Attach, Drain, PrefixChanges, Shutdown, Submit
 from engine.process.curve import ClientCurve, make_certificates, read_pair, read_public
 from sluice.errors import ErrorCode, SluiceError
-from tests.engine.client.test_recovery import MODULE, collect, failure_of, harmless, request, until
+from tests.engine.client.test_recovery import MODULE, collect, failure_of, harmless, request
 from tests.engine.fake_runner import echo
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 60.0
 ANY_PORT = "tcp://127.0.0.1:0"
 
 
@@ -214,7 +214,7 @@ async def test_streams_go_on_after_a_cut_in_the_same_engine(tmp_path: Path) -> N
         [client] = await stack.enter_async_context(attached(cable.endpoint, None))
         streams = [client.submit(request(prompt, 300)) for prompt in prompts]
         for num_tokens in (3, 40):
-            await until(lambda least=num_tokens: all(len(s.output_token_ids) > least for s in streams))  # type: ignore[misc]
+            await until(lambda least=num_tokens: all(len(s.output_token_ids) > least for s in streams))
             cable.cut()
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 300) for prompt in prompts]
         assert client.num_restarts == 2
@@ -375,7 +375,7 @@ async def test_the_hashes_of_an_adapter_do_not_tell_in_which_order_it_was_loaded
             mirror = Mirror(launcher)
             await collect(launcher.submit(request(prompt, 100, adapter="a")))
             digest = launcher.info.adapter_digests["a"]
-            await until(lambda mirror=mirror, digest=digest: mirror.hashes == expected_hashes(prompt, 100, "", digest))  # type: ignore[misc]
+            await until(lambda mirror=mirror, digest=digest: mirror.hashes == expected_hashes(prompt, 100, "", digest))
             known.append((digest, mirror.hashes))
     assert known[0] == known[1]
     assert known[0][1] != expected_hashes(prompt, 100)

@@ -3,8 +3,9 @@
 import asyncio
 import os
 import signal
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import msgspec
 import psutil
 import pytest
 
+from engine.client import adapters
 from engine.client import process as process_client
 from engine.client.process import ProcessEngineClient
 from engine.client.stream import GenerationStream
@@ -22,8 +24,8 @@ from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.faulty_engine import CRASH, HANG
 from tests.engine.fake_runner import echo
 from tests.engine.parts import make_request
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 30.0
 MODULE = "tests.engine.client.faulty_engine"
 
 
@@ -64,12 +66,6 @@ async def failure_of(stream: GenerationStream) -> SluiceError:
     with pytest.raises(SluiceError) as caught:
         await collect(stream)
     return caught.value
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until the client's tasks have made `condition` true."""
-    while not condition():
-        await asyncio.sleep(0.005)
 
 
 def kill(client: ProcessEngineClient, number: signal.Signals = signal.SIGKILL) -> None:
@@ -113,6 +109,19 @@ async def test_requests_of_an_adapter_wait_until_the_next_engine_has_it(tmp_path
         assert await collect(later) == echo(other, 60)
         assert client.num_restarts == 1
         await client.unload_adapter("a")
+
+
+async def test_a_folder_of_many_files_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[threading.Thread] = []
+
+    def look(_: Path) -> str:
+        places.append(threading.current_thread())
+        return ""
+
+    monkeypatch.setattr(adapters, "files_mark", look)
+    async with faulty(tmp_path, enable_lora=True) as client:
+        await client.load_adapter("a", "/adapters/a")
+    assert len(places) == 1 and threading.current_thread() not in places
 
 
 @pytest.mark.parametrize("seed", [None, 77])

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from engine.blocks import HashChain, blocks_for
+from engine.delegated.cached_prefixes import CachedPrefixes
 from engine.delegated.interface import RequestHandle, ResponseDelta, RuntimeFailure, StatisticsListener, internal_error
 from engine.delegated.sequence import DelegatedSequence
 from engine.delegated.sharing import BlockSharing
@@ -80,6 +81,7 @@ class FakeRuntime:
     title = "the fake"
     takes_early = True
     sharing = BlockSharing.NONE
+    prefixes: CachedPrefixes | None = None
 
     def __init__(self, make_handle: Callable[[GenerateRequest], RequestHandle] = lambda request: FakeHandle()) -> None:
         self._make_handle = make_handle

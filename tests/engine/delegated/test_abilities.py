@@ -12,16 +12,17 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.delegated.abilities import ExpandedPrompt
+from engine.delegated.cached_prefixes import CachedPrefixes, Owner
 from engine.delegated.executor import DelegatedExecutor
 from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit
 from engine.types import FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, invalid
 from tests.engine.delegated.fake_runtime import INFO, FakeHandle, FakeRuntime, SilentHandle, make_request, make_submit
+from tests.waiting import PATIENCE_S, until
 
 IMAGE = 9
 """The placeholder's token."""
 SEES = msgspec.structs.replace(INFO, num_blocks=20, image_placeholders=("<image>", "<image>"))
-TIMEOUT_S = 20.0
 Frames = asyncio.Queue[StepFrame]
 
 
@@ -55,7 +56,7 @@ async def running(runtime: FakeRuntime, **limits: Any) -> AsyncIterator[tuple[De
     frames: Frames = asyncio.Queue()
     executor = DelegatedExecutor(runtime, SEES, EngineConfig(model_path="", **limits), frames.put_nowait)
     task = asyncio.create_task(executor.run())
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         yield executor, frames
         executor.obey([Shutdown()])
         await task
@@ -139,6 +140,60 @@ async def test_cancelled_before_its_images_are_tokens(end: Command) -> None:
         runtime.may_expand.set()
     assert runtime.prepared == []
     assert executor.stats().num_waiting == 0
+
+
+async def test_an_adapter_that_goes_before_its_images_are_tokens() -> None:
+    runtime = SeeingRuntime()
+    runtime.may_expand.clear()
+    async with running(runtime) as (executor, frames):
+        executor.info = msgspec.structs.replace(SEES, adapters=("poet",))
+        executor.obey([submit(1, b"abc", adapter="poet")])
+        while (await frames.get()).stats.num_waiting == 0:
+            pass
+        executor.info = SEES
+        runtime.may_expand.set()
+        refused = (await outcomes(frames, 1))[1]
+    assert (refused.code, "no adapter 'poet'" in refused.message) == (ErrorCode.INVALID, True)
+
+
+class EndlessHandle(FakeHandle):
+    """A request that only an abort ends."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        await self.aborted.wait()
+        self.is_finished = True
+        yield None
+
+
+class ReplacingRuntime(FakeRuntime):
+    """Has an adapter whose name comes to mean another, and notes whose blocks it is handed."""
+
+    takes_early = False
+
+    def __init__(self, make_handle: Callable[[GenerateRequest], Any]) -> None:
+        super().__init__(make_handle)
+        self.adapter_digests = {"poet": "old"}
+        self.prefixes = CachedPrefixes(INFO.block_size)
+        self.owners: list[Owner | None] = []
+        self.prefixes.hand_over = lambda number, prompt, owner: self.owners.append(owner)  # type: ignore[method-assign]
+
+    async def load_adapter(self, name: str, path: str) -> None: ...
+
+    async def unload_adapter(self, name: str) -> None: ...
+
+
+async def test_the_blocks_of_a_request_are_of_the_adapter_that_it_began_with() -> None:
+    runtime = ReplacingRuntime(lambda request: EndlessHandle())
+    async with running(runtime) as (executor, frames):
+        executor.info = msgspec.structs.replace(SEES, adapters=("poet",))
+        adapted = msgspec.structs.replace(make_request(1), adapter="poet")
+        executor.obey([*(make_submit(each, 5) for each in range(SEES.max_num_seqs)), Submit(9, adapted)])
+        while (await frames.get()).stats.num_waiting == 0:
+            pass
+        runtime.adapter_digests = {"poet": "new"}
+        executor.obey([Cancel(each) for each in range(SEES.max_num_seqs)])
+        await until(lambda: len(runtime.owners) > SEES.max_num_seqs)
+    assert runtime.owners[-1] == Owner("", "poet", "old")
 
 
 async def test_a_full_queue_refuses_before_images_are_worked_on() -> None:

@@ -22,9 +22,9 @@ from tests.engine.delegated.fake_runtime import (
     UnreadableHandle,
     make_submit,
 )
+from tests.waiting import PATIENCE_S, until
 
 UNLUCKY = 13
-TIMEOUT_S = 20.0
 CONFIG = EngineConfig(model_path="")
 
 
@@ -43,7 +43,7 @@ async def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
     running = asyncio.create_task(executor.run())
     executor.obey([make_submit(1, 5), make_submit(2, UNLUCKY), make_submit(3, 6)])
     ended: dict[int, FinishReason | ErrorCode | None] = {}
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while len(ended) < 3:
             frame = await frames.get()
             ended |= {event.stream_id: event.finish_reason for event in frame.events}
@@ -63,7 +63,7 @@ async def test_a_loop_that_fails_ends_the_engine() -> None:
     executor = DelegatedExecutor(FakeRuntime(), INFO, CONFIG, emit)
     running = asyncio.create_task(executor.run())
     executor.obey([make_submit(1, 5)])
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(RuntimeError, match="the socket is gone"):
             await running
 
@@ -74,7 +74,7 @@ async def test_a_request_whose_response_cannot_be_read_is_aborted() -> None:
     executor = DelegatedExecutor(FakeRuntime(lambda request: handle), INFO, CONFIG, frames.put_nowait)
     running = asyncio.create_task(executor.run())
     executor.obey([make_submit(1, 5)])
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not (failures := (await frames.get()).failures):
             pass
         assert failures[0].code is ErrorCode.INTERNAL
@@ -114,18 +114,17 @@ async def forget_an_aborted_request(runtime: HangingRuntime) -> tuple[DelegatedE
 
 
 async def test_an_engine_that_hangs_with_nobody_left_is_found_out() -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         _, running = await forget_an_aborted_request(HangingRuntime(goes_on=False))
         with pytest.raises(EngineLost, match="an aborted request did not end, and no token came"):
             await running
 
 
 async def test_one_that_only_forgets_to_end_an_aborted_request_goes_on() -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         runtime = HangingRuntime(goes_on=True)
         executor, running = await forget_an_aborted_request(runtime)
-        while executor.stats().num_running:
-            await asyncio.sleep(0)
+        await until(lambda: not executor.stats().num_running)
         await runtime.probed.wait()
         assert not running.done()
         executor.obey([Shutdown()])
@@ -139,6 +138,8 @@ class SleepyRuntime(FakeRuntime):
         super().__init__(lambda request: self.silent if UNLUCKY in request.prompt_token_ids else FakeHandle())
         self.silent = SilentHandle()
         self.num_checks = 0
+
+    def check_sleep(self, level: int, mode: SleepMode) -> None: ...
 
     async def sleep(self, level: int, mode: SleepMode) -> None:
         if level == 2:
@@ -190,7 +191,7 @@ class Sleeper:
 
 async def test_requests_wait_while_the_runtime_sleeps() -> None:
     runtime = SleepyRuntime()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         it = Sleeper(runtime, Clock())
         it.executor.obey([make_submit(1, UNLUCKY)])
         assert await it.ask(Sleep(1, "abort")) == SleepOutcome(is_sleeping=True)
@@ -206,14 +207,13 @@ async def test_requests_wait_while_the_runtime_sleeps() -> None:
 
 async def test_a_sleeping_runtime_is_no_hanging_one() -> None:
     runtime, clock = SleepyRuntime(), Clock()
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         it = Sleeper(runtime, clock)
         it.executor.obey([make_submit(1, UNLUCKY)])
         assert (await it.ask(Sleep(1, "keep"))).is_sleeping
         clock.now += 1000.0
         seen = runtime.num_checks
-        while runtime.num_checks < seen + 3:
-            await asyncio.sleep(0.05)
+        await until(lambda: runtime.num_checks >= seen + 3)
         assert not it.running.done()
         await it.ask(WakeUp())
         clock.now += 1000.0
@@ -222,7 +222,7 @@ async def test_a_sleeping_runtime_is_no_hanging_one() -> None:
 
 
 async def test_a_sleep_that_fails_leaves_the_runtime_awake() -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         for runtime, code in ((SleepyRuntime(), ErrorCode.INTERNAL), (FakeRuntime(), ErrorCode.UNIMPLEMENTED)):
             it = Sleeper(runtime, Clock())
             outcome = await it.ask(Sleep(2, "wait"))

@@ -13,8 +13,8 @@ from engine.frames import Shutdown, StepFrame, Submit
 from engine.types import EventDetail, FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.fake_runtime import INFO, FakeHandle, FakeRuntime, make_request
+from tests.waiting import PATIENCE_S
 
-TIMEOUT_S = 20.0
 GRAMMAR = Grammar(GrammarKind.JSON_OBJECT)
 
 
@@ -59,7 +59,7 @@ async def test_a_runtime_starts_a_replayed_request_from_its_prompt() -> None:
     running = asyncio.create_task(executor.run())
     params = SamplingParams(max_tokens=3, grammar=GRAMMAR)
     executor.obey([Submit(1, msgspec.structs.replace(make_request(1), sampling=params, resume_token_ids=[5, 6]))])
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not (events := (await frames.get()).events):
             pass
         executor.obey([Shutdown()])

@@ -55,6 +55,17 @@ def test_each_shared_block_is_counted_by_one_at_least(
     assert shared.is_empty
 
 
+def test_what_is_left_of_ended_requests_is_logged_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    shared: SharedBlocks[Holder] = SharedBlocks(BlockSharing.AWAITED)
+    shared.add(holder((1, 2)))
+    for _ in range(2):
+        shared.check_empty()
+    assert shared.is_empty and shared.num_shared(holder((1, 2))) == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "2 blocks are shared by requests that have ended; they are forgotten"
+    ]
+
+
 def test_a_block_is_its_salts_and_its_adapters() -> None:
     shared: SharedBlocks[Holder] = SharedBlocks(BlockSharing.AWAITED)
     shared.add(Holder(HashChain("a", 1, "poet").hashes([1, 2, 3], 3)))

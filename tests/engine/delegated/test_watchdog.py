@@ -20,8 +20,7 @@ from tests.engine.delegated.fake_runtime import (
     make_request,
     make_sequence,
 )
-
-TIMEOUT_S = 20.0
+from tests.waiting import PATIENCE_S
 
 
 class Listener:
@@ -114,7 +113,7 @@ class CancelledHandle(FakeHandle):
 async def test_a_model_that_brings_no_token_does_not_warm_up(
     make_handle: Callable[[], FakeHandle], message: str
 ) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await warm_up(FakeRuntime(), INFO, 0.05)
         with pytest.raises(SluiceError, match=message):
             await warm_up(FakeRuntime(lambda request: make_handle()), INFO, 0.05)

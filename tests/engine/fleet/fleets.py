@@ -15,8 +15,7 @@ from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
 from engine.fleet.splitting import MIN_TOKENS
 from tests.engine.client.test_recovery import MODULE
-
-PATIENCE_S = 90.0
+from tests.waiting import PATIENCE_S
 
 
 @asynccontextmanager

@@ -13,9 +13,10 @@ from engine.fleet.handover import HandoverOutcome
 from engine.fleet.splitting import SplitReason
 from sluice.errors import ErrorCode
 from tests.engine.client.faulty_engine import CRASH, HANG
-from tests.engine.client.test_recovery import collect, failure_of, request, until
+from tests.engine.client.test_recovery import collect, failure_of, request
 from tests.engine.fake_runner import echo
 from tests.engine.fleet.fleets import fleet, kill, kill_first
+from tests.waiting import until
 
 
 def long_prompts(num_prompts: int, max_tokens: int, num_tokens: int = 3000) -> list[list[int]]:

@@ -14,14 +14,15 @@ from engine.fleet.local import make_engine
 from engine.fleet.replica import Replica
 from engine.types import GenerateRequest
 from sluice.errors import SluiceError
-from tests.engine.client.test_over_tcp import ANY_PORT, PATIENCE_S, Keys, listening
-from tests.engine.client.test_recovery import collect, request, until
+from tests.engine.client.test_over_tcp import ANY_PORT, Keys, listening
+from tests.engine.client.test_recovery import collect, request
 from tests.engine.fake_runner import echo
 from tests.engine.fleet.test_handover import long_prompts, read
 from tests.engine.parts import make_request
 from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.runners.test_adapters import make_adapter
 from tests.under_test import runtime
+from tests.waiting import PATIENCE_S, until
 
 PROMPTS = [[(first + 7 * position) % 250 + 3 for position in range(200)] for first in (1, 2, 3)]
 WAYS = (

@@ -18,8 +18,8 @@ from engine.fleet.membership import kubernetes
 from engine.fleet.membership.kubernetes import ApiServer, KubernetesMembership
 from engine.fleet.membership.members import Member
 from sluice.errors import ErrorCode, SluiceError
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 60.0
 SERVICE = "k8s://prod/sluice-engine"
 Object = dict[str, Any]
 
@@ -110,9 +110,7 @@ class Cluster:
 async def running(cluster: Cluster) -> AsyncIterator[str]:
     server = uvicorn.Server(uvicorn.Config(cluster.app, port=0, log_level="error", timeout_graceful_shutdown=1))
     serving = asyncio.create_task(server.serve())
-    async with asyncio.timeout(PATIENCE_S):
-        while not server.started:
-            await asyncio.sleep(0.01)
+    await until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"
@@ -169,16 +167,12 @@ async def test_what_was_named_last_stays_while_the_api_server_fails(
         cluster.status = 503
         cluster.wake()
         next_ = asyncio.ensure_future(following(members))
-        async with asyncio.timeout(PATIENCE_S):
-            while "answers 503" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await until(lambda: "answers 503" in caplog.text)
         assert "the 1 that it had stay" in caplog.text
         cluster.status = 200
         for garbage, problem in ((b'{"name": "\xff"}', "can't decode"), (b'{"x": ' + b"[" * 100_000, "recursion")):
             cluster.garbage = b'{"metadata": ' + garbage
-            async with asyncio.timeout(PATIENCE_S):
-                while problem not in caplog.text:
-                    await asyncio.sleep(0.01)
+            await until(lambda problem=problem: problem in caplog.text)
         cluster.garbage = b""
         assert not next_.done()
         cluster.put(slice_of("s", endpoint("a", "10.0.0.1"), endpoint("b", "10.0.0.2")))

@@ -20,10 +20,9 @@ from engine.fleet.membership.members import Member
 from engine.fleet.remote import make_fleet
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.test_over_tcp import Keys, listening
-from tests.engine.client.test_recovery import collect, harmless, request, until
+from tests.engine.client.test_recovery import collect, harmless, request
 from tests.engine.fake_runner import echo
-
-PATIENCE_S = 90.0
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +178,7 @@ async def test_requests_with_an_adapter_go_where_it_is(tmp_path: Path) -> None:
         assert await asyncio.gather(*map(collect, streams)) == expected
         assert await asyncio.gather(*map(collect, others)) == expected
         engines.write(entry("b", plain))
-        await until(lambda: client.info.adapters == ())
+        await until(lambda: not client.info.adapters)
         with pytest.raises(SluiceError, match="'fr'"):
             client.submit(request(prompts[0], 20, adapter="fr"))
 

@@ -11,9 +11,10 @@ from engine.fleet.client import FleetClient
 from engine.fleet.prefix_index import PrefixIndex
 from sluice.errors import ErrorCode
 from tests.engine.client.faulty_engine import CRASH, HANG
-from tests.engine.client.test_recovery import collect, failure_of, harmless, request, until
+from tests.engine.client.test_recovery import collect, failure_of, harmless, request
 from tests.engine.fake_runner import echo
 from tests.engine.fleet.fleets import fleet, kill, kill_first
+from tests.waiting import until
 
 
 def num_adopted(client: FleetClient) -> int:

@@ -21,11 +21,10 @@ from engine.fleet.membership.redis_leases import Lease, RedisMembership, Registr
 from engine.fleet.remote import make_fleet
 from sluice.errors import SluiceError
 from tests.engine.client.test_over_tcp import ANY_PORT, listening
-from tests.engine.client.test_recovery import collect, harmless, request, until
+from tests.engine.client.test_recovery import collect, harmless, request
 from tests.engine.fake_runner import echo
 from tests.serving.caching.parts import RedisServer
-
-PATIENCE_S = 90.0
+from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture(autouse=True)
@@ -252,14 +251,14 @@ async def test_a_rolling_upgrade_fails_no_request(tmp_path: Path, redis: RedisSe
         for number in (1, 2):
             old, new = f"old-{number}", f"new-{number}"
             await stack.enter_async_context(registered_engine(tmp_path, url, new))
-            await until(lambda name=new: name in [each.name for each in client.replicas])  # type: ignore[misc]
+            await until(lambda name=new: name in [each.name for each in client.replicas])
             before, (launcher, registration) = done, engines[old]
             launcher.drain()
             await registration.end()
-            await until(lambda name=old: name not in [each.name for each in client.replicas])  # type: ignore[misc]
+            await until(lambda name=old: name not in [each.name for each in client.replicas])
             assert launcher.pid is not None
             os.kill(launcher.pid, signal.SIGKILL)  # no stream is left there
-            await until(lambda number=before: done > number + 24)  # type: ignore[misc]
+            await until(lambda number=before: done > number + 24)
         assert [each.name for each in client.replicas] == ["new-1", "new-2"]
         is_over.set()
         await asyncio.gather(*asking)

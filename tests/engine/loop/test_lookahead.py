@@ -11,7 +11,7 @@ from engine.arrays import FloatArray
 from engine.frames import Cancel, LoadAdapter, Shutdown
 from engine.runners.base import Draws, StepBatch
 from engine.sampling.state import SamplingState, is_simple
-from engine.types import FinishReason, Grammar, GrammarKind, SamplingParams
+from engine.types import FinishReason, Grammar, GrammarKind, SamplingParams, ThinkingBudget
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, EchoStep, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, prompts, requests
@@ -65,6 +65,7 @@ KINDS: list[dict[str, object]] = [
     {"min_tokens": 3},
     {"prompt_logprobs": 1},
     {"logit_bias": {5: 2.0}},
+    {"thinking_token_budget": ThinkingBudget(3, (1,), (9, 10))},
 ]
 mixed = st.lists(
     st.tuples(prompts, st.integers(1, 20), st.integers(0, 30), st.integers(0, len(KINDS) - 1)), min_size=1, max_size=12
@@ -139,6 +140,7 @@ def test_speculation_needs_the_tokens() -> None:
         {"bad_words": ((1,),)},
         {"bad_words": ((1, 2),)},
         {"min_tokens": 1},
+        {"thinking_token_budget": ThinkingBudget(0, (1,), (2,))},
     ],
 )
 def test_what_edits_logits_is_not_simple(fields: dict[str, object]) -> None:

@@ -13,7 +13,7 @@ from engine.guidance.matching import FewAllowed
 from engine.runners.base import TokenMask
 from engine.sampling.sampler import NO_TOKEN
 from engine.sampling.state import SamplingState, TokenCounts
-from engine.types import SamplingParams, TokenLogprob
+from engine.types import SamplingParams, ThinkingBudget, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.sampling.host import prompt_logprobs, sample
 
@@ -233,6 +233,41 @@ def test_a_constraint_sees_edited_logits_and_is_told_what_came() -> None:
     assert chosen(row(t9=30.0), one) == 6
 
 
+# -- a budget for the reasoning: it opens with 1, and closes with 8 and 9
+
+
+@pytest.mark.parametrize(
+    ("prompt", "output", "expected"),
+    [
+        ((3,), (), 4),  # it has not begun
+        ((1, 3), (3,), 8),
+        ((1,), (3,), 4),
+        ((1, 3, 8, 9), (3, 3, 3), 4),
+        ((1, 3, 8, 9, 1), (3, 3), 8),
+        ((3,), (3, 1, 3, 3), 8),
+        ((1,), (3, 3, 8), 9),
+        ((1,), (3, 3, 8, 9), 4),
+        ((1,), (3, 8), 4),  # begun in time, it may still go on
+        ((1,), (3, 8, 3), 8),
+        ((1,), (3, 8, 3, 8), 9),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_reasoning_is_closed_where_its_budget_is_spent(
+    prompt: tuple[int, ...], output: tuple[int, ...], expected: int, temperature: float
+) -> None:
+    budget = ThinkingBudget(2, (1,), (8, 9))
+    one = state(prompt=prompt, output=output, thinking_token_budget=budget, temperature=temperature)
+    assert chosen(row(t4=40.0), one) == expected
+
+
+def test_a_constraint_says_where_the_reasoning_can_be_closed() -> None:
+    one = state(prompt=(1, 3), constraint=OnlyThese(6, 8), thinking_token_budget=ThinkingBudget(1, (1,), (8,)))
+    for expected in (6, 8):
+        assert chosen(row(t4=40.0), one) == expected
+        one.observe(expected)
+
+
 # -- resuming
 
 
@@ -240,6 +275,7 @@ FIELDS: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
     {"bad_words": ((1, 2), (3,)), "min_tokens": 6},
     {"top_p": 0.9, "logit_bias": {4: 2.0}},
+    {"thinking_token_budget": ThinkingBudget(3, (1,), (2, 5))},
 ]
 
 

@@ -12,7 +12,7 @@ from engine.runners.base import StepBatch
 from engine.sequence import Sequence
 from engine.speculation.drafter import FIRST_PAUSE, DraftGate, TokenPrices
 from engine.speculation.ngram import NgramIndex
-from engine.types import EngineInfo, GenerateRequest, SamplingParams
+from engine.types import EngineInfo, GenerateRequest, SamplingParams, ThinkingBudget
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 
@@ -39,7 +39,15 @@ def copy_runner() -> CopyRunner:
     return CopyRunner(num_blocks=64, block_size=4, max_model_len=128)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 7}, {"repetition_penalty": 1.3}])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 1.0, "seed": 7},
+        {"repetition_penalty": 1.3},
+        {"thinking_token_budget": ThinkingBudget(2, (102,), (200, 201))},
+    ],
+)
 def test_the_tokens_are_those_without_drafts(sampling: dict[str, object]) -> None:
     plain, drafted = (
         ScriptedExecutor(copy_runner(), speculation=kind, max_num_batched_tokens=64) for kind in ("off", "ngram")

@@ -101,5 +101,7 @@ class _Rules:
 
 _SINCE_1_3 = {"logprobs_mode": Parameter("Optional[str]", "RAW")} if settings().version != "1.2.1" else {}
 _NOT_IN_FILES = {"prompt_ignore_length": Parameter("Optional[int]", None), **_SINCE_1_3}
+if settings().version == "1.4.0":  # NVIDIA's pull 16463
+    _NOT_IN_FILES["bad_token_ids"] = Parameter("Optional[List[Union[int, List[int]]]]", None)
 
 SamplingParams = make_value("SamplingParams", "sampling_params", _Rules, __name__, _NOT_IN_FILES)

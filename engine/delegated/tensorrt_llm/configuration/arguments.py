@@ -1,6 +1,6 @@
 """The arguments of the LLM class while they are gathered from EngineConfig, settings and raw arguments."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -63,8 +63,9 @@ class ArgumentSet:
             yield target
         if value is None:
             yield from self.within(target)
-        parents = [target[:i] for i, character in enumerate(target) if character == "."]
-        yield from (parent for parent in parents if parent in self._by_target and self._by_target[parent].value is None)
+        yield from (
+            each for each, known in self._by_target.items() if known.value is None and target.startswith(f"{each}.")
+        )
 
     def within(self, prefix: str) -> list[str]:
         """Return the targets inside a sub-configuration."""
@@ -154,38 +155,31 @@ class Resolution:
     """The model of its arguments in the installed version."""
     notes: list[str] = field(default_factory=list)
 
+    def leave_out(self, target: str, reason: str) -> None:
+        """Drop an argument, with a note on why it has no effect."""
+        self.notes.append(f"{self.arguments.origin(target)} has no effect: {reason}")
+        self.arguments.drop(target)
+
 
 # -- the fields of EngineConfig
 
 
-def _as_setting(name: str) -> Callable[[str], Any]:
-    """Convert a field as the setting of the same meaning reads its text."""
-    return lambda text: SETTINGS[name].parse(text)
-
-
-DIRECT: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "dtype": ("dtype", _as_setting("dtype")),
-    "max_model_len": ("max_seq_len", int),
-    "kv_cache_memory_bytes": ("kv_cache_config.max_gpu_total_bytes", int),
-    "kv_cache_memory_fraction": ("kv_cache_config.free_gpu_memory_fraction", float),
-    "kv_cache_dtype": ("kv_cache_config.dtype", _as_setting("kv_cache_dtype")),
-    "max_num_seqs": ("max_batch_size", int),
-    "max_num_batched_tokens": ("max_num_tokens", int),
-    "scheduler_policy": ("scheduler_config.capacity_scheduler_policy", lambda policy: str(policy.value).upper()),
-    "enable_prefix_caching": ("kv_cache_config.enable_block_reuse", bool),
-    "tensor_parallel_size": ("tensor_parallel_size", int),
-    "pipeline_parallel_size": ("pipeline_parallel_size", int),
-    "tokenizer_path": ("tokenizer", str),
-}
-"""Fields of EngineConfig that make an argument each, whatever else is given, and how."""
-
+# fmt: off
+DIRECT = (
+    "dtype", "max_model_len", "kv_cache_memory_bytes", "kv_cache_memory_fraction", "kv_cache_dtype", "max_num_seqs",
+    "max_num_batched_tokens", "scheduler_policy", "enable_prefix_caching", "tensor_parallel_size",
+    "pipeline_parallel_size", "tokenizer_path",
+)
+# fmt: on
+"""Fields of EngineConfig that make an argument each, whatever else is given: that of the setting of their name."""
 _DEFAULTS = {each.name: each.default for each in msgspec.structs.fields(EngineConfig)}
 
 
 def add_fields(arguments: ArgumentSet, config: EngineConfig) -> None:
     """Add the fields that make one argument each. Those at their default give way to settings."""
-    for name, (target, convert) in DIRECT.items():
-        value = getattr(config, name)
+    for name in DIRECT:
+        value, setting = getattr(config, name), SETTINGS["tokenizer" if name == "tokenizer_path" else name]
         if value is not None:
             precedence = Precedence.DEFAULT if value == _DEFAULTS[name] else Precedence.GIVEN
-            arguments.add(target, convert(value), name, precedence)
+            read = setting.parse(value) if isinstance(value, str) else value
+            arguments.add(setting.target, read, name, precedence)

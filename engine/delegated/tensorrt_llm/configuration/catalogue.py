@@ -6,11 +6,9 @@ installed; at load they are compared with its classes (`classes.py`). The rows b
 too, from NVIDIA's Triton backend, trtllm-serve or vLLM, or that are read otherwise than as JSON.
 """
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated
 
 import msgspec
 
@@ -63,45 +61,21 @@ def _row(target: str, parse: Parse, also: str = "", help: str = "", name: str = 
     return RuntimeSetting(name or target, target, parse, help, tuple(also.split()), backend=backend)
 
 
-def _own(name: str, parse: Parse, help: str) -> RuntimeSetting:
-    return RuntimeSetting(name, "", parse, help)
-
-
 def _ignored(reason: str, names: str) -> tuple[RuntimeSetting, ...]:
     return tuple(RuntimeSetting(name, "", text, "", no_effect=reason) for name in names.split())
 
 
-def _others(rows: Iterable[RuntimeSetting]) -> tuple[RuntimeSetting, ...]:
-    """Return a row for each argument that has none."""
-    named = {row.name for row in rows}
-    return tuple(_row(target, json_or_text) for target in FIELDS if target not in named)
-
-
-def _on_or_off(value: str) -> dict[str, Any] | None:
-    """Read a boolean as a configuration: empty, with its defaults, or None, which switches it off."""
-    return {} if boolean(value) else None
-
-
-def _off_or_on(value: str) -> dict[str, Any] | None:
-    return None if boolean(value) else {}
-
-
 def _draft_tree(value: str) -> list[list[int]]:
     """Read paths of a draft tree: `{0, 0, 0}, {0, 1}` as tensorrtllm_backend writes them, or a JSON list of lists."""
+    text = "".join(value.replace("{", "[").replace("}", "]").split())
     try:
-        read = json.loads(f"[{value.replace('{', '[').replace('}', ']')}]")
-    except ValueError:
-        read = []
-    paths = read[0] if len(read) == 1 and read[0] and isinstance(read[0], list) and _is_paths(read[0]) else read
-    if not paths or not _is_paths(paths):
-        raise ValueError("paths as {0, 0}, {0, 1}")
-    return list(paths)
+        return msgspec.json.decode(text if text.startswith("[[") else f"[{text}]", type=_Paths)
+    except msgspec.DecodeError:
+        raise ValueError("paths as {0, 0}, {0, 1}") from None
 
 
-def _is_paths(value: list[Any]) -> bool:
-    return all(isinstance(path, list) and path and all(type(each) is int for each in path) for path in value)
-
-
+_Path = Annotated[list[int], msgspec.Meta(min_length=1)]
+_Paths = Annotated[list[_Path], msgspec.Meta(min_length=1)]
 _SAMPLING_MODES = dict.fromkeys(("top_k", "top_p", "top_k_top_p", "beam_search", "auto"), NO_DRAFTS)
 
 # fmt: off
@@ -139,16 +113,20 @@ _ROWS = (
          "speculative_model speculative_model_dir draft_model_path speculative_config.speculative_model_dir",
          "Folder of the draft model, or of Eagle's or PARD's weights."),
     _row("lora_config.max_lora_rank", positive, "max_lora_rank", "Largest rank of an adapter."),
-    _own("lora_dir", list_of(text), "Folders of adapters, or folders of such. An adapter has its folder's name."),
+    RuntimeSetting("lora_dir", "", list_of(text),
+                   "Folders of adapters, or folders of such. An adapter has its folder's name."),
     _row("trust_remote_code", boolean, "", "Run code that comes with the checkpoint."),
-    _row("cuda_graph_config", _on_or_off, "use_cuda_graph", "false: decode without CUDA graphs.", name="cuda_graphs"),
-    _own("stall_timeout_s", number(0.0),
-         "Seconds without any output, while requests run, after which the engine counts as hung and is started again."),
+    _row("cuda_graph_config", lambda value: {} if boolean(value) else None, "use_cuda_graph",
+         "false: decode without CUDA graphs.", name="cuda_graphs"),
+    RuntimeSetting(
+        "stall_timeout_s", "", number(0.0),
+        "Seconds without any output, while requests run, after which the engine counts as hung and is started again."
+    ),
 )
 """The settings that operators of every server know. docs/tensorrt-llm.md shows them."""
 
 _FROM_OTHER_SERVERS = (
-    _row("cuda_graph_config", _off_or_on, name="enforce_eager"),
+    _row("cuda_graph_config", lambda value: None if boolean(value) else {}, name="enforce_eager"),
     _row("dtype", renamed(bf16="bfloat16", f16="float16", f32="float32")),
     _row("tokenizer", text, "tokenizer_dir"),
     _row("backend", str.lower),
@@ -196,13 +174,14 @@ _FROM_OTHER_SERVERS = (
 )
 # fmt: on
 
+_NAMED = {row.name for row in (*_ROWS, *_FROM_OTHER_SERVERS)}
 SETTINGS = SettingsTable(
     "TensorRT-LLM",
     docs="docs/tensorrt-llm.md",
     groups={
         "operators": _ROWS,
         "other servers": _FROM_OTHER_SERVERS,
-        "arguments": _others((*_ROWS, *_FROM_OTHER_SERVERS)),
+        "arguments": tuple(_row(name, json_or_text) for name in FIELDS if name not in _NAMED),
     },
 )
 

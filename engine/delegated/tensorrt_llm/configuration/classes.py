@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import is_dataclass
 from enum import Enum
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from engine.delegated.tensorrt_llm.configuration.arguments import Argument, Resolution
+from engine.delegated.tensorrt_llm.configuration.arguments import Resolution
 from engine.delegated.tensorrt_llm.configuration.catalogue import ENGINES, FIELDS, versions_of
 from engine.delegated.tensorrt_llm.library import field_names
 from engine.runtime_settings import nearest_names
@@ -20,13 +20,6 @@ _WITHOUT_EFFECT = {
     "sampler_type": (("auto", "TorchSampler"), "has TorchSampler alone"),
 }
 """Arguments that newer versions dropped, the values that may be left out there, and what these versions do."""
-
-
-class Missing(NamedTuple):
-    """A part of an argument's dotted name that a version lacks, and the names that it has there."""
-
-    name: str
-    known: frozenset[str]
 
 
 # -- what the classes say
@@ -77,55 +70,49 @@ def check_arguments(resolution: Resolution) -> None:
     """Compare the arguments with the installed version. What is there by default, and what NVIDIA's own files have and
     newer versions do not need, is left out, the latter with a note. Raises UNIMPLEMENTED for another argument that this
     version lacks, naming those that have it; INVALID for one that no version has, naming those that are near."""
-    arguments = resolution.arguments
+    arguments, version = resolution.arguments, resolution.library.version
     for target, argument in arguments.items():
         if FIELDS.get(target) == (ENGINES,) and not resolution.is_engine:
-            only = "only compiled engines (TensorRT-LLM before 1.3) have it"
-            message = f"{argument.origin} cannot be used: {only}, and this model runs on PyTorch"
-            raise invalid(argument.origin, message)
+            only = "only compiled engines (TensorRT-LLM before 1.3) have it, and this model runs on PyTorch"
+            raise arguments.refusal(target, f"cannot be used: {only}")
         missing = _missing(target, resolution)
         if missing is None:
-            _note_deprecated(target, argument, resolution)
+            if arguments.is_given(target) and _is_deprecated(target, resolution.arguments_class):
+                resolution.notes.append(
+                    f"{argument.origin} is deprecated in TensorRT-LLM {version}, which may ignore it"
+                )
         elif not arguments.is_given(target):
             arguments.drop(target)
         elif target in _WITHOUT_EFFECT and argument.value in _WITHOUT_EFFECT[target][0]:
-            version, reason = resolution.library.version, _WITHOUT_EFFECT[target][1]
-            resolution.notes.append(f"{argument.origin} has no effect: TensorRT-LLM {version} {reason}")
-            arguments.drop(target)
+            resolution.leave_out(target, f"TensorRT-LLM {version} {_WITHOUT_EFFECT[target][1]}")
         else:
             raise _lacking(target, argument.origin, missing, resolution)
 
 
-def _missing(target: str, resolution: Resolution) -> Missing | None:
-    """Return the part of `target` that this version lacks; None where it has all. What may be in a plain mapping only
-    the library knows."""
+def _missing(target: str, resolution: Resolution) -> tuple[str, frozenset[str]] | None:
+    """Return the part of `target` that this version lacks, and the names that it has there; None where it has all. What
+    may be in a plain mapping only the library knows."""
     path = ""
     for name in target.split("."):
         allowed = classes_at(path, resolution.arguments_class)
         classes = _chosen(allowed, resolution.arguments.get(f"{path}.{_TAGS[0]}"))
         names = frozenset(_TAGS if len(allowed) > 1 else ()).union(*(field_names(cls) for cls in classes))
         if classes and name not in names:
-            return Missing(name, names)
+            return name, names
         path = f"{path}.{name}" if path else name
     return None
 
 
-def _note_deprecated(target: str, argument: Argument, resolution: Resolution) -> None:
+def _is_deprecated(target: str, arguments_class: Any) -> bool:
     parent, _, name = target.rpartition(".")
-    if resolution.arguments.is_given(target) and any(
-        _is_deprecated(getattr(cls, "model_fields", {}).get(name))
-        for cls in classes_at(parent, resolution.arguments_class)
-    ):
-        version = resolution.library.version
-        resolution.notes.append(f"{argument.origin} is deprecated in TensorRT-LLM {version}, which may ignore it")
+    infos = [getattr(cls, "model_fields", {}).get(name) for cls in classes_at(parent, arguments_class)]
+    extras = [getattr(info, "json_schema_extra", None) for info in infos]
+    return any(getattr(info, "deprecated", None) for info in infos) or any(
+        isinstance(extra, dict) and extra.get("status") == "deprecated" for extra in extras
+    )
 
 
-def _is_deprecated(info: Any) -> bool:
-    extra = getattr(info, "json_schema_extra", None)
-    return bool(getattr(info, "deprecated", None)) or (isinstance(extra, dict) and extra.get("status") == "deprecated")
-
-
-def _lacking(target: str, origin: str, missing: Missing, resolution: Resolution) -> SluiceError:
+def _lacking(target: str, origin: str, missing: tuple[str, frozenset[str]], resolution: Resolution) -> SluiceError:
     library = resolution.library
     if target in library.arguments(is_engine=not resolution.is_engine):
         return invalid(origin, f"{origin} cannot be used: only the PyTorch backend has the argument {target}")
@@ -133,7 +120,7 @@ def _lacking(target: str, origin: str, missing: Missing, resolution: Resolution)
     if versions := versions_of(target):
         message = f"{origin} cannot be used: {lacks}; {versions} can have it"
         return SluiceError(ErrorCode.UNIMPLEMENTED, message, param=origin)
-    return invalid(origin, f"{lacks}{nearest_names(missing.name, missing.known)}")
+    return invalid(origin, f"{lacks}{nearest_names(*missing)}")
 
 
 # -- objects

@@ -9,7 +9,7 @@ from typing import Any
 from packaging.version import Version
 
 from engine.config import EngineConfig
-from engine.delegated.tensorrt_llm.configuration.adapters import resolve_adapters
+from engine.delegated.tensorrt_llm.adapters import resolve_adapters
 from engine.delegated.tensorrt_llm.configuration.arguments import (
     ArgumentSet,
     Precedence,
@@ -19,13 +19,15 @@ from engine.delegated.tensorrt_llm.configuration.arguments import (
 )
 from engine.delegated.tensorrt_llm.configuration.catalogue import CONFIGS, DECODING_TYPE, SETTINGS
 from engine.delegated.tensorrt_llm.configuration.classes import as_python, build_arguments, check_arguments
-from engine.delegated.tensorrt_llm.configuration.limits import DEFAULTED, resolve_limits
+from engine.delegated.tensorrt_llm.configuration.encoding import Encoder, resolve_encoder
+from engine.delegated.tensorrt_llm.configuration.limits import DEFAULTED, RANKS, resolve_limits
 from engine.delegated.tensorrt_llm.configuration.speculation import (
     SPECULATION,
     WITH_GRAMMARS,
     add_speculation_fields,
     resolve_speculation,
 )
+from engine.delegated.tensorrt_llm.disaggregation import resolve_transceiver
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.grammars import LLGUIDANCE, XGRAMMAR
 from engine.delegated.tensorrt_llm.library import NEWEST, TensorRtLlmLibrary
@@ -41,19 +43,17 @@ from engine.delegated.tensorrt_llm.samplers import (
     SamplerKind,
     is_one_model,
 )
+from engine.delegated.tensorrt_llm.sleeping import resolve_sleep
 from engine.model_folder import ModelFormat
 from engine.sampling_fields import OPTIONAL_FIELDS
 from sluice.errors import invalid
 
-_BACKEND = "backend"
-_BATCHING = "batching_type"
 _GUIDANCE = "guided_decoding_backend"
-_KV_CACHE_FRACTION = 0.9
-_STATISTICS = ("enable_iter_perf_stats", "return_perf_metrics")
+_EVENT_BUFFER = 65536
+"""Events of the KV cache that wait to be fetched, some hundred bytes a token of prompts that were computed meanwhile:
+what is more is dropped, and what the cache has must be learnt anew. They are fetched all the time."""
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-_BUILD_CACHE = "enable_build_cache"
-"""A configuration, or a boolean."""
+_REUSE = "kv_cache_config.enable_block_reuse"
 _DERIVED = frozenset({"model", "skip_tokenizer_init"})
 """Arguments that follow from the others."""
 _ALGORITHMS = {"int8": "W8A16", "int4": "W4A16"}
@@ -78,6 +78,8 @@ class LlmPlan:
     """Folders of LoRA adapters by name, those of `lora_dir` included."""
     sampler: ModelSampler
     quantization: str = "none"
+    encoder: Encoder | None = None
+    """Set for a model that is not served for text."""
 
     def __str__(self) -> str:
         """The plan in Python, without secrets: for the log and for `sluice build --dry-run`."""
@@ -86,7 +88,7 @@ class LlmPlan:
     @property
     def num_gpus(self) -> int:
         """Ranks of the model: one a GPU."""
-        return math.prod(int(self.arguments.get(name) or 1) for name in _PARALLEL)
+        return math.prod(self.arguments.get(name) or 1 for name in RANKS)
 
     @property
     def sampling_fields(self) -> tuple[str, ...]:
@@ -100,17 +102,20 @@ def plan_llm(config: EngineConfig, folder: LlmFolder, library: TensorRtLlmLibrar
     settings = SETTINGS.check(config.runtime_settings)
     arguments = _gather(config)
     llm_class, is_engine = _choose_class(arguments, folder, library)
-    arguments_class = library.arguments_class(is_engine=is_engine)
-    resolution = Resolution(config, folder, library, arguments, is_engine, arguments_class)
+    resolution = Resolution(config, folder, library, arguments, is_engine, library.arguments_class(is_engine=is_engine))
     if library.version.release[:2] > NEWEST.release:
         resolution.notes.append(f"TensorRT-LLM {library.version} is newer than {NEWEST}, the last that is known here")
     resolution.notes.extend((*TENSORRT_LLM.notes_on_ignored(config), *SETTINGS.notes(config.runtime_settings)))
+    encoder = resolve_encoder(resolution)
     limits = resolve_limits(resolution)
-    _resolve_batching(resolution)
+    if not is_engine and arguments.get("batching_type") == "INFLIGHT":
+        resolution.leave_out("batching_type", "the PyTorch backend always batches in flight")
     resolve_speculation(resolution)
     quantization = _resolve_quantization(resolution)
     adapters = resolve_adapters(resolution, settings.get("lora_dir", ()))
+    resolve_sleep(resolution)
     _resolve_tokenizer(resolution)
+    resolve_transceiver(resolution)
     _add_defaults(resolution)
     check_arguments(resolution)
     _check_beams(resolution, limits.max_beam_width)
@@ -126,6 +131,7 @@ def plan_llm(config: EngineConfig, folder: LlmFolder, library: TensorRtLlmLibrar
         adapters=adapters,
         sampler=_sampler(resolution, limits.max_beam_width),
         quantization=quantization,
+        encoder=encoder,
     )
 
 
@@ -152,7 +158,8 @@ def _add_given(arguments: ArgumentSet, target: str, value: Any, origin: str, pre
     """Add a value that may be anything. Raises INVALID for a configuration that has no fields."""
     if value is None and target in DEFAULTED:
         return
-    if target in CONFIGS and target != _BUILD_CACHE and not (value is None or isinstance(value, Mapping)):
+    is_config = target in CONFIGS and target != "enable_build_cache"  # which may be a boolean too
+    if is_config and value is not None and not isinstance(value, Mapping):
         raise invalid(origin, f"{origin} must be an object of its fields, got {value!r}")
     arguments.add(target, value, origin, precedence)
 
@@ -160,24 +167,15 @@ def _add_given(arguments: ArgumentSet, target: str, value: Any, origin: str, pre
 def _choose_class(arguments: ArgumentSet, folder: LlmFolder, library: TensorRtLlmLibrary) -> tuple[Any, bool]:
     """Return the LLM class, and whether it is that of compiled engines."""
     is_converted = folder.format is not ModelFormat.HUGGINGFACE
-    backend = arguments.get(_BACKEND)
+    backend = arguments.get("backend")
     allowed = ("tensorrt",) if is_converted else ("pytorch", "tensorrt")
-    if _BACKEND in arguments and backend not in allowed:
+    if "backend" in arguments and backend not in allowed:
         what = folder.format.value.replace("_", " ")
-        raise arguments.refusal(_BACKEND, f"must be {' or '.join(allowed)} for a {what}, got {backend!r}")
-    arguments.drop(_BACKEND)
+        raise arguments.refusal("backend", f"must be {' or '.join(allowed)} for a {what}, got {backend!r}")
+    arguments.drop("backend")
     if backend == "tensorrt" and not is_converted:
         return library.engine_class("a model with backend tensorrt"), True
     return library.llm_class(folder.format), is_converted
-
-
-def _resolve_batching(resolution: Resolution) -> None:
-    """The PyTorch backend batches in flight and has no argument for it."""
-    arguments = resolution.arguments
-    if not resolution.is_engine and arguments.get(_BATCHING) == "INFLIGHT":
-        origin = arguments.origin(_BATCHING)
-        resolution.notes.append(f"{origin} has no effect: the PyTorch backend always batches in flight")
-        arguments.drop(_BATCHING)
 
 
 def _resolve_quantization(resolution: Resolution) -> str:
@@ -208,19 +206,16 @@ def _check_beams(resolution: Resolution, width: int) -> None:
     ones too."""
     if width == 1:
         return
-    version, kind = resolution.library.version, _sampler_kind(resolution)
-    only_so_wide = (
-        f"in TensorRT-LLM {version} every request must then be {width} beams wide, those without a search too"
-    )
+    version, kind, name = resolution.library.version, _sampler_kind(resolution), "max_beam_width"
+    wide = f"in TensorRT-LLM {version} every request must then be {width} beams wide, those without a search too"
     if kind is SamplerKind.ENGINE:
-        path = resolution.folder.path
-        message = f"{path} was compiled for {width} beams: {only_so_wide}; compile it for max_beam_width 1"
-        raise invalid("max_beam_width", message)
+        compiled = f"{resolution.folder.path} was compiled for {width} beams"
+        raise invalid(name, f"{compiled}: {wide}; compile it for max_beam_width 1")
     if kind is SamplerKind.ONE_MODEL:
-        raise resolution.arguments.refusal("max_beam_width", f"must be 1 with speculation by one model, got {width}")
+        raise resolution.arguments.refusal(name, f"must be 1 with speculation by one model, got {width}")
     if kind is SamplerKind.TRTLLM or version < Version(BEAMS_SINCE):
         needed = f"beams need TorchSampler of {BEAMS_SINCE} or later"
-        raise resolution.arguments.refusal("max_beam_width", f"must be 1, got {width}: {only_so_wide}; {needed}")
+        raise resolution.arguments.refusal(name, f"must be 1, got {width}: {wide}; {needed}")
 
 
 def _resolve_tokenizer(resolution: Resolution) -> None:
@@ -229,11 +224,11 @@ def _resolve_tokenizer(resolution: Resolution) -> None:
     place = Path(arguments.get("tokenizer") or resolution.folder.path)
     has_fast_tokenizer = (place / _TOKENIZER_FILES[0]).is_file()
     is_known = arguments.get(DECODING_TYPE) in WITH_GRAMMARS or not arguments.within(SPECULATION)
-    if has_fast_tokenizer and not resolution.is_engine and is_known:
+    if has_fast_tokenizer and not resolution.is_engine and is_known and _GUIDANCE not in arguments:
         arguments.add_default(_GUIDANCE, XGRAMMAR)
     if resolution.is_engine and arguments.get(_GUIDANCE) == LLGUIDANCE:
-        reason = "must be xgrammar with a compiled engine; only the PyTorch backend has llguidance"
-        raise arguments.refusal(_GUIDANCE, reason)
+        only = "only the PyTorch backend has llguidance"
+        raise arguments.refusal(_GUIDANCE, f"must be xgrammar with a compiled engine; {only}")
     if arguments.get(_GUIDANCE) is None:
         arguments.drop("tokenizer", _GUIDANCE)
         arguments.add_default("skip_tokenizer_init", True)
@@ -252,15 +247,27 @@ def _add_defaults(resolution: Resolution) -> None:
     one that ignores penalties, where there is another; one-model speculation is greedy unless it is told to sample.
     Later versions report their use to NVIDIA unless they are told not to."""
     arguments = resolution.arguments
-    arguments.add_default("kv_cache_config.free_gpu_memory_fraction", _KV_CACHE_FRACTION)
-    for name in (*_STATISTICS, "telemetry_config.disabled"):
+    arguments.add_default("kv_cache_config.free_gpu_memory_fraction", 0.9)
+    for name in ("enable_iter_perf_stats", "return_perf_metrics", "telemetry_config.disabled"):
         arguments.add_default(name, True)
+    if _are_events_followed(resolution):
+        arguments.add_default("kv_cache_config.event_buffer_max_size", _EVENT_BUFFER)
     if resolution.is_engine or resolution.library.version >= Version(PENALTIES_SINCE):
         return
-    if not arguments.within(SPECULATION):
-        arguments.add_default("sampler_type", SamplerKind.TRTLLM.value)
-    else:
+    if arguments.within(SPECULATION):
         arguments.add_default(ADVANCED_SAMPLING, True)
+    else:
+        arguments.add_default("sampler_type", SamplerKind.TRTLLM.value)
+
+
+def _are_events_followed(resolution: Resolution) -> bool:
+    """Return whether somebody may ask what is cached, and events of the KV cache that are fetched can tell. They cost
+    this process a millisecond for each thousand tokens that are computed."""
+    config, arguments = resolution.config, resolution.arguments
+    if not (config.is_replica or config.listening or config.kv_events_endpoint):
+        return False
+    streams_events = arguments.get("kv_cache_config.kv_events_config.enable_kv_cache_events")
+    return arguments.get(_REUSE) is not False and not (arguments.get("enable_attention_dp") or streams_events)
 
 
 def _sampler(resolution: Resolution, max_beam_width: int) -> ModelSampler:

@@ -13,13 +13,10 @@ ENGINE_TYPES = frozenset({"Lookahead", "Medusa", "Eagle"})
 WITH_GRAMMARS = frozenset({"NGram", "Eagle", "Eagle3", "MTP"})
 """Types that guided decoding is known to work with, in every version."""
 
-_ONLY_ENGINES = frozenset({"Lookahead", "Medusa"})
+_ONLY_ENGINES = ENGINE_TYPES - {"Eagle"}
 _DRAFT_LEN = f"{SPECULATION}.max_draft_len"
 _LAYERS = f"{SPECULATION}.num_nextn_predict_layers"
 _MODEL = f"{SPECULATION}.speculative_model"
-_NGRAM = f"{SPECULATION}.max_matching_ngram_size"
-_NGRAM_SIZE = 4
-"""Some versions have 0 as default, and then refuse it."""
 _DEFAULT_LEN = EngineConfig(model_path="").num_speculative_tokens
 _WITHOUT_LENGTH = frozenset({"Lookahead", "MTP", "SaveState"})
 """Types that find out themselves how many draft tokens there are, or draft none."""
@@ -50,11 +47,16 @@ def resolve_speculation(resolution: Resolution) -> None:
     if DECODING_TYPE not in arguments:
         raise arguments.refusal(given[0], f"says how to speculate, but not on what: give {DECODING_TYPE} too")
     cls = _resolve_class(resolution)
-    _complete(cls, resolution)
+    kind = tag_of(cls)
+    if kind == "MTP":
+        _resolve_layers(cls, arguments)
+    if kind not in _WITHOUT_LENGTH:
+        arguments.add_default(_DRAFT_LEN, resolution.config.num_speculative_tokens, "num_speculative_tokens")
+    if kind == "NGram":  # some versions have 0 as default, and then refuse it
+        arguments.add_default(f"{SPECULATION}.max_matching_ngram_size", 4)
     # 1.2 calls the draft model's folder speculative_model_dir.
-    name, other = _MODEL, f"{_MODEL}_dir"
-    if "speculative_model" not in field_names(cls):
-        name, other = other, name
+    names = [_MODEL, f"{_MODEL}_dir"]
+    name, other = names if "speculative_model" in field_names(cls) else reversed(names)
     if other in arguments:
         arguments.rename(other, name)
 
@@ -65,7 +67,8 @@ def _resolve_class(resolution: Resolution) -> type:
     arguments, version = resolution.arguments, resolution.library.version
     given, origin = arguments.get(DECODING_TYPE), arguments.origin(DECODING_TYPE)
     classes = {tag_of(cls): cls for cls in classes_at(SPECULATION, resolution.arguments_class)}
-    kind = next((tag for tag in classes if _plain(tag) == _plain(given)), None)
+    plain = {tag.replace("_", "").lower(): tag for tag in classes}
+    kind = plain.get(str(given).replace("_", "").lower())
     if kind is None:
         message = f"TensorRT-LLM {version} has no speculation of type {given}; it has {', '.join(sorted(classes))}"
         raise SluiceError(ErrorCode.UNIMPLEMENTED, message, param=origin)
@@ -75,21 +78,6 @@ def _resolve_class(resolution: Resolution) -> type:
         raise invalid(origin, f"only compiled engines have speculation of type {kind}; this model runs on PyTorch")
     arguments.replace(DECODING_TYPE, kind)
     return classes[kind]
-
-
-def _plain(kind: object) -> str:
-    return str(kind).replace("_", "").lower()
-
-
-def _complete(cls: type, resolution: Resolution) -> None:
-    arguments, config = resolution.arguments, resolution.config
-    kind = tag_of(cls)
-    if kind == "MTP":
-        _resolve_layers(cls, arguments)
-    if kind not in _WITHOUT_LENGTH:
-        arguments.add_default(_DRAFT_LEN, config.num_speculative_tokens, "num_speculative_tokens")
-    if kind == "NGram":
-        arguments.add_default(_NGRAM, _NGRAM_SIZE)
 
 
 def _resolve_layers(cls: type, arguments: ArgumentSet) -> None:

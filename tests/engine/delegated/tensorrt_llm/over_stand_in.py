@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ from sluice.errors import SluiceError
 from tests.engine.fake_runner import echo_next
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
+from tests.waiting import PATIENCE_S, until
 
-TIMEOUT_S = 30.0
 VOCAB_SIZE = 4096
 EOS = 2
 
@@ -60,19 +60,19 @@ class StandIn:
     async def client(self, heartbeat_timeout_s: float = 5.0, **limits: Any) -> AsyncIterator[ProcessEngineClient]:
         client = ProcessEngineClient(self.config(**limits), heartbeat_timeout_s=heartbeat_timeout_s)
         try:
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await client.start()
                 yield client
         finally:
             await client.stop()
 
     def recorded(self) -> list[dict[str, Any]]:
-        """Return the stand-in's record of arguments and requests; needs RECORD."""
-        return [json.loads(line) for line in self.record.read_text().splitlines()]
+        """Return the stand-in's record of arguments and requests; needs RECORD. The last line may not be whole yet."""
+        return [json.loads(line) for line in self.record.read_text().splitlines(keepends=True) if line[-1] == "\n"]
 
 
 def request(prompt: list[int], max_tokens: int = 20, **fields: Any) -> GenerateRequest:
-    names = {"timeout_s", "queue_timeout_s", "priority", "tenant", "adapter", "cache_salt"}
+    names = {"timeout_s", "queue_timeout_s", "priority", "tenant", "adapter", "cache_salt", "session"}
     own = {name: fields.pop(name) for name in names & fields.keys()}
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True, **fields})
     return GenerateRequest(request_id=f"r{prompt[0]}", prompt_token_ids=prompt, sampling=params, **own)
@@ -121,13 +121,6 @@ async def failure_of(stream: GenerationStream) -> SluiceError:
     with pytest.raises(SluiceError) as caught:
         await answer(stream)
     return caught.value
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition that other tasks and processes bring about."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def until_idle(client: ProcessEngineClient) -> None:

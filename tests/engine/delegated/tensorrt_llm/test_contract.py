@@ -14,11 +14,19 @@ from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary, field_name
 from engine.delegated.tensorrt_llm.sampling import FIELDS as SAMPLING
 from engine.types import SamplingParams
 from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_2, imported
-from tests.engine.delegated.tensorrt_llm.surface import REQUIRED, SURFACE, UNTOLD, Member, Use
+from tests.engine.delegated.tensorrt_llm.surface import (
+    REQUIRED,
+    STABILITY,
+    STABLE_LLM,
+    SURFACE,
+    UNTOLD,
+    Member,
+    Use,
+    told,
+)
 from tests.paths import ROOT
 
 ADAPTER = ROOT / "engine" / "delegated" / "tensorrt_llm"
-STABILITY = ROOT / "tests" / "data" / "tensorrt_llm" / "api_stability"
 FILES = {
     "LLM": "llm",
     "RequestOutput": "request_output",
@@ -27,7 +35,6 @@ FILES = {
     "QuantConfig": "quant_config",
     "SamplingParams": "sampling_params",
 }
-STABLE_LLM = {"1.2.1": "llm.e00a1866.yaml", "1.3.0": "llm.yaml"}
 ALL_VERSIONS = pytest.mark.parametrize("flavour", list(STABLE_LLM))
 NOT_IN_FILES = {"prompt_ignore_length", "logprobs_mode"}
 """Fields of SamplingParams that came after the stored files."""
@@ -40,23 +47,6 @@ SERVERS_OWN = set(
     visual_gen_args""".split()  # noqa: SIM905
 )
 """Options of trtllm-serve that are about its own server, text or images."""
-
-
-def told(owner: str, flavour: str) -> dict[str, Any]:
-    """Return both files of a class as one."""
-    name = FILES[owner]
-    stable = STABLE_LLM[flavour] if name == "llm" else f"{name}.yaml"
-    whole: dict[str, Any] = {"methods": {}, "properties": {}}
-    for path in (STABILITY / "references_committed" / stable, STABILITY / "references" / f"{name}.yaml"):
-        if not path.is_file():
-            continue
-        part = yaml.safe_load(path.read_text())
-        whole["properties"].update(part["properties"])
-        for method, said in part["methods"].items():
-            there = whole["methods"].setdefault(method, {"parameters": {}})
-            there["return_annotation"] = said["return_annotation"]
-            there["parameters"].update(said["parameters"])
-    return whole
 
 
 def alternatives(annotation: object) -> set[str]:
@@ -84,7 +74,7 @@ def _alternatives(node: ast.expr) -> set[str]:
 @pytest.mark.parametrize("member", SURFACE, ids=lambda member: f"{member.owner}.{member.name}")
 def test_a_member_is_as_the_files_tell(flavour: str, member: Member) -> None:
     owner, _, method = member.owner.partition(".")
-    api = told(owner, flavour)
+    api = told(FILES[owner], flavour)
     if member.use is Use.CALLS:
         assert alternatives(api["methods"][member.name]["return_annotation"]) == alternatives(member.type)
         return
@@ -140,7 +130,7 @@ OURS_TOO = {"generate", "prompt", "request_id", "prompt_token_ids", "length", "t
 @ALL_VERSIONS
 def test_all_that_is_used_is_on_the_list(owner: str, flavour: str) -> None:
     """Every attribute in the adapter's code that a class of TensorRT-LLM has is listed for it, or known to be ours."""
-    api = told(owner, flavour)
+    api = told(FILES[owner], flavour)
     theirs = {*api["properties"], *api["methods"]} - {"__init__"}
     if owner == "CompletionOutput":
         theirs |= {*api["methods"]["__init__"]["parameters"]}
@@ -153,7 +143,7 @@ def test_generate_async_is_given_nothing_else() -> None:
     source = ast.parse((ADAPTER / "llm.py").read_text())
     keys = {
         node.value for node in ast.walk(source) if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    } & set(told("LLM", "1.2.1")["methods"]["generate_async"]["parameters"])
+    } & set(told("llm", "1.2.1")["methods"]["generate_async"]["parameters"])
     listed = {each.name for each in SURFACE if each.owner == "LLM.generate_async"}
     assert keys == listed - {"inputs"}
 
@@ -163,7 +153,7 @@ def test_generate_async_is_given_nothing_else() -> None:
 
 @ALL_VERSIONS
 def test_sampling_fields_are_all_there_with_their_defaults(flavour: str) -> None:
-    parameters = told("SamplingParams", flavour)["methods"]["__init__"]["parameters"]
+    parameters = told("sampling_params", flavour)["methods"]["__init__"]["parameters"]
     assert {field.name for field in SAMPLING} == parameters.keys() | NOT_IN_FILES
     for field in SAMPLING:
         if field.name in parameters:

@@ -20,9 +20,9 @@ from tests.engine.delegated.tensorrt_llm.over_stand_in import (
     request,
     running,
     tokens,
-    until,
     until_idle,
 )
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -1,7 +1,16 @@
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
 import pytest
 
+from engine.config import EngineConfig, Task
+from engine.delegated.tensorrt_llm.configuration.encoding import Encoder
+from engine.delegated.tensorrt_llm.llm import load_llm
+from engine.delegated.tensorrt_llm.pooling import EncodeHandle, EncodeQueue
 from engine.delegated.tensorrt_llm.responses import classify
+from engine.types import GenerateRequest, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
+from tests.errors import error_of
 
 
 class RequestError(RuntimeError): ...
@@ -75,6 +84,7 @@ def test_whose_fault_it_is() -> None:
         "repetition_penalty / presence_penalty / frequency_penalty require 'enable_penalty: true' in the speculative "
         "decoding config",
         "min_p is not supported with one-model speculative decoding.",
+        "TorchSampler does not support repetition, presence, or frequency penalties with beam search.",
     ],
 )
 def test_texts_that_blame_the_request(text: str) -> None:
@@ -90,3 +100,22 @@ def test_texts_that_blame_the_request(text: str) -> None:
 )
 def test_a_text_that_was_meant_for_another_request_of_the_batch_blames_nobody(text: str) -> None:
     assert failure(RequestError(text)).code is ErrorCode.INTERNAL
+
+
+def test_an_argument_that_the_llm_class_itself_refuses_is_named(stand_in: ModuleType, checkpoint: Path) -> None:
+    error = error_of(load_llm, EngineConfig(model_path=str(checkpoint), llm_arguments={"stream_interval": "often"}))
+    assert (error.code, error.param) == (ErrorCode.INVALID, "stream_interval")
+    reason = "Input should be a valid integer, got 'often'"
+    assert error.message == f"TensorRT-LLM {stand_in.__version__} refuses stream_interval: {reason}"
+
+
+async def test_a_batch_with_too_few_answers_fails_its_texts() -> None:
+    encoder = Encoder(Task.EMBED, "Qwen3ForTextEmbedding", 4)
+    queue = EncodeQueue(SimpleNamespace(encode=lambda prompts: []), encoder, 8, 64)
+    asked = GenerateRequest(request_id="r", prompt_token_ids=[1], sampling=SamplingParams())
+    handles = [EncodeHandle(queue, asked, encoder) for _ in range(2)]
+    for each in handles:
+        queue.add(each)
+    for each in handles:
+        with pytest.raises(ValueError, match="shorter"):
+            await anext(aiter(each))

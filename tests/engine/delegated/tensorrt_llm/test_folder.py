@@ -162,3 +162,17 @@ def test_an_ir_is_not_its_business(tmp_path: Path) -> None:
     (tmp_path / "model" / "openvino_model.xml").touch()
     with pytest.raises(SluiceError, match="holds no model that TensorRT-LLM runs: openvino_ir"):
         read_folder(tmp_path / "model")
+
+
+@pytest.mark.parametrize("more", [{"max_position_embeddings": -5}, {"rope_scaling": {"type": "linear", "factor": 0}}])
+def test_a_context_of_no_token_is_refused(tmp_path: Path, more: dict[str, Any]) -> None:
+    with pytest.raises(SluiceError, match="the longest context must be of 1 token or more, got") as refused:
+        read_folder(huggingface(tmp_path, **more))
+    assert refused.value.code is ErrorCode.INVALID
+
+
+@pytest.mark.parametrize("added", [["</s>"], {"</s>": 2}, None])
+def test_a_list_of_added_tokens_that_nobody_can_read_tells_no_end(tmp_path: Path, added: Any) -> None:
+    write(tmp_path, "tokenizer_config.json", {"eos_token": "</s>"})
+    write(tmp_path, "tokenizer.json", {"added_tokens": added})
+    assert read_folder(huggingface(tmp_path)).eos_token_ids == ()

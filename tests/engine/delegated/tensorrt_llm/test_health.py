@@ -1,15 +1,17 @@
 """The library's own front tells of workers that have ended."""
 
-import asyncio
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import psutil
+import pytest
 
-from engine.delegated.tensorrt_llm.llm import worker_loss
+from engine.delegated.tensorrt_llm.loaded import worker_loss
+from tests.waiting import until
 
 
+@pytest.mark.slow  # the stand-in starts a rank
 async def test_a_dead_worker_is_known_without_another_request(
     import_stand_in: Callable[..., ModuleType], open_llm: Callable[..., Any]
 ) -> None:
@@ -17,9 +19,7 @@ async def test_a_dead_worker_is_known_without_another_request(
     assert worker_loss(llm) is None
     [rank] = [each for each in psutil.Process().children() if each.cmdline()[-1:] == ["stand-in-rank=1"]]
     rank.kill()
-    async with asyncio.timeout(20):
-        while worker_loss(llm) is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: worker_loss(llm) is not None)
     assert worker_loss(llm) == "The executor has failed: rank 1 is gone"
 
 

@@ -9,10 +9,11 @@ from packaging.version import Version
 
 from engine.config import EngineConfig
 from engine.delegated.sharing import BlockSharing
+from engine.delegated.tensorrt_llm.blocks import blocks_to_completion
 from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
-from engine.delegated.tensorrt_llm.llm import TensorRtLlm, blocks_to_completion
+from engine.delegated.tensorrt_llm.llm import TensorRtLlm
 from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
 from engine.model_folder import ModelFormat
 from engine.types import GenerateRequest, SamplingParams

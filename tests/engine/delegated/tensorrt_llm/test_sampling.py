@@ -17,7 +17,7 @@ from engine.delegated.tensorrt_llm.sampling import sampling_params
 from engine.model_folder import ModelFormat
 from engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
-from tests.engine.delegated.tensorrt_llm.flavours import imported
+from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_4, imported
 from tests.errors import error_of
 
 Sample = Callable[..., Any]
@@ -80,6 +80,7 @@ def test_sampling_is_said_whole(sample: Sample) -> None:
     """A version counts a request as greedy that names a temperature alone."""
     params = sample(temperature=0.7)
     assert (params.temperature, params.top_k, params.top_p) == (0.7, 0, 1.0)
+    assert sample(temperature=0.7, top_p=0.9999999).top_p == 1.0
     params = sample(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, seed=11)
     assert (params.top_k, params.top_p, params.min_p, params.seed) == (40, 0.9, 0.05, 11)
 
@@ -153,6 +154,11 @@ def test_bad_words_of_one_token(sample: Sample) -> None:
     error = refusal(sample, bad_words=((4,), (5, 6)))
     assert (error.code, error.param) == (ErrorCode.INVALID, "bad_words")
     assert "one token each" in error.message and "has the tokens 5, 6;" in error.message
+
+
+@ONLY_1_4
+def test_bad_words_of_several_tokens_are_lists_where_the_version_takes_them(sample: Sample) -> None:
+    assert sample(bad_words=((4,), (5, 6)), SAMPLER=SamplerKind.TORCH).bad_token_ids == [4, [5, 6]]
 
 
 def test_a_sampler_without_bad_words_gets_them_as_biases(sample: Sample) -> None:

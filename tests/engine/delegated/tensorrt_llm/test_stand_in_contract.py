@@ -1,7 +1,7 @@
 """The stand-in's public surface is that of the API-stability files, name by name."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, fields
 from importlib import import_module
 from types import ModuleType
@@ -11,11 +11,8 @@ import pydantic
 import pytest
 import yaml
 
-from tests import paths
+from tests.engine.delegated.tensorrt_llm.surface import STABILITY, told
 
-DATA = paths.DATA / "tensorrt_llm"
-STABILITY = DATA / "api_stability"
-COMMITTED_LLM = {"1.2.1": "llm.e00a1866", "1.3.0": "llm"}
 GONE = {"1.2.1": set(), "1.3.0": {"enable_tqdm", "fail_fast_on_attention_window_too_large"}}
 """Section "1.2.0rc against 1.3.0rc" of what is known of the versions."""
 MADE_BY_CLASS = {"cuda_graph_config"}
@@ -37,44 +34,32 @@ BEHAVIOURS = {
     "logits_processor": ("tensorrt_llm.sampling_params", "LogitsProcessor"),
     "batched_logits_processor": ("tensorrt_llm.sampling_params", "BatchedLogitsProcessor"),
 }
+ANNOTATED = ("llm", "request_output")
 
 
-def files(name: str, version: str) -> Iterator[dict[str, Any]]:
-    committed = COMMITTED_LLM[version] if name == "llm" else name
-    for path in (
-        STABILITY / "references_committed" / f"{committed}.yaml",
-        STABILITY / "references" / f"{name}.yaml",
-    ):
-        if path.is_file():
-            yield yaml.safe_load(path.read_text())
+NO_DEFAULT = "inspect._empty"
 
 
 def parameters(name: str, method: str, version: str) -> dict[str, tuple[str, Any]]:
-    """(annotation, default) by name, of both files."""
-    told: dict[str, tuple[str, Any]] = {}
-    for file in files(name, version):
-        for key, value in file["methods"].get(method, {"parameters": {}})["parameters"].items():
-            default = None if value["default"] == "None" else value["default"]
-            told[key] = (" ".join(value["annotation"].split()), default)
-    return told
+    """(annotation, default) by name."""
+    return {
+        key: (" ".join(value["annotation"].split()), None if value["default"] == "None" else value["default"])
+        for key, value in told(name, version)["methods"].get(method, {"parameters": {}})["parameters"].items()
+    }
 
 
 def test_every_argument_of_the_llm_is_there_with_its_type_and_default(stand_in: ModuleType, flavour: str) -> None:
     model = import_module("tensorrt_llm.llmapi").TorchLlmArgs
-    told = parameters("llm", "__init__", flavour)
-    told.pop("kwargs")
-
-    for name in GONE[flavour]:
-        assert name not in model.model_fields
-        told.pop(name, None)
-
-    for name, (annotation, default) in told.items():
+    assert GONE[flavour].isdisjoint(model.model_fields)
+    for name, (annotation, default) in parameters("llm", "__init__", flavour).items():
+        if name in GONE[flavour] | {"kwargs"}:
+            continue
         field = model.model_fields[name]
         assert field.json_schema_extra["annotation"] == annotation, name
-        assert field.is_required() == (default == "inspect._empty"), name
+        assert field.is_required() == (default == NO_DEFAULT), name
         if field.default_factory is not None:
             assert default is None and (annotation.startswith("tensorrt_llm.") or name in MADE_BY_CLASS), name
-        elif default != "inspect._empty":
+        elif default != NO_DEFAULT:
             assert field.default == default, name
 
 
@@ -85,55 +70,40 @@ def test_every_field_of_a_value_is_there_with_its_type_and_default(
     module, name = VALUES[file]
     own = inspect.signature(getattr(import_module(module), name)).parameters
     made = {each.name: each.default_factory for each in fields(getattr(import_module(module), name))}
-
     for key, (annotation, default) in parameters(file, "__init__", flavour).items():
         assert own[key].annotation == annotation, key
         if made[key] is not MISSING:
             assert default in (None, []), key
         else:
-            assert own[key].default == (inspect.Parameter.empty if default == "inspect._empty" else default), key
+            assert own[key].default == (inspect.Parameter.empty if default == NO_DEFAULT else default), key
 
 
 @pytest.mark.parametrize("file", sorted(BEHAVIOURS))
 def test_every_method_and_property_is_there_with_its_signature(stand_in: ModuleType, flavour: str, file: str) -> None:
+    """Methods of the LLM and of its answers show the files' annotations too."""
     module, name = BEHAVIOURS[file]
-    cls = getattr(import_module(module), name)
-
-    for told in files(file, flavour):
-        for method in told["methods"].keys() - {"__init__"}:
-            own = inspect.signature(getattr(cls, method))
-            for key, (_, default) in parameters(file, method, flavour).items():
-                expected = inspect.Parameter.empty if default == "inspect._empty" else default
-                assert own.parameters[key].default == expected, (method, key)
-        for attribute in told["properties"]:
-            assert isinstance(inspect.getattr_static(cls, attribute), property), attribute
-
-
-@pytest.mark.parametrize("file", ["llm", "request_output"])
-def test_methods_show_annotations_in_the_words_of_the_files(stand_in: ModuleType, flavour: str, file: str) -> None:
-    module, name = BEHAVIOURS[file]
-    cls = getattr(import_module(module), name)
-
-    for told in files(file, flavour):
-        for method, value in told["methods"].items():
-            if method == "__init__":
-                continue
-            own = inspect.signature(getattr(cls, method))
-            assert own.return_annotation == value["return_annotation"]
-            for key, (annotation, _) in parameters(file, method, flavour).items():
-                assert own.parameters[key].annotation == annotation, (method, key)
+    cls, api = getattr(import_module(module), name), told(file, flavour)
+    for method in api["methods"].keys() - {"__init__"}:
+        own = inspect.signature(getattr(cls, method))
+        for key, (annotation, default) in parameters(file, method, flavour).items():
+            expected = inspect.Parameter.empty if default == NO_DEFAULT else default
+            assert own.parameters[key].default == expected, (method, key)
+            assert file not in ANNOTATED or own.parameters[key].annotation == annotation, (method, key)
+        assert file not in ANNOTATED or own.return_annotation == api["methods"][method]["return_annotation"]
+    for attribute in api["properties"]:
+        assert isinstance(inspect.getattr_static(cls, attribute), property), attribute
 
 
 def test_every_configuration_has_the_fields_that_are_told_of_it(stand_in: ModuleType, flavour: str) -> None:
     llmapi = import_module("tensorrt_llm.llmapi")
-
-    for name, told in yaml.safe_load((DATA / "configs.yaml").read_text()).items():
-        if flavour not in told.pop("flavours", [flavour]):
+    for name, said in yaml.safe_load((STABILITY.parent / "configs.yaml").read_text()).items():
+        if flavour not in said.pop("flavours", [flavour]):
             assert not hasattr(llmapi, name)
             continue
-        told = {key: value for key, value in told.items() if key not in ("base", "newest")}
         own = getattr(llmapi, name).model_fields
-        for key, value in told.items():
+        for key, value in said.items():
+            if key in ("base", "newest"):
+                continue
             if flavour not in value.get("flavours", [flavour]):
                 assert key not in own, (name, key)
             elif value.get("required"):
@@ -145,7 +115,6 @@ def test_every_configuration_has_the_fields_that_are_told_of_it(stand_in: Module
 def test_what_only_one_version_has(stand_in: ModuleType, flavour: str) -> None:
     llmapi = import_module("tensorrt_llm.llmapi")
     is_old = flavour == "1.2.1"
-
     assert stand_in.__version__ == flavour
     assert hasattr(llmapi, "TrtLlmArgs") == is_old
     assert hasattr(stand_in.LLM, "_check_health") == (not is_old)
@@ -159,7 +128,6 @@ def test_what_only_one_version_has(stand_in: ModuleType, flavour: str) -> None:
 
 def test_what_is_unknown_is_refused(stand_in: ModuleType, open_llm: Callable[..., Any]) -> None:
     llmapi = import_module("tensorrt_llm.llmapi")
-
     with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
         open_llm(stand_in, max_num_seqs=4)
     with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
@@ -194,7 +162,6 @@ def test_a_wrong_argument_is_refused(
 
 def test_arguments_come_as_objects_or_as_dictionaries(stand_in: ModuleType, open_llm: Callable[..., Any]) -> None:
     llmapi = import_module("tensorrt_llm.llmapi")
-
     llm = open_llm(
         stand_in,
         kv_cache_config=llmapi.KvCacheConfig(max_tokens=256),
@@ -203,7 +170,6 @@ def test_arguments_come_as_objects_or_as_dictionaries(stand_in: ModuleType, open
         load_format="dummy",
         max_beam_width=None,
     )
-
     assert llm.args.kv_cache_config.max_tokens == 256
     assert llm.args.scheduler_config.capacity_scheduler_policy is llmapi.CapacitySchedulerPolicy.MAX_UTILIZATION
     assert isinstance(llm.args.speculative_config, llmapi.NGramDecodingConfig)
@@ -224,16 +190,11 @@ def test_arguments_come_as_objects_or_as_dictionaries(stand_in: ModuleType, open
 def test_sampling_params_keep_their_rules(stand_in: ModuleType, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         stand_in.SamplingParams(**values)
-
-
-def test_only_one_guide(stand_in: ModuleType) -> None:
     guide = import_module("tensorrt_llm.llmapi").GuidedDecodingParams(json_object=True, regex="a")
-
     with pytest.raises(ValueError, match="Only one guide"):
         stand_in.SamplingParams(guided_decoding=guide)
 
 
 def test_sampling_params_fill_in(stand_in: ModuleType) -> None:
     params = stand_in.SamplingParams(n=2, top_p=0.9, end_id=7, logprobs=True)
-
     assert (params.best_of, params.pad_id, params.logprobs) == (2, 7, 1)

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.delegated.tensorrt_llm.statistics import (
-    CachedBlocks,
     IterationReader,
     follow,
     read_iteration_stats,
-    reopened,
 )
 from engine.statistics import IterationStats
+from tests.waiting import PATIENCE_S, until
 
 WHOLE: dict[str, Any] = {
     "timestamp": "11-21-2026 10:20:30.250000",
@@ -126,36 +125,6 @@ def test_drafts_are_told_with_an_iteration() -> None:
     assert IterationReader().read({}).num_drafted == 0
 
 
-def stored(*hashes: int, level: int = 0, window: int = 100) -> dict[str, Any]:
-    blocks = [{"block_hash": each, "tokens": [], "cache_level": level, "priority": 35} for each in hashes]
-    return {"event_id": 1, "window_size": window, "data": {"type": "stored", "parent_hash": None, "blocks": blocks}}
-
-
-def test_blocks_that_can_be_found_again() -> None:
-    cached = CachedBlocks()
-    for event in (
-        {"event_id": 0, "data": {"type": "created", "num_blocks_per_cache_level": [8, 0]}},
-        stored(1, 2, 3),
-        stored(2, 4),
-        stored(9, level=1),
-        {"data": {"type": "removed", "block_hashes": [1, 77]}, "window_size": 100},
-        {
-            "data": {"type": "updated", "block_hash": 3, "cache_level": {"old_value": 0, "new_value": 1}},
-            "window_size": 100,
-        },
-        {
-            "data": {"type": "updated", "block_hash": 4, "priority": {"old_value": 0, "new_value": 1}},
-            "window_size": 100,
-        },
-        {"data": None},
-        {"data": {"type": "what comes later"}},
-    ):
-        cached.observe(event)
-    assert len(cached) == 2
-    cached.observe(stored(2, window=50))
-    assert len(cached) == 3
-
-
 class Followed:
     """The library's own stream of statistics, and what `follow` took of it."""
 
@@ -172,15 +141,13 @@ class Followed:
 
     async def until_silent(self) -> None:
         """Wait until a silence has ended the stream."""
-        async with asyncio.timeout(20):
-            while not self.stream._done:
-                await asyncio.sleep(0.001)
+        await until(lambda: self.stream._done)
 
 
 @pytest.fixture
 async def followed(stand_in: ModuleType) -> AsyncIterator[Followed]:
     whole = Followed()
-    task = asyncio.create_task(follow(lambda: reopened(whole.stream), whole.take, whole.is_busy, "statistics"))
+    task = asyncio.create_task(follow(lambda timeout: whole.stream, whole.take, whole.is_busy, "statistics"))
     yield whole
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -189,7 +156,7 @@ async def followed(stand_in: ModuleType) -> AsyncIterator[Followed]:
 @asynccontextmanager
 async def read_in_time(whole: Followed) -> AsyncIterator[None]:
     yield
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await whole.has_taken.wait()
 
 
@@ -199,6 +166,29 @@ async def test_statistics_go_on_after_a_silence_though_no_request_follows(follow
     async with read_in_time(followed):
         followed.stream._queue.put('{"iter": 1}')
     assert followed.taken == [1]
+
+
+async def test_others_go_on_between_entries_that_came_together() -> None:
+    order: list[str] = []
+
+    async def source(_: float) -> AsyncIterator[dict[str, Any]]:
+        for _ in range(3):
+            yield {}
+
+    async def other() -> None:
+        order.append("other")
+
+    def take(_: object) -> None:
+        order.append("entry")
+        others.append(asyncio.create_task(other()))
+
+    others: list[asyncio.Task[None]] = []
+    is_busy = asyncio.Event()
+    is_busy.set()
+    task = asyncio.create_task(follow(source, take, is_busy, "events"))
+    await until(lambda: len(order) >= 6)
+    task.cancel()
+    assert order[:6] == ["entry", "other"] * 3
 
 
 async def test_what_came_between_a_silence_and_the_end_of_work_is_read(followed: Followed) -> None:

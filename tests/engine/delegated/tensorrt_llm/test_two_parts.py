@@ -46,6 +46,11 @@ def test_until_the_fewest_tokens_every_end_is_banned() -> None:
     assert first.logit_bias == {1: 2.0, 2: -math.inf, 3: -math.inf, 9: -math.inf}
 
 
+def test_ends_that_the_vocabulary_has_not_are_left_out() -> None:
+    first = divided(min_tokens=4, ends=(2, 3, 16))
+    assert first is not None and first.logit_bias == {2: -math.inf, 3: -math.inf}
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -64,6 +69,20 @@ def test_what_needs_no_division(asked: dict[str, Any]) -> None:
 def test_what_cannot_be_divided_is_refused(asked: dict[str, Any]) -> None:
     error = error_of(divided, min_tokens=4, **asked)
     assert error.param == "min_tokens" and "where several tokens can end the output, got 4" in error.message
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"min_tokens": 4, "allowed_token_ids": (2, 3)},
+        {"min_tokens": 4, "ends": (2,), "allowed_token_ids": (2,)},
+        {"min_tokens": 4, "allowed_token_ids": (2, 9), "bad_words": ((9,), (1, 2))},
+        {"allowed_token_ids": (9,), "bad_words": ((9,),)},
+    ],
+)
+def test_a_request_that_leaves_no_token_is_refused(asked: dict[str, Any]) -> None:
+    error = error_of(divided, **asked)
+    assert error.param == "allowed_token_ids" and "must leave a token to choose" in error.message
 
 
 @pytest.fixture(params=FLAVOURS)

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .events import CacheEvents
 from .kv_cache import KvCache
 from .schedulers import BatchLimits
 from .settings import settings
 from .worker import WorkerLimits
+
+_HOST_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ def worker_limits(args: Any, folder: ModelFolder, *, is_engine: bool) -> WorkerL
         tokens_per_block=size,
         has_stats=is_engine or args.enable_iter_perf_stats,
         has_request_stats=has_request_stats,
+        by_priority=getattr(scheduler, "waiting_queue_policy", "fcfs") == "priority",
     )
 
 
@@ -76,10 +80,13 @@ def max_seq_len(args: Any, folder: ModelFolder) -> int:
 
 def make_kv_cache(args: Any, limits: WorkerLimits, window: int) -> KvCache:
     kv = args.kv_cache_config
+    published = getattr(kv, "kv_events_config", None)
+    is_published = published is not None and published.enable_kv_cache_events and published.publisher != "null"
+    events = CacheEvents(kv.event_buffer_max_size, window, published if is_published else None)
     return KvCache(
         limits.num_blocks,
         limits.tokens_per_block,
         reuses=kv.enable_block_reuse,
-        max_events=kv.event_buffer_max_size,
-        window=window,
+        events=events,
+        num_host_blocks=(kv.host_cache_size or 0) // _HOST_BLOCK_BYTES,
     )

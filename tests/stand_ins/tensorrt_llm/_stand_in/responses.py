@@ -35,6 +35,8 @@ class Response:
     cached_tokens: int = 0
     prompt_logprobs: list[Likeliest] | None = None
     perf_metrics: Any = None
+    disaggregated_params: Any = None
+    """Those of a context server's answer."""
 
 
 T = TypeVar("T")

@@ -19,12 +19,16 @@ _FAULTS = {
     "rank_dies_after",
     "exit_after",
     "error_on_token",
+    "cuda_error",
     "stats_raise",
     "stats_empty",
     "stats_null",
     "load_error",
     "load_slow",
     "unhealthy",
+    "image_hashes",
+    "image_memory",
+    "transfer_lost",
 }
 
 

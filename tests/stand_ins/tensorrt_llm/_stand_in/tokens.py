@@ -91,23 +91,30 @@ def _has_edits(params: Any, num_generated: int) -> bool:
         or bool(params.bad_token_ids)
         or params.embedding_bias is not None
         or num_generated < (params.min_tokens or 0)
+        or params.logits_processor is not None
     )
 
 
 def _edit(logits: Any, token_ids: list[int], num_prompt: int, params: Any) -> None:
-    """Edit logits in the order of our own executor. The repetition penalty counts prompt and output; the others too,
-    less the first `prompt_ignore_length` tokens of the prompt."""
+    """Edit logits in the order of our own executor, after a processor of logits. The repetition penalty counts prompt
+    and output; the others too, less the first `prompt_ignore_length` tokens of the prompt. Tokens of images have no
+    logits."""
+    if params.logits_processor is not None:
+        params.logits_processor(0, logits[None], [token_ids], None, None)
     if params.embedding_bias is not None:
         logits += np.asarray(params.embedding_bias, np.float32)
     if params.repetition_penalty is not None:
-        seen = np.unique(token_ids)
+        seen = np.unique([each for each in token_ids if each < logits.size])
         scores = logits[seen]
         logits[seen] = np.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
-    counted = token_ids[min(max(params.prompt_ignore_length or 0, 0), num_prompt) :]
+    counted = [
+        each for each in token_ids[min(max(params.prompt_ignore_length or 0, 0), num_prompt) :] if each < logits.size
+    ]
     if counted:
         seen, counts = np.unique(counted, return_counts=True)
         logits[seen] -= (params.presence_penalty or 0.0) + counts * (params.frequency_penalty or 0.0)
-    banned = list(params.bad_token_ids or ())
+    words = [[each] if isinstance(each, int) else each for each in params.bad_token_ids or ()]
+    banned = [word[-1] for word in words if token_ids[len(token_ids) - len(word) + 1 :] == word[:-1]]
     if len(token_ids) - num_prompt < (params.min_tokens or 0) and params.end_id is not None:
         # Other ends than this are not banned, and -1 was the vocabulary's last token (NVIDIA's pull 12358).
         banned += [params.end_id] if params.end_id >= 0 or not is_since("1.3.0rc12") else []

@@ -26,6 +26,16 @@ class Order:
     max_tokens: int
     adapter: int
     salt: str
+    images: int = 0
+    """A number of the prompt's images, 0 for none. It shifts the answer, as an adapter does."""
+    are_images_hashed: bool = True
+    """Whether other images have other KV blocks."""
+    priority: float = 0.5
+    conversation: str | None = None
+    disaggregated_params: Any = None
+
+    def is_part(self, kind: str) -> bool:
+        return self.disaggregated_params is not None and self.disaggregated_params.request_type == kind
 
 
 @dataclass(slots=True)
@@ -56,6 +66,10 @@ class Work:
         self.arrival = time.monotonic()
         self.first_scheduled = self.first_token = self.last_token = 0.0
         self.first_iteration = self.last_iteration = 0
+        self.disaggregated_params: Any = None
+        """What the generation server is to get."""
+        self.is_fetched = order.is_part("generation_only")
+        """Whether a context server computes its context."""
         self._model = model
         self._params = params
         self._stream_interval = stream_interval
@@ -101,11 +115,23 @@ class Work:
             if sequence.finish_reason is None:
                 self._append(sequence)
 
+    def go_on_from(self, context: list[int], iteration: int) -> None:
+        """Begin with a context server's context and first token. Its log probabilities come with the parameters, where
+        the version has them there."""
+        self.load.num_prefilled, self.load.num_generated, self._num_steps = self.load.num_prompt, 1, 1
+        self.first_iteration = self.last_iteration = iteration
+        self.first_token = self.last_token = time.monotonic()
+        [token], [sequence] = self.order.disaggregated_params.first_gen_tokens, self.sequences
+        sequence.token_ids = [*context, token]
+        sequence.shown.append(token)
+        for entry in getattr(self.order.disaggregated_params, "first_gen_log_probs", None) or ():
+            sequence.logprobs.append([(token_id, each.logprob, each.rank) for token_id, each in entry.items()])
+        sequence.finish_reason = self._reason(sequence, len(context), is_end=token == self.order.end_id)
+
     def _append(self, sequence: Sequence) -> None:
         num_prompt = len(self.order.prompt_token_ids)
-        token, likeliest = self._model.next(
-            sequence.token_ids, num_prompt, self._params, self.order.adapter, sequence.index
-        )
+        shift = self.order.adapter + self.order.images
+        token, likeliest = self._model.next(sequence.token_ids, num_prompt, self._params, shift, sequence.index)
         sequence.token_ids.append(token)
         is_end = token == self.order.end_id
         if not is_end or self._has_end_token:
@@ -147,6 +173,7 @@ class Work:
             cached_tokens=self.num_cached,
             prompt_logprobs=self._prompt_logprobs() if wants_prompt else None,
             perf_metrics=self._perf_metrics() if wants_metrics else None,
+            disaggregated_params=self.disaggregated_params,
         )
 
     def _told(self, sequence: Sequence) -> SequenceResponse:

@@ -1,3 +1,4 @@
+# ruff: noqa: TID252 - importers know the package as tensorrt_llm, the type checker by its folder
 """The executor behind the LLM classes: a thread of iterations."""
 
 import json
@@ -13,14 +14,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from .kv_cache import KvCache
+from ..bindings.executor import FinishReason
+from .kv_cache import KvCache, Prefix
 from .responses import Response
 from .schedulers import POLICIES, BatchLimits, Cache, Load, MicroBatch, Stage, micro_batch
 from .settings import settings
 from .statistics import Iteration, statistics
+from .transceiver import Transceiver
 from .work import Work
 
 _WAIT = "import sys; sys.stdin.read()"
+_TRANSFER_S = 0.001
+"""How often a worker that has only transfers looks for them."""
 _IDLE_S = 0.05
 """How often an idle worker looks whether its ranks live."""
 
@@ -71,13 +76,18 @@ class WorkerLimits:
     tokens_per_block: int
     has_stats: bool
     has_request_stats: bool
+    by_priority: bool = False
+    """Whether requests that wait are taken by priority, else in order of arrival."""
 
 
 class Worker:
     """Everything that changes between iterations is changed by its own thread alone; others leave orders."""
 
-    def __init__(self, limits: WorkerLimits, ranks: Ranks, kv_cache: KvCache) -> None:
+    def __init__(
+        self, limits: WorkerLimits, ranks: Ranks, kv_cache: KvCache, transceiver: Transceiver | None = None
+    ) -> None:
         self._kv_cache = kv_cache
+        self._transceiver = transceiver
         self.failure: str | None = None
         self.is_hanging = False
         self.mpi_futures: list[Future[None]] = [Future()]
@@ -111,13 +121,26 @@ class Worker:
             self._cancelled.add(request_id)
             self._changed.notify()
 
+    def control(self, action: Callable[[KvCache], None]) -> None:
+        """Act between iterations, once all requests have ended."""
+        while self._arrived or self._active:
+            time.sleep(_IDLE_S / 10)
+        action(self._kv_cache)
+
+    def fail(self, reason: str) -> None:
+        """Die of an exception in the loop."""
+        self._die(reason)
+
     def close(self) -> None:
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+            self._kv_cache.events.close()
         self._ranks.close()
+        if self._transceiver is not None:
+            self._transceiver.close()
 
     def _run(self) -> None:
         while True:
@@ -126,6 +149,8 @@ class Worker:
                     self._changed.wait(_IDLE_S)
                 if self._is_closed:
                     return
+            if self._survives() and not self.is_hanging:
+                self._release_sent()
             if self._survives() and self._has_work:
                 self._iterate()
 
@@ -164,18 +189,62 @@ class Worker:
                 self._active.clear()
                 self._answer.clear()
 
+    def _release_sent(self) -> None:
+        for request_id in () if self._transceiver is None else self._transceiver.released():
+            self._kv_cache.release(request_id)
+
+    def _receive(self) -> int:
+        """Let requests begin whose contexts have come, and fail the others; return how many ended."""
+        num_ended = 0
+        for request_id, outcome in () if self._transceiver is None else self._transceiver.arrived():
+            work = self._active.get(request_id)
+            if work is None:  # cancelled meanwhile
+                continue
+            if isinstance(outcome, str):
+                del self._active[request_id]
+                self._kv_cache.release(request_id)
+                self._answer.pop(request_id)(Response(error=outcome))
+                num_ended += 1
+                continue
+            work.go_on_from(outcome, self._iteration)
+            self._kv_cache.store(request_id, work.context, root_of(work))
+            if work.is_finished:
+                self._finish(work)
+                num_ended += 1
+            elif work.has_response:
+                self._answer[request_id](work.response(self._iteration))
+        return num_ended
+
+    def _start_transfers(self, scheduled: tuple[Load, ...]) -> tuple[Load, ...]:
+        """Allocate blocks for the contexts that are to be fetched, and ask for them. Return the requests that run."""
+        running = []
+        for load in scheduled:
+            work = self._active[load.request_id]
+            if load.stage is Stage.GENERATION or not work.is_fetched:
+                running.append(load)
+            elif load.stage is Stage.FIRST_CHUNK:
+                assert self._transceiver is not None
+                load.held_per_beam = -(-load.num_prompt // self._limits.tokens_per_block)
+                self._kv_cache.share(load.request_id, Prefix((), 0, None))
+                self._kv_cache.begin(load.request_id, load.num_prompt)
+                work.first_scheduled = time.monotonic()
+                self._transceiver.fetch(load.request_id, work.order.disaggregated_params)
+        if scheduled and not running:
+            time.sleep(_TRANSFER_S)
+        return tuple(running)
+
     def _iterate(self) -> None:
         began = time.monotonic()
         self._iteration += 1
         num_new = self._take_in()
-        completed = self._cancel_those_asked()
+        completed = self._cancel_those_asked() + self._receive()
         self._look_up()
         loads = [work.load for work in self._active.values()]
         fitting = self._policy(loads, self._cache(), self._limits.batch.max_batch_size)
         for load in fitting.paused:
             self._active[load.request_id].start_again()
             self._kv_cache.release(load.request_id)
-        batch = micro_batch(fitting.scheduled, self._limits.batch)
+        batch = micro_batch(self._start_transfers(fitting.scheduled), self._limits.batch)
         self._trace(fitting.scheduled, batch)
         allocated = self._allocated
         self._prefill(batch)
@@ -191,11 +260,19 @@ class Worker:
         count = 0
         with self._changed:
             while self._arrived and len(self._active) < self._limits.batch.max_batch_size:
-                work, answer = self._arrived.popleft()
+                work, answer = self._next()
                 self._active[work.order.request_id] = work
                 self._answer[work.order.request_id] = answer
                 count += 1
         return count
+
+    def _next(self) -> tuple[Work, Callable[[Response], None]]:
+        """Take the first request of the highest priority, or of all."""
+        if not self._limits.by_priority:
+            return self._arrived.popleft()
+        first = max(self._arrived, key=lambda pair: pair[0].order.priority)
+        self._arrived.remove(first)
+        return first
 
     def _cancel_those_asked(self) -> int:
         with self._changed:
@@ -216,7 +293,7 @@ class Worker:
         """Look up which blocks the cache holds of the requests that have not started, and of those that have."""
         for work in self._active.values():
             work.load.num_private = self._kv_cache.num_private(work.load.request_id)
-            if work.load.stage is Stage.FIRST_CHUNK:
+            if work.load.stage is Stage.FIRST_CHUNK and not work.is_fetched:
                 work.prefix = self._kv_cache.find(work.context, root_of(work))
                 work.num_cached = len(work.prefix.blocks) * self._limits.tokens_per_block
                 work.load.take_prefix(work.prefix, self._limits.tokens_per_block)
@@ -243,7 +320,7 @@ class Worker:
                 self._missed += work.num_missed_blocks
             load.num_prefilled += count
             if load.num_prefilled >= load.num_prompt:
-                self._kv_cache.store(load.request_id, work.context, root_of(work))
+                self._store(work, work.context[:-1])
                 work.generate(self._iteration)
 
     def _decode(self, batch: MicroBatch) -> None:
@@ -273,14 +350,38 @@ class Worker:
     def _finish(self, work: Work) -> None:
         request_id = work.order.request_id
         del self._active[request_id]
-        self._kv_cache.release(request_id)
+        if work.load.num_generated and len(work.sequences) == 1:
+            self._store(work, work.sequences[0].token_ids[:-1], is_end=True)
+        if (
+            self._transceiver is not None
+            and work.order.is_part("context_only")
+            and work.sequences[0].finish_reason is not FinishReason.CANCELLED
+        ):
+            work.disaggregated_params = self._offer(self._transceiver, work)
+        else:
+            self._kv_cache.release(request_id)
         self._answer.pop(request_id)(work.response(self._iteration))
+
+    def _offer(self, transceiver: Transceiver, work: Work) -> Any:
+        """Keep the blocks of a context, and return what the generation server needs. The answer is the last one: it
+        cannot be aborted any more."""
+        asked, [sequence] = work.order.disaggregated_params, work.sequences
+        transfer_id = getattr(asked, "disagg_request_id", None) or work.order.request_id
+        if settings().version == "1.2.1" and sequence.finish_reason is FinishReason.LENGTH:
+            sequence.finish_reason = FinishReason.NOT_FINISHED
+        return type(asked)(
+            request_type="context_only",
+            first_gen_tokens=sequence.shown.copy(),
+            ctx_request_id=transfer_id,
+            opaque_state=transceiver.offer(work.order.request_id, transfer_id, work.context),
+        )
 
     def _tell(
         self, began: float, num_new: int, num_completed: int, num_paused: int, batch: MicroBatch, allocated: int
     ) -> None:
+        self._kv_cache.events.flush()
         if self.tell_event is not None:
-            for event in self._kv_cache.take_events():
+            for event in self._kv_cache.events.take():
                 self.tell_event(event)
         if self.tell_stats is None or not self._limits.has_stats or settings().fault("stats_empty") is not None:
             return
@@ -308,6 +409,12 @@ class Worker:
             requests=self._request_stats(batch) if self._limits.has_request_stats else None,
         )
         self.tell_stats(json.dumps(statistics(told, has_parts=settings().fault("stats_null") is None)))
+
+    def _store(self, work: Work, token_ids: list[int], *, is_end: bool = False) -> None:
+        order = work.order
+        self._kv_cache.store(
+            order.request_id, token_ids, root_of(work), is_end=is_end, salt=order.salt, adapter=order.adapter
+        )
 
     def _request_stats(self, batch: MicroBatch) -> tuple[dict[str, Any], ...]:
         running = {load.request_id for load, _ in batch.contexts} | {load.request_id for load in batch.generations}
@@ -351,8 +458,10 @@ class Worker:
 
 
 def root_of(work: Work) -> int:
-    """Return the start of its blocks' hashes: only requests of one salt and adapter share blocks."""
-    return hash((work.order.salt, work.order.adapter)) % 2**63
+    """Return the start of its blocks' hashes: only requests of one salt, adapter and, where these are hashed, images
+    share blocks."""
+    images = work.order.images if work.order.are_images_hashed else 0
+    return hash((work.order.salt, work.order.adapter, images)) % 2**63
 
 
 class Front:

@@ -20,6 +20,7 @@ _REASONS = {
     FinishReason.LENGTH: "length",
     FinishReason.TIMED_OUT: "timeout",
     FinishReason.CANCELLED: "cancelled",
+    FinishReason.NOT_FINISHED: "not_finished",
 }
 
 
@@ -86,7 +87,7 @@ class GenerationResult:
         self.decoding_iter = 0
         self.avg_decoded_tokens_per_iter: float | None = None
         self.metrics_dict: dict[str, float] = {}
-        self.disaggregated_params: Any = None
+        self.disaggregated_params: Any = getattr(request, "disaggregated_params", None)
         if settings().has("cached_tokens"):
             self.cached_tokens = 0
 
@@ -176,8 +177,13 @@ class GenerationResult:
         self.decoding_iter = response.iteration
         if hasattr(self, "cached_tokens"):
             self.cached_tokens = response.cached_tokens
+        if response.disaggregated_params is not None:
+            self.disaggregated_params = response.disaggregated_params
         for output, sequence in zip(self._outputs, response.sequences, strict=True):
+            output.disaggregated_params = self.disaggregated_params
             self._extend(output, sequence, response)
+        if response.disaggregated_params is not None and hasattr(self.disaggregated_params, "first_gen_log_probs"):
+            self.disaggregated_params.first_gen_log_probs = list(self._outputs[0].logprobs) or None
         self._detokenize()
 
     def _extend(self, output: CompletionOutput, sequence: Any, response: Response) -> None:

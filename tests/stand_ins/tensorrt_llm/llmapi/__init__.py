@@ -2,6 +2,7 @@
 from typing import Any
 
 from .._stand_in.configurations import CONFIGURATIONS
+from .._stand_in.samplers import is_since
 from ..bindings.executor import KvCacheRetentionConfig
 from ..disaggregated_params import DisaggregatedParams
 from ..executor import CompletionOutput, LoRARequest, RequestError
@@ -10,8 +11,11 @@ from ..sampling_params import GuidedDecodingParams, SamplingParams
 from .llm import LLM, RequestOutput
 from .llm_args import LlmArgs
 from .llm_utils import CalibConfig, QuantConfig
+from .thinking_budget import ThinkingBudgetLogitsProcessor
 
 globals().update(CONFIGURATIONS)
+if not is_since("1.3.0"):
+    del ThinkingBudgetLogitsProcessor
 
 __all__ = [
     "LLM",

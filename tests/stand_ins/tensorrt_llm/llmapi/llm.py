@@ -1,6 +1,7 @@
 # ruff: noqa: TID252 - importers know the package as tensorrt_llm, the type checker by its folder
 """The LLM classes."""
 
+import inspect
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -8,17 +9,29 @@ from pathlib import Path
 from typing import Any, cast
 
 from .._stand_in.configurations import CONFIGURATIONS
-from .._stand_in.inputs import check_types, record_arguments, record_request
+from .._stand_in.encoder import Encoder, EncoderOutput
+from .._stand_in.inputs import (
+    PreprocessedInputs,
+    check_types,
+    open_images,
+    preprocess,
+    record_arguments,
+    record_request,
+)
 from .._stand_in.limits import load_as_told, make_kv_cache, max_seq_len, read_model_folder, worker_limits
+from .._stand_in.lora import LoopError, LoraManager
 from .._stand_in.responses import Response
-from .._stand_in.samplers import Sampler
+from .._stand_in.samplers import Sampler, is_since
 from .._stand_in.settings import settings
+from .._stand_in.sleeping import SleepState
 from .._stand_in.specifications import declared
 from .._stand_in.tokens import Model, Script
+from .._stand_in.transceiver import make_transceiver
 from .._stand_in.work import Order, Work, shows_end_token
 from .._stand_in.worker import Front, Ranks, Worker
 from ..executor.request import LoRARequest
 from ..executor.result import GenerationResult, IterationResult
+from ..inputs.registry import create_input_processor
 from ..sampling_params import SamplingParams
 from .tokenizer import TokenizerBase, load_tokenizer
 
@@ -96,6 +109,7 @@ class _Base:
         load_as_told()
         self._folder = read_model_folder(Path(model), is_engine=self._IS_ENGINE)
         self._tokenizer = None if skip_tokenizer_init else load_tokenizer(tokenizer, self._folder.path)
+        self.input_processor = create_input_processor(self._folder.path, self._tokenizer)
         self._llm_id = f"stand-in-{uuid.uuid4().hex[:8]}"
         self._ids = itertools.count(1)
         self._limits = worker_limits(self.args, self._folder, is_engine=self._IS_ENGINE)
@@ -104,15 +118,19 @@ class _Base:
         script = settings().script
         self._model = Model(self._folder.vocab_size, None if script is None else Script(script))
         world_size = self.args.tensor_parallel_size * self.args.pipeline_parallel_size
-        self._worker: Worker | None = Worker(
-            self._limits, Ranks(world_size), make_kv_cache(self.args, self._limits, self._max_seq_len)
-        )
+        kv_cache = make_kv_cache(self.args, self._limits, self._max_seq_len)
+        self._has_transceiver = (transceiver := make_transceiver(self.args)) is not None
+        self._worker: Worker | None = Worker(self._limits, Ranks(world_size), kv_cache, transceiver)
+        self._lora, self._sleep = LoraManager(self.args), SleepState(self.args)
         self._stats: IterationResult | None = None
         self._events: IterationResult | None = None
+        is_encoder = getattr(self.args, "encode_only", None) is True
+        self._encoder = Encoder(self.args, self._folder, self._max_seq_len) if is_encoder else None
 
     @property
     def tokenizer(self) -> TokenizerBase | None:
-        return self._tokenizer
+        tokenizer: TokenizerBase | None = self.input_processor.tokenizer
+        return tokenizer
 
     @property
     def llm_id(self) -> str:
@@ -158,17 +176,28 @@ class _Base:
         trace_headers: Any = None,
         _postproc_params: Any = None,
         scheduling_params: Any = None,
+        conversation_params: Any = None,
         cache_salt: str | None = None,
+        priority: float = 0.5,
     ) -> RequestOutput:
+        self._refuse_encode_only("generate_async")
+        if not 0 <= priority <= 1:
+            raise ValueError(f"priority must be a float in [0.0, 1.0], got {priority}")
         worker = self._running()
         params = self._prepared(sampling_params)
-        prompt, token_ids = self._prompt(inputs, params)
-        self._check(token_ids, params, lora_request)
-        order = self._order(token_ids, params, streaming, lora_request, cache_salt)
+        if disaggregated_params is not None and disaggregated_params.request_type == "context_only":
+            params.max_tokens = 1
+        prompt = None
+        if not isinstance(inputs, PreprocessedInputs):
+            prompt, inputs = preprocess(self.input_processor, inputs, params)
+        self._check(inputs.prompt_token_ids, params, lora_request)
+        order = self._order(inputs, params, streaming, lora_request, cache_salt)
+        order.disaggregated_params = disaggregated_params
+        order.priority, order.conversation = priority, conversation_params and conversation_params.conversation_id
         result = RequestOutput._of(order, worker, prompt, self._tokenizer)
         self._watch(worker)
         record_request(order, lora_request)
-        refusal = self._refusal(order)
+        refusal = self._refusal(order) or self._lora_refusal(lora_request, worker)
         if refusal is not None:
             result._queue.put(Response(error=refusal))
             return result
@@ -184,10 +213,23 @@ class _Base:
         worker.submit(work, result._queue.put)
         return result
 
+    def _collective_rpc(
+        self,
+        method: str,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+        target_ranks: int | list[int] | None = None,
+    ) -> list[Any]:
+        self._sleep.obey(self._running(), method, *args)
+        return [None]
+
     def get_stats(self, timeout: float | None = 2) -> list[dict[str, Any]]:
         return _drain(self._told(self._stats, timeout))
 
     def get_stats_async(self, timeout: float | None = 2) -> IterationResult:
+        self._refuse_encode_only("get_stats_async")
         if settings().fault("stats_raise") is not None:
             raise RuntimeError("the statistics queue is broken")
         return self._told(self._stats, timeout)
@@ -196,6 +238,7 @@ class _Base:
         return _drain(self._told(self._events, timeout))
 
     def get_kv_cache_events_async(self, timeout: float | None = 2) -> IterationResult:
+        self._refuse_encode_only("get_kv_cache_events_async")
         return self._told(self._events, timeout)
 
     def shutdown(self) -> None:
@@ -208,6 +251,10 @@ class _Base:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+    def _refuse_encode_only(self, name: str) -> None:
+        if self._encoder is not None:
+            raise RuntimeError(f"{name}() is not available when encode_only=True.")
 
     def _running(self) -> Worker:
         if self._worker is None:
@@ -240,20 +287,6 @@ class _Base:
             raise ValueError("tokenizer is required for stop and bad words")
         return params
 
-    def _prompt(self, inputs: Any, params: Any) -> tuple[str | None, list[int]]:
-        if isinstance(inputs, dict):
-            inputs = inputs["prompt"] if "prompt" in inputs else inputs["prompt_token_ids"]
-        if isinstance(inputs, str):
-            if self._tokenizer is None:
-                raise ValueError("tokenizer is required for a prompt in text")
-            return inputs, self._cut(self._tokenizer.encode(inputs, params.add_special_tokens), params)
-        if not isinstance(inputs, list) or not all(type(each) is int for each in inputs):
-            raise TypeError(f"The inputs must be type str or list of int, but got {type(inputs)}")
-        return None, self._cut(inputs, params)
-
-    def _cut(self, token_ids: list[int], params: Any) -> list[int]:
-        return token_ids if params.truncate_prompt_tokens is None else token_ids[-params.truncate_prompt_tokens :]
-
     def _check(self, token_ids: list[int], params: Any, lora_request: Any) -> None:
         """Check what can be known before the request is sent. Raises ValueError."""
         limits = self._limits.batch
@@ -276,7 +309,9 @@ class _Base:
         if lora_request is not None and not isinstance(lora_request, LoRARequest):
             raise TypeError(f"lora_request must be a LoRARequest, but got {type(lora_request)}")
 
-    def _order(self, token_ids: list[int], params: Any, streaming: bool, lora: Any, salt: str | None) -> Order:
+    def _order(self, inputs: PreprocessedInputs, params: Any, streaming: bool, lora: Any, salt: str | None) -> Order:
+        token_ids = inputs.prompt_token_ids
+        images, are_hashed = open_images(inputs.multimodal_params)
         room = self._max_seq_len - len(token_ids)
         return Order(
             request_id=next(self._ids),
@@ -287,6 +322,8 @@ class _Base:
             max_tokens=min(params.max_tokens, room),
             adapter=0 if lora is None else lora.adapter_id,
             salt=salt or "",
+            images=images,
+            are_images_hashed=are_hashed,
         )
 
     def _refusal(self, order: Order) -> str | None:
@@ -295,7 +332,14 @@ class _Base:
             return (
                 f"The prompt ({len(order.prompt_token_ids)} tokens) leaves nothing of max_seq_len {self._max_seq_len}"
             )
-        if order.adapter and not (self.args.enable_lora or self.args.lora_config):
+        if (order.is_part("context_only") or order.is_part("generation_only")) and not self._has_transceiver:
+            return (
+                "kv_cache_transceiver is disabled, please set 'cache_transceiver_config: backend:<backend_type>` in "
+                "config file for disaggregated serving"
+            )
+        if self._sleep.parked:
+            return "requests are not admitted while memory is released"
+        if order.adapter and not self._lora.is_enabled:
             return "LoRA is not enabled"
         if order.sampling_params.guided_decoding is not None and not self.args.guided_decoding_backend:
             return "Guided decoding is not enabled"
@@ -306,6 +350,17 @@ class _Base:
         token = settings().fault("error_on_token")
         if token is not None and int(token) in order.prompt_token_ids:
             return f"a fault was asked for: token {token} is in the prompt"
+        return None
+
+    def _lora_refusal(self, request: LoRARequest | None, worker: Worker) -> str | None:
+        """Read an adapter. A failure ends the worker of 1.2, and one in the loop that of every version."""
+        try:
+            if request is not None:
+                self._lora.load(request)
+        except Exception as error:
+            if isinstance(error, LoopError) or settings().version == "1.2.1":
+                worker.fail(str(error))
+            return f"Failed to load LoRA adapter: {error}"
         return None
 
     def _watch(self, worker: Worker) -> None:
@@ -355,6 +410,12 @@ class LLM(_Base):
     _IS_ENGINE = False
 
 
+if not is_since("1.3.0"):
+    _known = inspect.signature(LLM.generate_async)
+    _told = [each for name, each in _known.parameters.items() if name not in ("priority", "conversation_params")]
+    LLM.generate_async.__signature__ = _known.replace(parameters=_told)  # type: ignore[attr-defined]
+
+
 if settings().has("_check_health"):
 
     def _check_health(self: Any) -> bool:
@@ -363,6 +424,34 @@ if settings().has("_check_health"):
         return worker is not None and worker.failure is None and settings().fault("unhealthy") is None
 
     LLM._check_health = _check_health  # type: ignore[attr-defined]
+
+
+if is_since("1.3.0"):  # candidates came without it, and the first with it is not known
+
+    def _preprocess(
+        self: Any, inputs: Any, sampling_params: Any = None, disaggregated_params: Any = None
+    ) -> PreprocessedInputs:
+        return preprocess(self.input_processor, inputs, self._prepared(sampling_params))[1]
+
+    LLM.preprocess = _preprocess  # type: ignore[attr-defined]
+
+if "encode_only" in CONFIGURATIONS["TorchLlmArgs"].model_fields:
+
+    def _encode(
+        self: Any,
+        inputs: Any,
+        add_special_tokens: bool = True,
+        batch_indexed_model_output: bool = True,
+        copy_logits_to_host: bool = True,
+        return_raw_logits: bool = False,
+        **model_kwargs: Any,
+    ) -> EncoderOutput | list[EncoderOutput]:
+        """Encode a batch of token ids; the other forms of output are not made."""
+        if self._encoder is None:
+            raise RuntimeError("encode() requires encode_only=True. Set encode_only=True in the LLM() constructor.")
+        return self._encoder.encode(inputs, model_kwargs)  # type: ignore[no-any-return]
+
+    LLM.encode = _encode  # type: ignore[attr-defined]
 
 
 class EngineLLM(_Base):

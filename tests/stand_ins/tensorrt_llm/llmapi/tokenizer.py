@@ -16,7 +16,7 @@ class TokenizerBase:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         raise NotImplementedError
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = True, **kwargs: Any) -> str:
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False, **kwargs: Any) -> str:
         raise NotImplementedError
 
 
@@ -38,7 +38,7 @@ class TransformersTokenizer(TokenizerBase):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def decode(self, token_ids: list[int], skip_special_tokens: bool = True, **kwargs: Any) -> str:
+    def decode(self, token_ids: list[int], skip_special_tokens: bool = False, **kwargs: Any) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from sluice.errors import SluiceError
 from tests.engine.delegated.tensorrt_llm.configuration.conftest import Plan
+from tests.engine.delegated.tensorrt_llm.flavours import ONLY_1_3, ONLY_1_4
+from tests.stand_ins.model_folders import make_adapter as make_weights
 
 
 def make_adapter(folder: Path, rank: Any = 8, modules: Any = ("q_proj", "v_proj"), **more: Any) -> Path:
@@ -62,3 +64,31 @@ def test_adapters_that_cannot_be_used(plan: Plan, tmp_path: Path) -> None:
     ):
         with pytest.raises(SluiceError, match=message):
             plan(**fields)
+
+
+def test_room_for_adapters_that_come_at_run_time(plan: Plan, tmp_path: Path) -> None:
+    config = plan(enable_lora=True).arguments["lora_config"]
+    dense = ["attn_dense", "attn_k", "attn_q", "attn_v", "mlp_4h_to_h", "mlp_gate", "mlp_h_to_4h"]
+    assert (config.max_lora_rank, config.lora_target_modules) == (64, dense)
+    large = make_weights(tmp_path / "large", rank=128, modules=("w1",))
+    config = plan(enable_lora=True, lora_modules={"x": large}).arguments["lora_config"]
+    assert (config.max_lora_rank, config.lora_target_modules) == (128, sorted([*dense, "moe_h_to_4h"]))
+    given = {"max_lora_rank": "8", "lora_config.lora_target_modules": '["attn_q"]'}
+    config = plan(enable_lora=True, settings=given).arguments["lora_config"]
+    assert (config.max_lora_rank, config.lora_target_modules) == (8, ["attn_q"])
+    with pytest.raises(SluiceError, match="LoRA adapter y: it changes attn_v, and the model was started with room for"):
+        plan(enable_lora=True, settings=given, lora_modules={"y": make_weights(tmp_path / "y")})
+
+
+@ONLY_1_4
+def test_sleep_keeps_a_copy_of_the_weights(plan: Plan) -> None:
+    assert plan().arguments.get("sleep_config") is None
+    assert plan(enable_sleep_mode=True).arguments["sleep_config"].restore_modes == {}
+    lost = {"sleep_config.restore_modes": '{"kv_cache": "NONE", "model_weights": "NONE"}'}
+    with pytest.raises(SluiceError, match=r"sleep_config\.restore_modes must be CPU or PINNED for model_weights"):
+        plan(settings=lost)
+
+
+@ONLY_1_3
+def test_a_version_that_gives_no_memory_back_says_so(plan: Plan) -> None:
+    assert any("sleeps at level 0 alone" in note for note in plan(enable_sleep_mode=True).notes)

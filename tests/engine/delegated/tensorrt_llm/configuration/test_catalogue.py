@@ -15,6 +15,7 @@ max_queued_requests max_queued_tokens tenant_weights runtime runtime_settings ll
 listening
 memory_share cache_path chooses_chunk max_replayed_tokens kv_host_cache_bytes kv_disk_cache kv_disk_cache_bytes
 num_threads device task role enable_lora enable_sleep_mode kv_events_endpoint kv_events_replay_endpoint kv_events_topic
+has_prefill_replicas is_replica
 """
 """Fields of EngineConfig that make arguments together with others; that the process around TensorRT-LLM obeys; and
 that are refused, noted or without a meaning here."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import SchedulerPolicy, Speculation
+from engine.config import Listening, SchedulerPolicy, Speculation
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
 from engine.delegated.tensorrt_llm.samplers import SamplerKind
 from sluice.errors import ErrorCode, SluiceError
@@ -63,6 +63,31 @@ def test_every_field_reaches_its_argument(plan: Plan) -> None:
     assert "enable_chunked_prefill" not in arguments, "an iteration holds the longest prompt"
 
 
+@pytest.mark.parametrize(
+    ("fields", "settings", "size"),
+    [
+        ({"is_replica": True}, {}, 65536),
+        ({"listening": Listening(endpoints=["tcp://127.0.0.1:0"])}, {}, 65536),
+        ({"kv_events_endpoint": "tcp://*:5557"}, {}, 65536),
+        ({}, {}, 0),
+        ({}, {"kv_cache_config.event_buffer_max_size": "9"}, 9),
+        ({"is_replica": True}, {"enable_block_reuse": "false"}, 0),
+        ({"is_replica": True}, {"enable_attention_dp": "true"}, 0),
+    ],
+)
+def test_events_of_the_cache_are_on_where_somebody_may_follow_them(
+    plan: Plan, fields: dict[str, Any], settings: dict[str, str], size: int
+) -> None:
+    assert plan(settings=settings, **fields).arguments["kv_cache_config"].event_buffer_max_size == size
+
+
+@ONLY_1_4
+def test_events_that_are_published_are_not_fetched_too(plan: Plan, flavour: str) -> None:
+    events = json.dumps({"enable_kv_cache_events": True})
+    cache = plan(settings={"kv_cache_config.kv_events_config": events}, is_replica=True).arguments["kv_cache_config"]
+    assert (cache.kv_events_config.endpoint, cache.event_buffer_max_size) == ("tcp://*:5557", 0)
+
+
 def test_blocks_are_counted_by_their_size(plan: Plan) -> None:
     planned = plan(num_blocks=10, settings={"tokens_per_block": "64"})
     assert (planned.arguments["kv_cache_config"].max_tokens, planned.tokens_per_block) == (640, 64)
@@ -91,38 +116,8 @@ def test_a_setting_that_is_a_whole_configuration_is_one_of_its_fields(plan: Plan
     assert (cache.dtype, cache.host_cache_size, planned.tokens_per_block) == ("fp8", 5, 64)
 
 
-@pytest.mark.parametrize("name", ["kv_cache_config", "scheduler_config", "speculative_config", "lora_config"])
-@pytest.mark.parametrize("value", [5, [1], "none at all", True])
-def test_a_configuration_without_fields_is_refused_by_name(plan: Plan, name: str, value: Any) -> None:
-    for asked in ({"settings": {name: json.dumps(value)}}, {"llm_arguments": {name: value}}):
-        with pytest.raises(SluiceError, match=rf"{name} must be an object of its fields, got {re.escape(repr(value))}"):
-            plan(**asked)
-
-
 def test_a_configuration_that_is_null_is_its_default(plan: Plan) -> None:
     assert plan(settings={"kv_cache_config": "null"}).arguments == plan().arguments
-
-
-@pytest.mark.parametrize(
-    ("fields", "settings", "message"),
-    [
-        ({"max_num_seqs": 8}, {"max_batch_size": "16"}, "max_batch_size asks for max_batch_size=16 and max_num_seqs"),
-        ({"kv_cache_memory_fraction": 0.5}, {"free_gpu_memory_fraction": "0.6"}, "kv_cache_memory_fraction"),
-        (
-            {},
-            {"cuda_graphs": "off", "cuda_graph_config.batch_sizes": "[1]"},
-            "cuda_graph_config=None; give one of them",
-        ),
-        ({"num_blocks": 4}, {"kv_cache_max_tokens": "5"}, "num_blocks asks for kv_cache_config.max_tokens=128"),
-        ({"speculation": Speculation.NGRAM}, {"decoding_mode": "eagle"}, "decoding_type='Eagle'"),
-    ],
-)
-def test_sources_that_contradict_each_other_are_refused(
-    plan: Plan, fields: dict[str, Any], settings: dict[str, str], message: str
-) -> None:
-    with pytest.raises(SluiceError, match=message) as refused:
-        plan(settings=settings, **fields)
-    assert refused.value.code is ErrorCode.INVALID
 
 
 def test_an_empty_limit_is_the_default(plan: Plan) -> None:
@@ -133,89 +128,6 @@ def test_an_empty_limit_is_the_default(plan: Plan) -> None:
 
 def test_sources_that_agree_are_one(plan: Plan) -> None:
     assert plan(max_num_seqs=8, settings={"max_batch_size": "8"}).max_num_seqs == 8
-
-
-@pytest.mark.parametrize(
-    ("raw", "message"),
-    [
-        ({"max_batchsize": 4}, r"has no argument max_batchsize \(did you mean max_batch_size"),
-        ({"kv_cache_config": {"max_tokenz": 4}}, r"kv_cache_config.max_tokenz \(did you mean max_tokens"),
-        ({"moe_config": {"backend": "CUBLAS"}}, "refuses moe_config: .*CUTLASS"),
-        ({"kv_cache_config": {"max_tokens": "many"}}, "refuses kv_cache_config: .*max_tokens"),
-        ({"model": "/other"}, "llm_arguments must not have model"),
-        ({"scheduler_config": {"capacity_scheduler_policy": "FIFO"}}, "must be one of MAX_UTILIZATION, GUARANTEED"),
-        ({"max_batch_size": "8"}, "llm_arguments.max_batch_size must be a whole number of 1 or more, got '8'"),
-        ({"kv_cache_config": {"tokens_per_block": 0}}, "tokens_per_block must be a whole number of 1 or more, got 0"),
-        ({"backend": "_autodeploy"}, "llm_arguments.backend must be pytorch or tensorrt for a huggingface"),
-        ({"max_batch_size": 2048}, r"max_num_tokens must be at least max_batch_size \(2048\).* got 512"),
-    ],
-)
-def test_raw_arguments_are_checked_too(plan: Plan, raw: dict[str, Any], message: str) -> None:
-    with pytest.raises(SluiceError, match=message):
-        plan(llm_arguments=raw)
-
-
-@pytest.mark.parametrize(
-    ("settings", "target"),
-    [
-        ({"scheduler_config.waiting_queue_policy": "fcfs"}, "scheduler_config.waiting_queue_policy"),
-        ({"max_stats_len": "10"}, "max_stats_len"),
-        ({"pp_partition": "[1, 2]"}, "pp_partition"),
-        ({"cache_transceiver_config.transceiver_runtime": "CPP"}, "cache_transceiver_config.transceiver_runtime"),
-    ],
-)
-def test_what_only_1_3_has(plan: Plan, flavour: str, settings: dict[str, str], target: str) -> None:
-    if flavour == "1.3.0":
-        assert target.partition(".")[0] in plan(settings=settings).arguments
-        return
-    with pytest.raises(
-        SluiceError, match=rf"TensorRT-LLM 1\.2\.1 has no argument {target}; 1\.3 or 1\.4 can have it"
-    ) as no:
-        plan(settings=settings)
-    assert (no.value.code, no.value.param) == (ErrorCode.UNIMPLEMENTED, next(iter(settings)))
-
-
-def test_what_only_1_2_has(plan: Plan, flavour: str) -> None:
-    settings = {"fail_fast_on_attention_window_too_large": "true"}
-    if flavour == "1.2.1":
-        assert plan(settings=settings).arguments["fail_fast_on_attention_window_too_large"] is True
-        return
-    with pytest.raises(SluiceError, match=r"1\.2 can have it"):
-        plan(settings=settings)
-
-
-@ONLY_1_4
-def test_what_newer_versions_do_anyway_is_left_out_with_a_note(plan: Plan) -> None:
-    """NVIDIA's filled template and files for 1.2 have these."""
-    planned = plan(
-        settings={"kv_cache_onboard_blocks": "true"}, llm_arguments={"sampler_type": "TorchSampler"}, max_num_seqs=8
-    )
-    assert "sampler_type" not in planned.arguments
-    assert planned.notes == (
-        "kv_cache_onboard_blocks has no effect: TensorRT-LLM 1.4.0 always copies offloaded blocks back",
-        "llm_arguments.sampler_type has no effect: TensorRT-LLM 1.4.0 has TorchSampler alone",
-    )
-
-
-@ONLY_1_4
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"sampler_type": "TRTLLMSampler"}, r"1\.4\.0 has no argument sampler_type; 1\.2 or 1\.3 can have it"),
-        ({"disable_flashinfer_sampling": "true"}, r"has no argument disable_flashinfer_sampling; 1\.3 can have it"),
-    ],
-)
-def test_what_newer_versions_cannot_do_is_refused(plan: Plan, settings: dict[str, str], message: str) -> None:
-    with pytest.raises(SluiceError, match=message) as refused:
-        plan(settings=settings)
-    assert refused.value.code is ErrorCode.UNIMPLEMENTED
-
-
-@ONLY_1_4
-def test_what_the_version_calls_deprecated_is_noted(plan: Plan) -> None:
-    assert plan(settings={"sink_token_length": "4"}).notes == (
-        "sink_token_length is deprecated in TensorRT-LLM 1.4.0, which may ignore it",
-    )
 
 
 @ONLY_1_4
@@ -246,54 +158,10 @@ def test_a_default_that_the_version_lacks_is_left_out(plan: Plan, monkeypatch: p
         assert plan().arguments == {key: value for key, value in given.items() if key in (*fields, "model")}
 
 
-def test_a_version_that_is_newer_than_the_lists_starts_with_one_note(
-    plan: Plan, package: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(package, "__version__", "1.5.0rc1")
-    assert plan().notes == ("TensorRT-LLM 1.5.0rc1 is newer than 1.4, the last that is known here",)
-
-
-def test_settings_of_compiled_engines_are_refused_for_pytorch(plan: Plan) -> None:
-    for name, text in (
-        ("multi_block_mode", "true"),
-        ("scheduler_config.dynamic_batch_config", "{}"),
-        ("quant_config.quant_algo", "FP8"),
-    ):
-        with pytest.raises(SluiceError, match="only compiled engines") as refused:
-            plan(settings={name: text})
-        assert refused.value.param == name
-
-
 def test_batching_in_flight_is_what_pytorch_does(plan: Plan) -> None:
     planned = plan(settings={"gpt_model_type": "inflight_fused_batching"})
     assert "batching_type" not in planned.arguments
     assert planned.notes == ("gpt_model_type has no effect: the PyTorch backend always batches in flight",)
-    with pytest.raises(SluiceError, match="only compiled engines"):
-        plan(settings={"gpt_model_type": "V1"})
-
-
-def test_what_has_no_effect_is_noted(plan: Plan) -> None:
-    planned = plan(num_threads=4, settings={"FORCE_CPU_ONLY_INPUT_TENSORS": "no"})
-    assert planned.notes == (
-        "num_threads has no effect: TensorRT-LLM has no use for it",
-        "FORCE_CPU_ONLY_INPUT_TENSORS has no effect: tensors of requests are read by this server",
-    )
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"kv_cache_dtype": "u8"}, "kv_cache_dtype must be one of auto, fp8, nvfp4 with TensorRT-LLM, got 'u8'"),
-        ({"dtype": "int8"}, "dtype must be one of auto, bf16, f32, float16 with TensorRT-LLM"),
-        ({"max_model_len": MAX_POSITIONS + 1}, f"max_model_len must be 1 to {MAX_POSITIONS}, what the model was made"),
-        ({"settings": {"max_seq_len": "9999"}}, "max_seq_len must be 1 to"),
-        ({"quantization": "int8"}, "quantization int8 cannot be had from .* which is not quantised"),
-    ],
-)
-def test_what_the_model_cannot_do_is_refused(plan: Plan, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(SluiceError, match=message) as refused:
-        plan(**fields)
-    assert refused.value.code is ErrorCode.INVALID
 
 
 def test_quantisation_that_the_checkpoint_has(plan: Plan, tmp_path: Path) -> None:
@@ -311,6 +179,133 @@ def test_an_engine_compiled_at_load_is_quantised(plan: Plan) -> None:
     assert planned.arguments["quant_config"].quant_algo.name == "W4A16"
     assert planned.quantization == "w4a16"
     assert "enable_iter_perf_stats" not in planned.arguments and "backend" not in planned.arguments
+
+
+# -- what is refused or noted
+
+
+def asked(raw: dict[str, Any] | None = None, /, **settings: str) -> dict[str, Any]:
+    """Return what `plan` takes, of raw arguments and settings."""
+    return {"settings": settings, **({} if raw is None else {"llm_arguments": raw})}
+
+
+BOTH = "1.2.1 1.3.0"
+# fmt: off
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    # sources that contradict each other
+    (BOTH, {"max_num_seqs": 8, **asked(max_batch_size="16")}, "max_batch_size asks for max_batch_size=16 and max_num"),
+    (BOTH, {"kv_cache_memory_fraction": 0.5, **asked(free_gpu_memory_fraction="0.6")}, "kv_cache_memory_fraction"),
+    (BOTH, asked(cuda_graphs="off", **{"cuda_graph_config.batch_sizes": "[1]"}), "config=None; give one of them"),
+    (BOTH, {"num_blocks": 4, **asked(kv_cache_max_tokens="5")}, "num_blocks asks for kv_cache_config.max_tokens=128"),
+    (BOTH, {"speculation": Speculation.NGRAM, **asked(decoding_mode="eagle")}, "decoding_type='Eagle'"),
+    # raw arguments
+    (BOTH, asked({"max_batchsize": 4}), r"has no argument max_batchsize \(did you mean max_batch_size"),
+    (BOTH, asked({"kv_cache_config": {"max_tokenz": 4}}), r"kv_cache_config.max_tokenz \(did you mean max_tokens"),
+    (BOTH, asked({"moe_config": {"backend": "CUBLAS"}}), "refuses moe_config: .*CUTLASS"),
+    (BOTH, asked({"kv_cache_config": {"max_tokens": "many"}}), "refuses kv_cache_config: .*max_tokens"),
+    (BOTH, asked({"model": "/other"}), "llm_arguments must not have model"),
+    (BOTH, asked({"scheduler_config": {"capacity_scheduler_policy": "FIFO"}}), "must be one of MAX_UTILIZATION, GUAR"),
+    (BOTH, asked({"max_batch_size": "8"}), "llm_arguments.max_batch_size must be a whole number of 1 or more, got '8'"),
+    (BOTH, asked({"kv_cache_config": {"tokens_per_block": 0}}), "per_block must be a whole number of 1 or more, got 0"),
+    (BOTH, asked({"tensor_parallel_size": "two"}), "parallel_size must be a whole number of 1 or more, got 'two'"),
+    (BOTH, asked({"context_parallel_size": 1.5}), "context_parallel_size must be a whole number of 1 or more, got 1.5"),
+    (BOTH, asked({"backend": "_autodeploy"}), "llm_arguments.backend must be pytorch or tensorrt for a huggingface"),
+    (BOTH, asked({"max_batch_size": 2048}), r"max_num_tokens must be at least max_batch_size \(2048\).* got 512"),
+    # what the model cannot do
+    (BOTH, {"kv_cache_dtype": "u8"}, "dtype must be one of auto, fp8, nvfp4 with TensorRT-LLM, got 'u8'"),
+    (BOTH, {"dtype": "int8"}, "dtype must be one of auto, bf16, f32, float16 with TensorRT-LLM"),
+    (BOTH, {"max_model_len": MAX_POSITIONS + 1}, f"must be 1 to {MAX_POSITIONS}, what the model was made"),
+    (BOTH, asked(max_seq_len="9999"), "max_seq_len must be 1 to"),
+    (BOTH, {"quantization": "int8"}, "quantization int8 cannot be had from .* which is not quantised"),
+    # what only compiled engines, or other versions, have
+    (BOTH, asked(multi_block_mode="true"), "only compiled engines"),
+    (BOTH, asked(gpt_model_type="V1"), "only compiled engines"),
+    (BOTH, asked(**{"scheduler_config.dynamic_batch_config": "{}"}), "only compiled engines"),
+    (BOTH, asked(**{"quant_config.quant_algo": "FP8"}), "only compiled engines"),
+    *(("1.2.1", asked(**{name: "10"}), rf"TensorRT-LLM 1\.2\.1 has no argument {name}; 1\.3 or 1\.4 can have it")
+      for name in ("scheduler_config.waiting_queue_policy", "max_stats_len", "pp_partition",
+                   "cache_transceiver_config.transceiver_runtime")),
+    ("1.3.0", asked(fail_fast_on_attention_window_too_large="true"), r"1\.2 can have it"),
+    ("1.4.0", asked(sampler_type="TRTLLMSampler"), r"1\.4\.0 has no argument sampler_type; 1\.2 or 1\.3 can have it"),
+    ("1.4.0", asked(disable_flashinfer_sampling="true"), r"no argument disable_flashinfer_sampling; 1\.3 can have it"),
+    # beams
+    ("1.2.1 1.3.0rc5", asked(max_beam_width="4"), r"must be 1, got 4: in TensorRT-LLM .* every request.*1\.3\.0rc25"),
+    ("1.3.0", asked(max_beam_width="2", speculative_decoding_type="MTP"), "1 with speculation by one model, got 2"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    ("flavour", "fields", "message"),
+    [(flavour, *rest) for flavours, *rest in REFUSED for flavour in flavours.split()],
+    indirect=["flavour"],
+)
+def test_what_cannot_be_is_refused_by_name(plan: Plan, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SluiceError, match=message) as refused:
+        plan(**fields)
+    error = refused.value
+    assert error.code is (ErrorCode.UNIMPLEMENTED if "can have it" in error.message else ErrorCode.INVALID)
+    assert error.param is not None and error.param.removeprefix("llm_arguments.") in error.message
+
+
+@pytest.mark.parametrize("name", ["kv_cache_config", "scheduler_config", "speculative_config", "lora_config"])
+@pytest.mark.parametrize("value", [5, [1], "none at all", True])
+def test_a_configuration_without_fields_is_refused_by_name(plan: Plan, name: str, value: Any) -> None:
+    for fields in (asked(**{name: json.dumps(value)}), asked({name: value})):
+        with pytest.raises(SluiceError, match=rf"{name} must be an object of its fields, got {re.escape(repr(value))}"):
+            plan(**fields)
+
+
+@pytest.mark.parametrize(
+    ("flavour", "settings"),
+    [
+        ("1.2.1", {"fail_fast_on_attention_window_too_large": "true"}),
+        ("1.3.0", {"scheduler_config.waiting_queue_policy": "fcfs", "max_stats_len": "10", "pp_partition": "[1, 2]"}),
+        ("1.3.0", {"cache_transceiver_config.transceiver_runtime": "CPP"}),
+    ],
+    indirect=["flavour"],
+)
+def test_what_a_version_alone_has_is_taken_there(plan: Plan, settings: dict[str, str]) -> None:
+    assert {target.partition(".")[0] for target in settings} <= plan(settings=settings).arguments.keys()
+
+
+@pytest.mark.parametrize(
+    ("flavour", "fields", "notes"),
+    [
+        (
+            "1.3.0",
+            {"num_threads": 4, "settings": {"FORCE_CPU_ONLY_INPUT_TENSORS": "no"}},
+            (
+                "num_threads has no effect: TensorRT-LLM has no use for it",
+                "FORCE_CPU_ONLY_INPUT_TENSORS has no effect: tensors of requests are read by this server",
+            ),
+        ),
+        # NVIDIA's filled template and files for 1.2 have these
+        (
+            "1.4.0",
+            asked({"sampler_type": "TorchSampler"}, kv_cache_onboard_blocks="true"),
+            (
+                "kv_cache_onboard_blocks has no effect: TensorRT-LLM 1.4.0 always copies offloaded blocks back",
+                "llm_arguments.sampler_type has no effect: TensorRT-LLM 1.4.0 has TorchSampler alone",
+            ),
+        ),
+        (
+            "1.4.0",
+            asked(sink_token_length="4"),
+            ("sink_token_length is deprecated in TensorRT-LLM 1.4.0, which may ignore it",),
+        ),
+    ],
+    indirect=["flavour"],
+)
+def test_what_has_no_effect_is_noted(plan: Plan, fields: dict[str, Any], notes: tuple[str, ...]) -> None:
+    assert plan(**fields).notes == notes
+
+
+def test_a_version_that_is_newer_than_the_lists_starts_with_one_note(
+    plan: Plan, package: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(package, "__version__", "1.5.0rc1")
+    assert plan().notes == ("TensorRT-LLM 1.5.0rc1 is newer than 1.4, the last that is known here",)
 
 
 # -- tokenizer, beams, samplers
@@ -346,26 +341,11 @@ def test_beams_are_planned_where_requests_may_be_narrower(plan: Plan) -> None:
     assert "cuda_graph_config" not in planned.arguments and planned.notes == ()
 
 
-@pytest.mark.parametrize("flavour", ["1.2.1", "1.3.0rc5"], indirect=True)
-def test_beams_that_could_not_start_are_refused(plan: Plan, flavour: str) -> None:
-    with pytest.raises(SluiceError, match=rf"must be 1, got 4: in TensorRT-LLM {flavour} every request") as refused:
-        plan(settings={"max_beam_width": "4"})
-    assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID, "max_beam_width")
-    assert "1.3.0rc25 or later" in refused.value.message
-
-
 @ONLY_1_2
 def test_an_engine_compiled_for_beams_is_refused(plan: Plan, tmp_path: Path) -> None:
     engine = make_compiled_engine(tmp_path / "beams", max_beam_width=4)
     with pytest.raises(SluiceError, match=r"was compiled for 4 beams: .*; compile it for max_beam_width 1"):
         plan(engine)
-
-
-@ONLY_1_3
-def test_beams_and_speculation_by_one_model_are_refused(plan: Plan) -> None:
-    settings = {"max_beam_width": "2", "speculative_decoding_type": "MTP"}
-    with pytest.raises(SluiceError, match="must be 1 with speculation by one model, got 2"):
-        plan(settings=settings)
 
 
 @pytest.mark.parametrize("flavour", ["1.2.1", "1.3.0rc5", "1.3.0"], indirect=True)
