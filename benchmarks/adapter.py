@@ -20,7 +20,7 @@ from engine.config import EngineConfig
 from engine.delegated.executor import DelegatedExecutor
 from engine.delegated.interface import RuntimeFailure, StatisticsListener, internal_error
 from engine.delegated.sharing import BlockSharing
-from engine.delegated.tensorrt_llm.llm import blocks_to_completion
+from engine.delegated.tensorrt_llm.blocks import blocks_to_completion
 from engine.delegated.tensorrt_llm.responses import LlmRequestHandle
 from engine.frames import Shutdown, Submit
 from engine.process.transport import Transport
@@ -59,6 +59,7 @@ class AnsweringRuntime:
     title = "TensorRT-LLM"
     takes_early = True
     sharing = BlockSharing.AWAITED
+    prefixes = None
 
     def __init__(self, info: EngineInfo) -> None:
         self._info = info

@@ -17,13 +17,14 @@ def files_digest(folder: Path) -> str:
     return digest.hexdigest() if has_files else ""
 
 
-def files_mark(folder: Path) -> str:
-    """Return a mark of the files under `folder`, by their paths, sizes and times of change; nothing is read.
+def files_mark(folder: Path, *, is_flat: bool = False) -> str:
+    """Return a mark of the files under `folder`, or in it alone if it `is_flat`, by their paths, sizes and times of
+    change; nothing is read.
 
     Files that were replaced in place change it, and a copy that keeps their times does not. "" without any files.
     """
     try:
-        files = sorted(each for each in folder.rglob("*") if each.is_file())
+        files = sorted(each for each in (folder.glob if is_flat else folder.rglob)("*") if each.is_file())
         facts = [(str(each.relative_to(folder)), (found := each.stat()).st_size, found.st_mtime_ns) for each in files]
     except OSError as error:
         return f"unreadable: {error}"

@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from tests.fork_server import fork_server
-from tests.server_process import PATIENCE_S, serve_command, start_command
+from tests.server_process import serve_command, start_command
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 

@@ -99,6 +99,12 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 """Unsupported fields, and for each the values that change nothing."""
 
 
+_NEUTRAL_ELSEWHERE = {"n": 1, "best_of": 1, "beam_width": 1} | dict.fromkeys(
+    ("logprobs", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids"), False
+)
+"""Of fields that a schema declares as refused: the values that change nothing."""
+
+
 def parse_body(
     schema: type[RequestT], body: bytes, is_strict: bool, limits: DocumentLimits = REQUEST_LIMITS
 ) -> tuple[RequestT, list[str]]:
@@ -263,6 +269,15 @@ def _unsupported(name: str, path: str, value: Any) -> SluiceError:
     remedy = f"leave it out or send {' or '.join(json.dumps(one) for one in neutral)}" if neutral else "leave it out"
     message = f"{path} is not supported, got {quote_value(value)}; {remedy}"
     return _invalid(path, message, "unsupported_parameter")
+
+
+def refuse_foreign(fields: BaseModel) -> None:
+    """Raise INVALID for a field of other routes, whose description begins with "Refused", unless it changes nothing."""
+    for name, declared in type(fields).model_fields.items():
+        if name in fields.model_fields_set and (reason := declared.description or "").startswith("Refused"):
+            value, neutral = getattr(fields, name), _NEUTRAL_ELSEWHERE.get(name)
+            if value is not None and (value != neutral or type(value) is not type(neutral)):
+                raise invalid(name, f"{name} is refused{reason.removeprefix('Refused').rstrip('.')}")
 
 
 def _as_invalid(error: ErrorDetails) -> SluiceError:

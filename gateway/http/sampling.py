@@ -1,12 +1,14 @@
 """The sampling fields of JSON requests, made from the table `engine.sampling_fields`."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, create_model
 
-from engine.sampling_fields import FieldKind, FieldOrigin, SamplingField
+from engine.sampling_fields import MAX_SEED, FieldKind, FieldOrigin, SamplingField
 from gateway.http.parsing import RequestObject, WholeNumber, union_error
+from sluice.errors import invalid
 
 
 def _switch_kind(value: Any) -> str | None:
@@ -45,3 +47,22 @@ def _schema(field: SamplingField) -> Any:
     if field.kind is FieldKind.TOKEN_IDS:
         extra = {"fail_fast": True, "max_length": field.max_length, "min_length": 0 if field.off else 1}
     return _TYPES[field.kind] | None, Field(None, description=_SCOPES[field.origin] + field.help, **extra)
+
+
+def _logit_bias(sent: dict[str, float]) -> dict[int, float]:
+    """Key the biases by token id: JSON has no keys but strings."""
+    for key in sent:
+        if not re.fullmatch(r"\d{1,10}", key, re.ASCII):
+            raise invalid("logit_bias", f"the keys of logit_bias must be token ids, got {key[:40]!r}")
+    return {int(key): bias for key, bias in sent.items()}
+
+
+CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "seed": lambda value: value & MAX_SEED if value < 0 else value,
+    "top_k": lambda value: 0 if value == -1 else value,
+    "early_stopping": int,
+    "stop_token_ids": tuple,
+    "allowed_token_ids": tuple,
+    "logit_bias": _logit_bias,
+}
+"""Fields that the engine has in another type or with another value for off."""

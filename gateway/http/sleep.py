@@ -74,7 +74,7 @@ class SleepRoutes:
         engines = self._find(model)
         if not engines:
             what = f"model {model!r} cannot sleep" if model else "no model of this server can sleep"
-            raise SluiceError(ErrorCode.NOT_FOUND, f"{what}: it takes --runtime vllm and --enable-sleep-mode")
+            raise SluiceError(ErrorCode.NOT_FOUND, f"{what}: it takes --enable-sleep-mode, and vLLM or TensorRT-LLM")
         return engines
 
     def _find(self, model: str) -> list[Engine]:

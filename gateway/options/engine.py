@@ -273,7 +273,7 @@ class CacheOptions:
         "ENDPOINT",
         "publish what enters and leaves the prefix cache in vLLM's format, for routers that read it: tcp://*:5557 is "
         "bound, a host's address is connected to. It is readable for whoever reaches it, prompts' tokens included. For "
-        "one model on the openvino runtime",
+        "one model on openvino, torch or TensorRT-LLM; vLLM has the setting kv_events_config",
     )
     kv_events_replay_endpoint: str | None = option(
         "--kv-events-replay-endpoint",

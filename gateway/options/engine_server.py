@@ -71,7 +71,8 @@ class EngineServerOptions:
         enum_member(EngineRole),
         "ROLE",
         "generate: serves requests. prefill: computes long prompts for the other engines of its gateways, which take "
-        "its KV blocks and generate; it serves requests only while no other does. On the openvino runtime",
+        "its KV blocks and generate; it serves requests only while no other does. On the runtimes openvino, "
+        "torch and tensorrt_llm",
         variable="SLUICE_ENGINE_ROLE",
     )
     health_port: int = option(

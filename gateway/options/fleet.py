@@ -37,7 +37,7 @@ class FleetOptions:
         "N",
         "of --replicas, how many compute long prompts for the others, which take their KV blocks and generate. Streams "
         "then do not slow down while long prompts are computed. Engines of --engines say so themselves (sluice engine "
-        "--role prefill). On the openvino runtime",
+        "--role prefill). On the runtimes openvino, torch and tensorrt_llm",
     )
     prefill_min_tokens: int = option(
         "--prefill-min-tokens",

@@ -193,8 +193,8 @@ class RequestOptions:
         False,
         truth,
         None,
-        "let clients put the engines of vLLM to sleep and wake them, by POST /sleep and /wake_up: they give their GPU "
-        "memory back meanwhile. The restriction model-repository covers these routes",
+        "let clients put the engines of vLLM and TensorRT-LLM to sleep and wake them, by POST /sleep and /wake_up: "
+        "they give their GPU memory back meanwhile. The restriction model-repository covers these routes",
     )
 
     timeout_s: float | None = option(

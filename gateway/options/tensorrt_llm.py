@@ -117,11 +117,11 @@ class TensorRtLlmOptions:
 
     def __post_init__(self) -> None:
         """Check values as a whole: repeated names, absent folders, unknown settings. Raises OptionError."""
-        for flag, pairs in (("--runtime-setting", self.runtime_settings), ("--lora-modules", self.lora_modules)):
+        for what, pairs in (("setting", self.runtime_settings), ("adapter of --lora-modules", self.lora_modules)):
             names = [name for name, _ in pairs]
             repeated = next((name for name in names if names.count(name) > 1), None)
             if repeated is not None:
-                raise OptionError(f"{flag} names {repeated!r} more than once")
+                raise OptionError(f"the {what} {repeated!r} is given more than once")
         missing = next((folder for _, folder in self.lora_modules if not Path(folder).exists()), None)
         if missing is not None:
             raise OptionError(f"--lora-modules must name folders that there are, got {missing!r}")
@@ -150,12 +150,13 @@ def _is_same(table: SettingsTable, name: str, other: str) -> bool:
 
 
 def _check_settings(settings: dict[str, str]) -> None:
-    """Raise OptionError unless one runtime takes them all. Which one runs the model is chosen later."""
+    """Raise OptionError unless one runtime takes them all. Which one runs the model is chosen later. Messages name the
+    setting and no flag: there are two for it, and a variable."""
     unknown = next((name for name in settings if not any(name in table for table in _TABLES)), None)
     if unknown is not None:
         known = {name for table in _TABLES for name in table}
         raise OptionError(
-            f"--runtime-setting: no runtime has a setting {unknown!r}{nearest_names(unknown, known)}; "
+            f"no runtime has a setting {unknown!r}{nearest_names(unknown, known)}; "
             "docs/tensorrt-llm.md and docs/vllm.md have the names"
         )
     errors = []
@@ -167,4 +168,4 @@ def _check_settings(settings: dict[str, str]) -> None:
         else:
             return
     # The error of a runtime that has the setting says more than that of one that has it not.
-    raise OptionError(f"--runtime-setting: {max(errors)[1]}")
+    raise OptionError(max(errors, key=lambda each: each[0])[1])

@@ -138,6 +138,9 @@ class ToolFormat(ChatFormat):
 class ReasoningFormat(ChatFormat):
     """How a family writes the reasoning before its answer."""
 
+    marks: ClassVar[tuple[str, str] | None] = None
+    """Texts that open and close the reasoning, where the last alone ends it at any place."""
+
     @abstractmethod
     def reader(self, prompt_end: str) -> PartReader:
         """Return a reader of one answer's text, which follows the prompt that ends with `prompt_end`. It yields the

@@ -14,6 +14,7 @@ class ThinkFormat(ReasoningFormat):
     name = "think"
     aliases: ClassVar[tuple[str, ...]] = ("deepseek_r1", "deepseek_v3", "qwen3", "glm45", "kimi_k2", "minimax_m2")
     markers: ClassVar[tuple[str, ...]] = ("<think>", "</think>")
+    marks: ClassVar[tuple[str, str] | None] = ("<think>", "</think>")
     openings: ClassVar[tuple[str, ...]] = markers[:1]
     closings: ClassVar[tuple[str, ...]] = markers[1:]
     """Texts that open and close the reasoning, the usual first."""
@@ -37,7 +38,7 @@ class MagistralFormat(ThinkFormat):
 
     name = "magistral"
     aliases = ("mistral",)
-    markers = ("[THINK]", "[/THINK]")
+    markers = marks = ("[THINK]", "[/THINK]")
     openings, closings = markers[:1], markers[1:]
 
 
@@ -46,7 +47,7 @@ class GraniteReasoningFormat(ThinkFormat):
 
     name = "granite"
     aliases = ()
-    markers = ()
+    markers, marks = (), None
     openings = ("Here is my thought process:", "Here's my thought process:")
     closings = ("Here is my response:", "Here's my response:")
 

@@ -8,7 +8,7 @@ import msgspec
 
 from engine.guidance.closing import rewrite
 from engine.guidance.schema import parse_schema
-from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams
+from engine.types import EngineInfo, Grammar, GrammarKind, SamplingParams, ThinkingBudget
 from pipelines.chat.formats import ReasoningFormat, ToolFormat, parse_tools
 from pipelines.chat.lark import LarkWriter
 from pipelines.chat.registry import ChatFormats
@@ -16,12 +16,14 @@ from pipelines.chat.structural_tags import structural_tag_grammar
 from pipelines.text.stream import sent_prompt
 from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import Conversation, TextForm, TextRequest, ToolChoice
-from sluice.errors import invalid
+from sluice.errors import SluiceError, invalid
 
 _JSON_SCHEMAS = {GrammarKind.JSON_SCHEMA: "", GrammarKind.JSON_OBJECT: '{"type": "object"}'}
 """Kinds of grammars that a text beside tool calls may match, with the schemas of those that have no text."""
 
 _NAMED_RELAXATIONS = 10
+_OPENING_TOKENS = 8
+"""Tokens at the end of a prompt that no answer is taken to repeat."""
 _PROMPT_END_TOKENS = 16
 """Tokens that have the tags of reasoning with which a prompt may end."""
 
@@ -84,7 +86,36 @@ def answer_settings(
     form = request.form
     if not tokenizer.special_tokens.isdisjoint(formats.markers):
         form = msgspec.structs.replace(form, skip_special_tokens=False, spaces_between_special_tokens=False)
-    return AnswerSettings(msgspec.structs.replace(sampling, grammar=grammar), form, prompt_end)
+    budget = None
+    if request.thinking_token_budget is not None:
+        budget = _budget(request.thinking_token_budget, prompt_token_ids, prompt_end, formats.reasoning, tokenizer)
+    sampling = msgspec.structs.replace(sampling, grammar=grammar, thinking_token_budget=budget)
+    return AnswerSettings(sampling, form, prompt_end)
+
+
+def _budget(
+    num_tokens: int, prompt: list[int], prompt_end: str, format: ReasoningFormat | None, tokenizer: Tokenizer
+) -> ThinkingBudget:
+    """Return the budget in tokens of the model. A prompt that ends within the reasoning ends with what opens it, in
+    whatever tokens. Raises INVALID for a model whose reasoning cannot be found, or closed, by its tokens."""
+    if format is None:
+        raise no_budget(num_tokens, "which does not reason")
+    if format.marks is None:
+        raise no_budget(num_tokens, f"whose reasoning ({format.name}) has no mark that closes it anywhere")
+    opening, closing = format.marks
+    if format.is_open(prompt_end):
+        start = tuple(prompt[-_OPENING_TOKENS:])
+    elif opening in tokenizer.added_token_ids:
+        start = (tokenizer.added_token_ids[opening],)
+    else:
+        raise no_budget(num_tokens, f"which may write {opening} in any tokens")
+    return ThinkingBudget(num_tokens, start, tuple(tokenizer.encode_words(closing, "thinking_token_budget")))
+
+
+def no_budget(num_tokens: int, what: str) -> SluiceError:
+    """Return the refusal of a budget for a model. `what` says why: "which ..."."""
+    message = f"thinking_token_budget must be left out with this model, {what}, got {num_tokens}"
+    return invalid("thinking_token_budget", message)
 
 
 def _without_calls(sampling: SamplingParams, format: ToolFormat | None, tokenizer: Tokenizer) -> SamplingParams:

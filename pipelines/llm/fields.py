@@ -12,6 +12,8 @@ from engine.types import EngineInfo
 
 ADAPTERS = "adapters"
 """The feature of an engine with LoRA adapters, in `LlmInput.needs`."""
+IMAGES = "images"
+"""The feature of an engine whose prompts may have images."""
 
 PROMPTS = ("text_input", "input_ids", "messages")
 """The inputs that carry a prompt. A request has exactly one of them."""
@@ -34,8 +36,8 @@ class LlmInput:
     `alias_of` is the input that this one is another name of. `neutral` values ask for nothing: an unsupported input
     accepts only these, and a supported one is treated as if it had not been sent. `is_completed` inputs are declared
     for a model that declares no inputs itself. `needs` is the feature of an engine that the input depends on (one of
-    `EngineInfo.sampling_fields`, or ADAPTERS); `support` applies to engines without it. An `is_sparse` list is kept
-    as its elements that are not 0, by index.
+    `EngineInfo.sampling_fields`, ADAPTERS or IMAGES); `support` applies to engines without it. An `is_sparse` list is
+    kept as its elements that are not 0, by index.
     """
 
     name: str
@@ -175,6 +177,7 @@ _BOTH = (
     LlmInput("return_generation_logits", "BOOL", "Whether generation_logits come with the tokens."),
 )
 _SAMPLING = tuple(each for field in SAMPLING_FIELDS.values() if field.datatype for each in _sampling_inputs(field))
+_IMAGE_URL = "Images of the question in text_input, which then is a chat's: data: URLs, or on allowed hosts."
 _UNSUPPORTED = (
     _unsupported("decoder_text_input", "BYTES", "", is_completed=True),
     _adapter_field(
@@ -214,7 +217,7 @@ _UNSUPPORTED = (
     _unsupported("image_bytes_input", "UINT8", dims=(-1, -1, -1, -1)),
     _unsupported("video_bytes_input", "UINT8", dims=(-1, -1, -1, -1)),
     _unsupported("image_url_input", "BYTES", ""),
-    _unsupported("image_url", "BYTES", "", dims=(-1,)),
+    replace(_unsupported("image_url", "BYTES", "", dims=(-1,)), description=_IMAGE_URL, needs=IMAGES),
     _unsupported("sampling_param_logits_post_processor_name", "BYTES", ""),
     _unsupported("image_sizes_input", "INT64", dims=(-1, 2)),
 )
@@ -264,7 +267,8 @@ def supported_inputs(info: EngineInfo, *, takes_adapters: bool) -> dict[str, Llm
     """Return the inputs by name, as this engine supports them; `takes_adapters` says whether some may come yet. Fields
     that its sampler refuses are passed on: the engine's check has the reason and what can be done."""
     adapters = (ADAPTERS,) if info.adapters or takes_adapters else ()
-    features = {*info.sampling_fields, *info.refused_sampling, *adapters}
+    images = (IMAGES,) if info.image_placeholders else ()
+    features = {*info.sampling_fields, *info.refused_sampling, *adapters, *images}
     return {name: _as_supported(each) if each.needs in features else each for name, each in INPUTS.items()}
 
 

@@ -208,10 +208,8 @@ def _triton_config(given: Any) -> dict[str, Any]:
     size = given.get("max_batch_size", 0)
     if type(size) is not int or size < 0:
         raise ValueError(f"{_TRITON_KEY}.max_batch_size must be an integer of at least 0, got {size!r}")
-    if given.get(_MULTIMODAL):
-        raise ValueError(
-            f"{_TRITON_KEY}.{_MULTIMODAL} must be false: image_url is not served, nor is its chat template"
-        )
+    if not isinstance(given.get(_MULTIMODAL) or False, bool):  # images are taken where the model takes them
+        raise ValueError(f"{_TRITON_KEY}.{_MULTIMODAL} must be true or false, got {given[_MULTIMODAL]!r}")
     return given
 
 

@@ -12,6 +12,7 @@ import msgspec
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from engine.config import EngineConfig, Runtime
+from engine.runtime_settings import full_names
 from engine.runtimes import RUNTIMES
 from pipelines.llm.openvino_parameters import OPENVINO_RULES
 from pipelines.llm.parameter_effects import (
@@ -136,7 +137,10 @@ def _unknown_note(key: str, runtime: Runtime) -> str:
     others = " or ".join(spec.title for spec in RUNTIMES.values() if key in spec.settings)
     if not others:
         return "is unknown and has no effect"
-    return f"only {others} has it, and the model runs on {RUNTIMES[runtime].title}"
+    here = RUNTIMES[runtime]
+    names = full_names(key, here.settings)
+    also = f", where it is called {' or '.join(names[:3])}" if names else ""
+    return f"only {others} has it, and the model runs on {here.title}{also}"
 
 
 def _rule_finder(engine: EngineConfig, texts: Mapping[str, str]) -> RuleFinder:

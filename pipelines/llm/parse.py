@@ -15,7 +15,7 @@ from pipelines.llm.services import RequestLimits
 from pipelines.llm.tokens import TokenSequences
 from pipelines.llm.values import SEQUENCES, Values
 from pipelines.text.text_tensors import decode_messages
-from pipelines.text.types import Conversation, PlainPrompt, SamplingOverrides, TextRequest
+from pipelines.text.types import ChatMessage, Conversation, ImagePart, PlainPrompt, SamplingOverrides, TextRequest
 from serving.request import InferRequest
 from sluice.errors import invalid
 
@@ -26,6 +26,7 @@ _GUIDE_TYPES = {
     "ebnf_grammar": GrammarKind.EBNF,
 }
 _BIAS, _BIAS_WORDS, _BIAS_WEIGHTS = "embedding_bias", "embedding_bias_words", "embedding_bias_weights"
+_IMAGE_URL = "image_url"
 _TEXT_OUTPUT, _TOKEN_OUTPUTS = "text_output", ("output_ids", "sequence_length")
 MAX_RETURN_SEQUENCES = 128
 GUIDE, GUIDE_TYPE = "guided_decoding_guide", "guided_decoding_guide_type"
@@ -184,6 +185,8 @@ def _prompt(values: Values) -> PlainPrompt:
     given = [name for name in PROMPTS if name in values]
     if len(given) > 1:
         raise invalid(given[1], f"give {given[0]} or {given[1]}, not both")
+    if urls := [url for url in values.get(_IMAGE_URL, ()) if url]:
+        return _question(values, urls)
     if given[0] == "messages":
         return Conversation(decode_messages(values["messages"]))
     if given[0] == "text_input":
@@ -197,11 +200,20 @@ def _prompt(values: Values) -> PlainPrompt:
     return token_ids[:length]
 
 
+def _question(values: Values, urls: Sequence[str]) -> Conversation:
+    """Return a user's question about images, as NVIDIA's llmapi model makes it: the chat template renders it."""
+    if "text_input" not in values:
+        raise invalid(_IMAGE_URL, f"{_IMAGE_URL} goes with text_input, which is the question about the images")
+    images = [ImagePart(url, f"{_IMAGE_URL}[{place}]") for place, url in enumerate(urls)]
+    text: str = values["text_input"]
+    return Conversation((ChatMessage("user", text, parts=(*images, text)),))
+
+
 def _shown_prompt(values: Values, prompt: PlainPrompt, *, excludes_input: bool) -> str | list[int]:
     """Return what the output begins with."""
     if isinstance(prompt, Conversation):
         if not values.get("exclude_input_in_output", True):
-            raise invalid("exclude_input_in_output", "exclude_input_in_output must be true with messages")
+            raise invalid("exclude_input_in_output", "exclude_input_in_output must be true with messages and images")
         return ""
     return prompt[:0] if values.get("exclude_input_in_output", excludes_input) else prompt
 

@@ -24,6 +24,7 @@ from pipelines.llm.model_folder import (
 from pipelines.llm.parameter_effects import parse_bool, parse_runtime
 from pipelines.llm.parameters import apply_parameters, merge_arguments, parameter_texts, without_code
 from pipelines.llm.services import DEFAULT_CHAT
+from pipelines.llm.tensorrt_llm_parameters import unknown_arguments
 from serving.spec import ModelSource
 from sluice.errors import SluiceError, invalid
 
@@ -73,7 +74,8 @@ def set_up(source: ModelSource, engine_config: Callable[[str, Runtime | None], E
     if "llm_arguments" not in choice.spec.ignored_fields:
         arguments, code_notes = without_code(yaml.arguments, choice.runtime)
         engine = _with_arguments(engine, checkpoint, arguments)
-        yaml_notes = [f"{MODEL_YAML}: {note}" for note in code_notes]
+        unknown = unknown_arguments(arguments) if choice.runtime is Runtime.TENSORRT_LLM else ()
+        yaml_notes = [f"{MODEL_YAML}: {note}" for note in (*code_notes, *unknown)]
     else:
         texts, yaml_notes = _as_parameters(yaml, texts)
     engine, notes = apply_parameters(engine, source.name, texts)

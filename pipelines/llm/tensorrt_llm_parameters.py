@@ -1,13 +1,21 @@
 """Effects of an LLM's config.pbtxt parameters on TensorRT-LLM, where they differ from those on every runtime. A
 parameter in neither table is a setting, if `configuration.catalogue` of its folder in `engine` has it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from engine.config import EngineConfig, SchedulerPolicy, Speculation
-from engine.delegated.tensorrt_llm.configuration.catalogue import DECODING_TYPE, ENGINES, SETTINGS
+from engine.config import EngineConfig, SchedulerPolicy, Speculation, Task
+from engine.delegated.tensorrt_llm.configuration.catalogue import (
+    CONFIGS,
+    DECODING_TYPE,
+    ENGINES,
+    FIELDS,
+    SETTINGS,
+    VERSIONS,
+)
 from engine.model_folder import ModelFormat, model_format
-from engine.runtime_settings import full_names, json_or_text
+from engine.runtime_settings import full_names, json_or_text, nearest_names
 from engine.runtimes import RUNTIMES
 from pipelines.llm.model_folder import parse_lora_modules
 from pipelines.llm.parameter_effects import (
@@ -18,13 +26,13 @@ from pipelines.llm.parameter_effects import (
     CodeChoices,
     Effect,
     Rule,
-    checked_bool,
     choice_field,
     chooses_code,
     guarded,
     ignored,
     ignored_unless,
     integer_field,
+    parse_bool,
     parse_dtype,
     parse_integer,
     parse_object,
@@ -219,6 +227,7 @@ TENSORRT_LLM_RULES: dict[str, Rule] = {
     "kv_cache_config.dtype": _cache_dtype,
     "kv_cache_config.enable_block_reuse": SHARED_RULES["enable_kv_cache_reuse"],
     "scheduler_config.capacity_scheduler_policy": SHARED_RULES["batch_scheduler_policy"],
+    "task": choice_field("task", *Task),
     # vLLM
     "tensor_parallel_size": integer_field("tensor_parallel_size"),
     "tp_size": integer_field("tensor_parallel_size"),
@@ -228,7 +237,7 @@ TENSORRT_LLM_RULES: dict[str, Rule] = {
     "distributed_executor_backend": _executor_backend,
     "swap_space": _swap_space,
     "cpu_offload_gb": ignored("weights stay on the GPU"),
-    "enable_lora": checked_bool,  # adapters are enabled where `lora_modules` names some
+    "enable_lora": lambda text: Effect({"enable_lora": parse_bool(text)}),
     "speculative_config": _speculative_config,
     # this engine's own parameters
     "dtype": lambda text: Effect({"dtype": parse_dtype(text)}),
@@ -242,3 +251,14 @@ TENSORRT_LLM_RULES: dict[str, Rule] = {
     "num_threads": ignored("TensorRT-LLM chooses its threads itself"),
 }
 """Rules by parameter."""
+
+
+def unknown_arguments(arguments: Mapping[str, Any], config: str = "") -> Iterator[str]:
+    """Yield notes on the arguments of the LLM class that no known version has. The installed one decides at load."""
+    for key, value in arguments.items():
+        name = f"{config}{key}"
+        if name in CONFIGS and isinstance(value, Mapping):
+            yield from unknown_arguments(value, f"{name}.")
+        elif name not in FIELDS and name not in CONFIGS:
+            known = f"no argument of TensorRT-LLM {VERSIONS[0]} to {VERSIONS[-1]}{nearest_names(name, FIELDS)}"
+            yield f"{name} is {known}; other versions refuse it at load too, unless they have it"

@@ -16,7 +16,13 @@ from engine.types import EngineInfo, EventDetail, GenerateRequest, SamplingParam
 from engine.validation import num_tokens_after
 from pipelines.chat.registry import NO_FORMATS, ChatFormats
 from pipelines.llm.activity import TextActivity
-from pipelines.llm.chat_answers import answer_settings, called_functions, relaxed_tools, with_structural_tag
+from pipelines.llm.chat_answers import (
+    answer_settings,
+    called_functions,
+    no_budget,
+    relaxed_tools,
+    with_structural_tag,
+)
 from pipelines.llm.pooling import (
     EmbeddingSettings,
     build_embedding_request,
@@ -247,6 +253,8 @@ class LlmText:
             if self._is_read(request):
                 settings = answer_settings(request, token_ids, sampling, self.formats, self.tokenizer, self.info)
                 sampling, form, prompt_end = settings
+            elif request.thinking_token_budget is not None:
+                raise no_budget(request.thinking_token_budget, "whose answer is read as text")
             echo = await self._echo(request, token_ids) if request.echo else None
             has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
             logprobs = track_logprobs(sampling, self.tokenizer, token_ids, echo) if has_logprobs else None

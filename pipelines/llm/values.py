@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from pipelines.llm.fields import ADAPTERS, INPUTS, PROMPTS, InputSupport, LlmInput
+from pipelines.llm.fields import ADAPTERS, IMAGES, INPUTS, PROMPTS, InputSupport, LlmInput
 from pipelines.text.tokenizer import Tokenizer
 from serving.request import InferRequest, Parameter
 from serving.spec import ModelSpec
@@ -218,6 +218,8 @@ def _refuse_unless_neutral(known: LlmInput, elements: list[Any]) -> None:
 def _reason(known: LlmInput) -> str:
     if known.needs == ADAPTERS:
         return ", as this model was started without LoRA adapters"
+    if known.needs == IMAGES:
+        return ": this model takes text alone"
     return " by this model's runtime, TensorRT-LLM has it" if known.needs else ""
 
 

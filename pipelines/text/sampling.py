@@ -186,6 +186,9 @@ def build_request_parameters(request: TextRequest, model: str) -> RequestParamet
             parameters[name] = value
     if parameters.get("temperature") and sampling.keys().isdisjoint(_CHOOSING):
         parameters["top_p"] = 1.0  # a model of TensorRT-LLM's is greedy with a temperature alone
+    if request.thinking_token_budget is not None:
+        message = f"thinking_token_budget must be left out: it would not reach the language model behind '{model}'"
+        raise invalid("thinking_token_budget", message)
     if request.structural_tag:
         raise not_passed_on("grammar", model)
     if request.echo:

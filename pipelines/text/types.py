@@ -152,6 +152,8 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     bad_words: tuple[str, ...] = ()
     biased_words: tuple[tuple[str, float], ...] = ()
+    thinking_token_budget: int | None = None
+    """Most tokens of the reasoning; None for any."""
     echo: bool = False
     prediction: str = ""
     """A text that the answer is likely to repeat; it changes no token. "" for none."""

@@ -148,7 +148,8 @@ def _inspect_folder(
         located = written.locations.locate_all(error_findings(error))
         return InspectedModel(replace(report, errors=located), written)
     backend = registry.find(candidate.config.backend or ENSEMBLE)
-    load_errors = _load_errors(candidate, location, registry, is_partial=is_partial)
+    runtimes = dict[int, RuntimeReport | None]()
+    load_errors = list(_load_errors(candidate, location, registry, runtimes, is_partial=is_partial))
     notes = (
         *written.notes,
         *_ignored_fields(written.config, candidate, backend),
@@ -161,19 +162,9 @@ def _inspect_folder(
         versions=candidate.versions,
         notes=tuple(sorted(written.locations.locate_all(notes), key=lambda each: each.line or 0)),
         errors=tuple(dict.fromkeys(written.locations.locate_all([*errors, *load_errors]))),
-        runtime=_find_runtime(candidate, backend),
+        runtime=runtimes.get(candidate.versions[-1]) if candidate.versions else None,
     )
     return InspectedModel(report, written, candidate)
-
-
-def _find_runtime(candidate: ModelCandidate, backend: Backend | None) -> RuntimeReport | None:
-    """Return the runtime of its newest version; None where the backend has no choice, and where it would not load."""
-    if backend is None or not candidate.versions:
-        return None
-    try:
-        return backend.check(ModelSource(candidate.folder.path, candidate.versions[-1], candidate.config))
-    except SluiceError:
-        return None  # the error is reported already
 
 
 def _ignored_fields(written: ModelConfig, candidate: ModelCandidate, backend: Backend | None) -> list[Finding]:
@@ -195,9 +186,15 @@ def _folder_notes(folder: Path) -> Iterator[Finding]:
 
 
 def _load_errors(
-    candidate: ModelCandidate, location: str, registry: BackendRegistry, *, is_partial: bool
+    candidate: ModelCandidate,
+    location: str,
+    registry: BackendRegistry,
+    runtimes: dict[int, RuntimeReport | None],
+    *,
+    is_partial: bool,
 ) -> Iterator[Finding]:
-    """Yield the errors with which the model would not load. `location` is its folder in messages.
+    """Yield the errors with which the model would not load, and put the runtime of each version that would load into
+    `runtimes`. `location` is its folder in messages.
 
     `is_partial`: the configuration lacks statements that cannot be read, so what a backend misses in it is no error.
     """
@@ -219,7 +216,8 @@ def _load_errors(
     yield from of_tensors
     yield from _raised_findings(lambda: check_active_instances(config))
     for version in candidate.versions:
-        yield from _version_errors(ModelSource(candidate.folder.path, version, config), backend, is_partial=is_partial)
+        source = ModelSource(candidate.folder.path, version, config)
+        yield from _version_errors(source, backend, runtimes, is_partial=is_partial)
     source = ModelSource(candidate.folder.path, candidate.versions[-1] if candidate.versions else 1, config)
     yield from (each for error in label_file_errors(source) for each in error_findings(error))
     yield from _raised_findings(lambda: read_initial_states(source), "sequence_batching.state")
@@ -246,13 +244,17 @@ def _no_version(candidate: ModelCandidate, location: str) -> Finding:
     return Finding(f"{message}; its folder has no version", fix=f"{location}/1 with the model's file in it")
 
 
-def _version_errors(source: ModelSource, backend: Backend, *, is_partial: bool) -> Iterator[Finding]:
+def _version_errors(
+    source: ModelSource, backend: Backend, runtimes: dict[int, RuntimeReport | None], *, is_partial: bool
+) -> Iterator[Finding]:
+    def check() -> None:
+        runtimes[source.version] = backend.check(source)
+
     missing = list(_raised_findings(lambda: check_model_file(source, backend)))
     if missing:
         yield from missing
         return
-    found = _raised_findings(lambda: backend.check(source))
-    yield from (each for each in found if not is_partial or not each.path)
+    yield from (each for each in _raised_findings(check) if not is_partial or not each.path)
 
 
 def _machine_notes(candidate: ModelCandidate, backend: Backend) -> Iterator[Finding]:

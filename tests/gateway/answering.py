@@ -13,10 +13,13 @@ import grpc
 import httpx
 import numpy as np
 import orjson
+import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from engine.client.base import EngineClient
+from engine.client.process import ProcessEngineClient
+from engine.config import EngineConfig
 from gateway.grpc.server import GrpcServer
 from gateway.http.app import create_app
 from gateway.http.server import HttpServer
@@ -27,10 +30,12 @@ from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from tests.gateway.http.sse import events_of
 from tests.gateway.repositories import empty_repository, llm_model
+from tests.stand_ins.paths import PYTHONPATH
+from tests.waiting import PATIENCE_S
 
 MODEL = "rill"
 REQUEST_ID = {"x-request-id": "same"}
-PATIENCE_S = 60.0
+_MODULE = "engine.delegated.tensorrt_llm.process"
 _CHANGING = re.compile(rb'"(created|system_fingerprint)":(\d+|"\w+")')
 _LISTS = ("content", "tokens", "token_logprobs", "top_logprobs", "text_offset")
 """Fields of log probabilities that grow with the text."""
@@ -85,7 +90,7 @@ class Answering:
         responses = [answer.infer_response for answer in answers]
         ends = [_parameters(response) for response in responses]
         assert all(not end.get("triton_final_response") for end in ends[:-1])
-        whole = summed([_tensors(response) for response in responses if response.outputs])
+        whole = summed([tensors(response) for response in responses if response.outputs])
         return {**whole, "errors": errors, "end": ends[-1], "id": responses[-1].id}
 
 
@@ -93,7 +98,7 @@ def _parameters(response: service_pb2.ModelInferResponse) -> dict[str, Any]:
     return {name: getattr(each, each.WhichOneof("parameter_choice")) for name, each in response.parameters.items()}
 
 
-def _tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
+def tensors(response: service_pb2.ModelInferResponse) -> dict[str, list[Any]]:
     """Return the flat elements of each output by name."""
     found = {}
     for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
@@ -162,6 +167,17 @@ def _sum(before: Any, more: Any, name: str) -> Any:
 def _as_list(value: Any) -> list[Any]:
     """Return a list: JSON has a single element without one."""
     return value if isinstance(value, list) else [value]
+
+
+@contextmanager
+def answering_stand_in(config: EngineConfig, version: str) -> Iterator[Answering]:
+    """Serve the model of `config` by a version of TensorRT-LLM's stand-in, in an engine process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PYTHONPATH)
+        patch.setenv("STAND_IN_VERSION", version)
+        with answering(lambda: ProcessEngineClient(config, module=_MODULE), Path(config.model_path)) as running:
+            assert running.engine.info.runtime_version == version
+            yield running
 
 
 @contextmanager

@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from tests.engine.runners.test_adapters import make_adapter
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess, running_server
+from tests.server_process import MODEL, ServerProcess, running_server
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.torch
 NAMES = (MODEL, f"{MODEL}:one", f"{MODEL}:two")

@@ -1,26 +1,24 @@
 """A real server that is killed in the middle of a batch, and the next one with its state."""
 
 import json
-import time
 from collections import Counter
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.server_process import PATIENCE_S, ServerProcess, StartServer
+from tests.server_process import ServerProcess, StartServer
+from tests.waiting import wait_for
 
 NUM_REQUESTS = 300
 MAX_TOKENS = 128
 
 
 def wait_for_counts(client: httpx.Client, batch: str, least: int, status: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    found = client.get(f"/v1/batches/{batch}").json()
-    while found["request_counts"]["completed"] < least or found["status"] != status:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.02)
-        found = client.get(f"/v1/batches/{batch}").json()
+    wait_for(
+        lambda: client.get(f"/v1/batches/{batch}").json(),
+        lambda found: found["request_counts"]["completed"] >= least and found["status"] == status,
+    )
 
 
 def begin(server: ServerProcess, client: httpx.Client) -> str:

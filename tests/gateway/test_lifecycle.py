@@ -7,8 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,18 +20,13 @@ import tritonclient.grpc as triton
 
 from gateway.lifecycle import SIGNAL_ECHO_S
 from gateway.listeners import listen
-from tests.server_process import PATIENCE_S, ServerProcess, StartServer, running_command, serve_command, start_command
+from tests.server_process import ServerProcess, StartServer, running_command, serve_command, start_command
 from tests.serving.backends.python.parts import TEXT, write_model
+from tests.waiting import PATIENCE_S, wait_until
 
 SOON_S = 60.0
 """Much less than EXIT_S, so that an end within it shows that nothing waited for a timeout."""
 EXIT_S = "--exit-timeout-secs=600"
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
 
 
 @contextmanager
@@ -95,7 +89,7 @@ def test_the_engine_logs_at_the_level_asked_for(server: ServerProcess, start_ser
 def test_the_debug_log_says_where_the_time_of_the_start_went(start_server: StartServer) -> None:
     server = start_server("--log-level=debug")
     ready_s = float(server.ready_line.rpartition("ready in ")[2].removesuffix(" s\n"))
-    until(lambda: any(line.endswith(") ready") for line in server.log.splitlines()))
+    wait_until(lambda: any(line.endswith(") ready") for line in server.log.splitlines()))
     lines = [line for line in server.log.splitlines() if " start: " in line]
     assert any("[engine]" in line and line.endswith("model loaded and compiled") for line in lines)
     totals = [int(line.split(" start: ")[1].split()[0]) for line in lines if "[engine]" not in line]
@@ -128,7 +122,7 @@ def test_what_models_print_is_json_in_a_json_log_and_about_no_request(tmp_path: 
         load = client.post("/v2/repository/models/printer/load", headers={"x-request-id": "load-1"})
         assert load.status_code == 200, load.text
         assert client.post("/v2/models/printer/infer", json=body).status_code == 500
-        until(lambda: "starting another" in server.log)
+        wait_until(lambda: "starting another" in server.log)
         lines = [json.loads(line) for line in server.log.splitlines()]
         shown = client.get("/v1/admin/logs").json()["data"]
     printed = [line for line in lines if line["message"].startswith("[printer_0] ")]
@@ -208,9 +202,9 @@ def test_the_metrics_port_serves_nothing_else(server: ServerProcess) -> None:
 
 def test_a_client_that_leaves_frees_its_blocks(server: ServerProcess) -> None:
     with server.client() as client, open_stream(client, 30_000):
-        until(lambda: metric(server, "sluice_sequences_running") == 1)
+        wait_until(lambda: metric(server, "sluice_sequences_running") == 1)
         assert metric(server, "sluice_kv_blocks_reserved") > 900
-    until(lambda: metric(server, "sluice_sequences_running") == 0)
+    wait_until(lambda: metric(server, "sluice_sequences_running") == 0)
     assert metric(server, "sluice_kv_blocks_reserved") == metric(server, "sluice_kv_blocks_used") == 0
 
 
@@ -257,7 +251,7 @@ def test_streams_that_take_too_long_end_with_an_error_event(start_server: StartS
         body = b'{"model": "tiny", "prompt": "x", "stream": true}'
         head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
         waiting.sendall(head % len(body) + body)
-        until(lambda: metric(server, "sluice_sequences_waiting") == 1)
+        wait_until(lambda: metric(server, "sluice_sequences_waiting") == 1)
         server.process.send_signal(signal.SIGINT)
         last = json.loads(list(events)[-1])
         answer = waiting.makefile("rb").read()
@@ -276,7 +270,7 @@ def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
     engine = server.engine()
     with server.client() as client, open_stream(client, 30_000):
         server.process.send_signal(signal.SIGTERM)
-        until(lambda: "shutting down" in server.log)
+        wait_until(lambda: "shutting down" in server.log)
         with pytest.raises(subprocess.TimeoutExpired):
             server.process.wait(SIGNAL_ECHO_S + 0.2)
         server.process.send_signal(signal.SIGTERM)
@@ -293,7 +287,7 @@ def test_a_killed_gateway_leaves_no_engine_and_no_socket(start_server: StartServ
     assert not any("model_path" in part for part in engine.cmdline())
     server.process.kill()
     server.process.wait(SOON_S)
-    until(lambda: not folder.exists())
+    wait_until(lambda: not folder.exists())
     assert_gone(engine)
 
 
@@ -332,9 +326,9 @@ def restarting(server: ServerProcess) -> Iterator[None]:
     """Kill the engine for the context's duration; at its end another one is ready."""
     server.engine().kill()
     with server.client() as client:
-        until(lambda: client.get("/v2/health/ready").status_code != 200)
+        wait_until(lambda: client.get("/v2/health/ready").status_code != 200)
         yield
-        until(lambda: client.get("/v2/health/ready").status_code == 200)
+        wait_until(lambda: client.get("/v2/health/ready").status_code == 200)
 
 
 def test_a_killed_engine_is_replaced_and_streams_go_on(start_server: StartServer) -> None:
@@ -360,7 +354,7 @@ def test_sigterm_while_the_engine_restarts_lets_its_streams_end(start_server: St
     server = start_server(EXIT_S)
     with server.client() as client, open_stream(client, 500) as events:
         server.engine().kill()
-        until(lambda: "starting another" in server.log)
+        wait_until(lambda: "starting another" in server.log)
         server.process.send_signal(signal.SIGTERM)
         rest = list(events)
     assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"

@@ -198,7 +198,10 @@ def test_the_cache_s_numbers_are_the_request_s(client: httpx.Client) -> None:
     ("fields", "words"),
     [
         ({"sampling_param_best_of": 2}, "input 'sampling_param_best_of' is not supported; leave it out or send 1"),
-        ({"image_url": ["https://example.com/a.png"]}, "input 'image_url' is not supported"),
+        (
+            {"image_url": ["https://example.com/a.png"]},
+            "input 'image_url' is not supported: this model takes text alone",
+        ),
         (
             {"sampling_param_logits_post_processor_name": "json_only"},
             "input 'sampling_param_logits_post_processor_name' is not supported",

@@ -1,10 +1,9 @@
 """The bundled pipeline as its users have it: documents in, questions over every protocol, faults."""
 
-import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.server_process import ServerProcess, running_bundled
+from tests.waiting import wait_until
 
 FACTS = {
     "pumps.md": "# Pumps\n\nThe Zantavor pump must be oiled every 40 days. The Zantavor pump is painted green.\n",
@@ -198,12 +198,3 @@ def metric(server: ServerProcess, name: str, *labels: str) -> float:
     """Return the sum of the samples with these labels."""
     samples = [line for line in httpx.get(server.metrics_url).text.splitlines() if line.startswith(name)]
     return sum(float(line.rsplit(" ", 1)[1]) for line in samples if all(label in line for label in labels))
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    async def wait() -> None:
-        async with asyncio.timeout(20):
-            while not is_true():
-                await asyncio.sleep(0.05)
-
-    asyncio.run(wait())

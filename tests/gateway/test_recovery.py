@@ -10,7 +10,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.server_process import PATIENCE_S, ServerProcess, StartServer
+from tests.server_process import ServerProcess, StartServer
+from tests.waiting import PATIENCE_S
 
 NUM_STREAMS = 32
 NUM_RUNNING = 8

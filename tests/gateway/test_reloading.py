@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,8 +32,8 @@ from serving.repository.settings import ControlMode
 from tests import paths
 from tests.serving.backends.onnxruntime.parts import one_op
 from tests.serving.repository.small_models import write_python
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 30.0
 WARM_UP = 8
 """Rounds after which libraries have cached everything that they keep."""
 ROUNDS = {"onnxruntime": 20, "openvino": 20, "tensorflow": 20, "ensemble": 20, "python": 10}
@@ -93,18 +93,12 @@ async def reload(service: InferenceService, client: httpx.AsyncClient, name: str
     generate_latest(service.metrics.registry)
     body = {"parameters": {"unload_dependents": True}}
     (await client.post(f"/v2/repository/models/{name}/unload", json=body)).raise_for_status()
-    await wait_until(lambda: all(row.state in (None, ModelState.UNAVAILABLE) for row in service.repository.index()))
-
-
-async def wait_until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_so():
-            await asyncio.sleep(0.005)
+    await until(lambda: all(row.state in (None, ModelState.UNAVAILABLE) for row in service.repository.index()))
 
 
 async def settle() -> None:
     """Threads of unloaded models end by themselves."""
-    await wait_until(lambda: not any(each.name.endswith("_0_0") for each in threading.enumerate()))
+    await until(lambda: not any(each.name.endswith("_0_0") for each in threading.enumerate()))
     gc.collect()
 
 
@@ -158,7 +152,7 @@ def reload_often(models: Path, name: str) -> dict[str, int]:
                 again = await find_growing(service, client, name)
                 for kind in growing.keys() - again.keys():
                     del growing[kind]
-            await wait_until(lambda: num_files() <= files and set(psutil.Process().children()) <= others)
+            await until(lambda: num_files() <= files and set(psutil.Process().children()) <= others)
 
     run(check())
     return growing

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from tests.paths import ROOT
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess, running_server
+from tests.server_process import MODEL, ServerProcess, running_server
+from tests.waiting import PATIENCE_S, until
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 4}
 KEEP_ALIVE = "--sse-keep-alive-secs=0.2"
@@ -194,9 +195,7 @@ async def test_a_stream_of_the_only_engine_goes_on_in_its_successor(
             name_engines(engines_file, address)
             assert (await client.post(CHAT_PATH, json=CHAT)).status_code == 200
             reading = asyncio.create_task(read_stream(client, begun))
-            async with asyncio.timeout(PATIENCE_S):
-                while len(begun) < 4:
-                    await asyncio.sleep(0.002)
+            await until(lambda: len(begun) >= 4)
             process.terminate()
             assert await asyncio.to_thread(process.wait) == 0
             assert not reading.done(), f"the engine had no time to end it: {begun[-2:]}"

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server_process import MODEL, PATIENCE_S, ServerProcess, running_server
+from tests.server_process import MODEL, ServerProcess, running_server
+from tests.waiting import PATIENCE_S
 
 NUM_STREAMS = 32
 MAX_TOKENS = 160

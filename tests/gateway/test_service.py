@@ -24,8 +24,8 @@ from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.gateway.repositories import empty_repository, llm_model
 from tests.paths import RILL_TOKENIZER
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 20.0
 HEARTBEAT_TIMEOUT_S = 5.0
 FIRST_STEPS = 10
 """Enough for a first event, whatever part of a character the first tokens are."""

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from tests.engine.process.test_process_group import wait_for_end
-from tests.server_process import PATIENCE_S, ServerProcess, StartServer
+from tests.server_process import ServerProcess, StartServer
+from tests.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
 NUM_STREAMS = 4

@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import serialize_byte_tensor, triton_to_np_dtype
 
-from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig, Runtime
 from pipelines.text.tokenizer import Tokenizer
+from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.engine.in_process_client import InProcessEngineClient
-from tests.gateway.answering import Answering, answering
+from tests.gateway.answering import Answering, answering, answering_stand_in, tensors
 from tests.stand_ins.model_folders import MAX_POSITIONS, VOCAB_SIZE, make_checkpoint
-from tests.stand_ins.paths import PYTHONPATH
 
-FLAVOURS = ("1.2.1", "1.3.0")
 PROMPT = "Once upon a time"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the sea?"}]
 IDS = [11, 12, 13, 14]
@@ -70,16 +69,9 @@ def own(checkpoint: Path, config: EngineConfig) -> Iterator[Answering]:
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)
-def theirs(request: pytest.FixtureRequest, checkpoint: Path, config: EngineConfig) -> Iterator[Answering]:
-    def engine() -> ProcessEngineClient:
-        return ProcessEngineClient(config, module="engine.delegated.tensorrt_llm.process")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", PYTHONPATH)
-        patch.setenv("STAND_IN_VERSION", request.param)
-        with answering(engine, checkpoint) as running:
-            assert running.engine.info.runtime_version == request.param
-            yield running
+def theirs(request: pytest.FixtureRequest, config: EngineConfig) -> Iterator[Answering]:
+    with answering_stand_in(config, request.param) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -263,11 +255,10 @@ class TestV2:
 
     def test_model_infer(self, own: Answering, theirs: Answering, fields: dict[str, Any]) -> None:
         request = grpc_request(fields)
-        ours, answer = own.model_infer(request), theirs.model_infer(request)
+        answers = [each.model_infer(request) for each in (theirs, own)]
         if fields.get("return_log_probs"):
-            assert near(answer, ours)
-        else:
-            assert answer == ours
+            answers = [rounded(tensors(service_pb2.ModelInferResponse.FromString(each))) for each in answers]
+        assert answers[0] == answers[1]
 
     def test_model_stream_infer(self, own: Answering, theirs: Answering, fields: dict[str, Any]) -> None:
         request = grpc_request({**fields, "stream": True})
@@ -275,35 +266,15 @@ class TestV2:
         assert rounded(theirs.model_stream_infer(request)) == rounded(own.model_stream_infer(request))
 
 
-DATATYPES = {
-    "text_input": "BYTES",
-    "stop_words": "BYTES",
-    "messages": "BYTES",
-    "stream": "BOOL",
-    "ignore_eos": "BOOL",
-    "return_log_probs": "BOOL",
-    "return_num_input_tokens": "BOOL",
-    "return_num_output_tokens": "BOOL",
-    "return_perf_metrics": "BOOL",
-    "exclude_input_in_output": "BOOL",
-    "repetition_penalty": "FP32",
-    "presence_penalty": "FP32",
-    "frequency_penalty": "FP32",
-    "seed": "UINT64",
-}
-NUMPY: dict[str, Any] = {
-    "BYTES": np.object_,
-    "BOOL": np.bool_,
-    "FP32": np.float32,
-    "UINT64": np.uint64,
-    "INT32": np.int32,
-}
+DATATYPES = {str: "BYTES", bool: "BOOL", float: "FP32", int: "INT32"}
+"""Datatypes of inputs, by the type of their values."""
 
 
 def as_array(name: str, value: Any) -> tuple[str, Any]:
     """Return the declared datatype, and the elements."""
-    datatype = DATATYPES.get(name, "INT32")
-    array = np.array(value if isinstance(value, list) else [value], NUMPY[datatype])
+    values = value if isinstance(value, list) else [value]
+    datatype = "UINT64" if name == "seed" else DATATYPES[type(values[0])]
+    array = np.array(values, triton_to_np_dtype(datatype))
     return datatype, array.reshape(2, -1) if name.endswith("words_list") else array
 
 
@@ -317,22 +288,6 @@ def grpc_request(fields: dict[str, Any]) -> service_pb2.ModelInferRequest:
     for name, value in fields.items():
         datatype, array = as_array(name, value)
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
-        if datatype == "BYTES":
-            raw = b"".join(len(each).to_bytes(4, "little") + each for each in map(str.encode, array.ravel()))
-        else:
-            raw = array.tobytes()
+        raw = serialize_byte_tensor(array).item() if datatype == "BYTES" else array.tobytes()
         request.raw_input_contents.append(raw)
     return request
-
-
-def near(answer: bytes, expected: bytes) -> bool:
-    """Whether both are the same but for the last bits of 32-bit numbers."""
-    found, wanted = (service_pb2.ModelInferResponse.FromString(each) for each in (answer, expected))
-    for tensor, raw, other in zip(wanted.outputs, found.raw_output_contents, wanted.raw_output_contents, strict=True):
-        if tensor.datatype == "FP32":
-            if not np.allclose(np.frombuffer(raw, np.float32), np.frombuffer(other, np.float32), atol=1e-4):
-                return False
-        elif raw != other:
-            return False
-    del found.raw_output_contents[:], wanted.raw_output_contents[:]
-    return bool(found == wanted)

@@ -1,6 +1,5 @@
 """Capabilities that only TensorRT-LLM has, through both protocols: adapters, beams, its statistics."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,14 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig, Runtime
 from gateway.telemetry.trt_llm import TrtLlmCollector
 from pipelines.text.tokenizer import Tokenizer
+from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
 from tests.engine.fake_runner import echo_next
-from tests.gateway.answering import Answering, answering
-from tests.stand_ins.model_folders import VOCAB_SIZE, make_checkpoint
-from tests.stand_ins.paths import PYTHONPATH
+from tests.gateway.answering import Answering, answering_stand_in
+from tests.stand_ins.model_folders import VOCAB_SIZE, make_adapter, make_checkpoint
 
-FLAVOURS = ("1.2.1", "1.3.0")
 ONLY_WITH_BEAMS = pytest.mark.parametrize("theirs", ["1.3.0"], indirect=True)
 """1.2 starts with one beam alone."""
 ADAPTER_SHIFT = 31
@@ -26,15 +23,6 @@ ADAPTER_SHIFT = 31
 IDS = [11, 12, 13, 14]
 NUM_TOKENS = 8
 MAX_BEAM_WIDTH = 4
-MODULE = "engine.delegated.tensorrt_llm.process"
-
-
-def make_adapter(folder: Path) -> str:
-    folder.mkdir(parents=True)
-    told = {"r": 8, "target_modules": ["q_proj", "v_proj"], "peft_type": "LORA"}
-    (folder / "adapter_config.json").write_text(json.dumps(told))
-    (folder / "adapter_model.safetensors").touch()
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +37,10 @@ def checkpoint(folder: Path) -> Path:
 
 @pytest.fixture(scope="module", params=FLAVOURS)
 def theirs(request: pytest.FixtureRequest, folder: Path, checkpoint: Path) -> Iterator[Answering]:
-    adapters = {name: make_adapter(folder / f"{name}-{request.param}") for name in ("french", "polite")}
+    adapters = {
+        name: make_adapter(folder / f"{name}-{request.param}", seed=seed)
+        for seed, name in enumerate(("french", "polite"))
+    }
     config = EngineConfig(
         model_path=str(checkpoint),
         tokenizer_path=str(checkpoint),
@@ -57,11 +48,8 @@ def theirs(request: pytest.FixtureRequest, folder: Path, checkpoint: Path) -> It
         lora_modules=adapters,
         runtime_settings={"max_beam_width": str(MAX_BEAM_WIDTH)} if request.param == "1.3.0" else {},
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", PYTHONPATH)
-        patch.setenv("STAND_IN_VERSION", request.param)
-        with answering(lambda: ProcessEngineClient(config, module=MODULE), checkpoint) as running:
-            yield running
+    with answering_stand_in(config, request.param) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

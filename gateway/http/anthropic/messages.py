@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import orjson
 
+from engine.sampling_fields import SAMPLING_FIELDS
 from engine.types import FinishReason, Grammar, GrammarKind
 from gateway.http.anthropic.schemas import (
     Block,
@@ -23,8 +24,11 @@ from gateway.http.anthropic.schemas import (
     Turn,
 )
 from gateway.http.errors import anthropic_error_body
+from gateway.http.parsing import refuse_foreign
+from gateway.http.sampling import CONVERSIONS
 from gateway.http.sse import PLACEHOLDER, TextFrame, event_frame
 from gateway.http.tools import THINKING_SWITCHES, arguments_text, check_tool_names
+from pipelines.text.sampling import drop_random_seed
 from pipelines.text.types import (
     ChatMessage,
     Conversation,
@@ -193,9 +197,15 @@ def _join_blocks(blocks: Sequence[object]) -> str:
 
 
 def parse_messages_request(fields: MessagesRequest, base: TextRequest) -> TextRequest:
-    """Return the request for the answer. `base` has what every route reads alike: id, protocol and scheduling."""
-    sampling: dict[str, Any] = {"max_tokens": fields.max_tokens}
-    sampling |= {name: getattr(fields, name) for name in ("temperature", "top_k", "top_p")}
+    """Return the request for the answer. `base` has what every route reads alike: id, protocol and scheduling. Raises
+    INVALID for a field of other routes that this one cannot have."""
+    refuse_foreign(fields)
+    sent = {name: getattr(fields, name) for name, field in SAMPLING_FIELDS.items() if field.is_in_openai}
+    sampling: dict[str, Any] = {"max_tokens": fields.max_tokens} | {
+        name: CONVERSIONS[name](value) if name in CONVERSIONS else value
+        for name, value in drop_random_seed(sent).items()
+        if value is not None
+    }
     if fields.output_config is not None and fields.output_config.format is not None:
         schema = json.dumps(fields.output_config.format.schema_, ensure_ascii=False)
         sampling["grammar"] = Grammar(GrammarKind.JSON_SCHEMA, schema)
@@ -204,8 +214,9 @@ def parse_messages_request(fields: MessagesRequest, base: TextRequest) -> TextRe
         base,
         prompt=conversation,
         tool_choice=choice,
-        sampling={name: value for name, value in sampling.items() if value is not None},
+        sampling=sampling,
         stop=tuple(fields.stop_sequences or ()),
+        bad_words=tuple(fields.bad_words or ()),
     )
 
 

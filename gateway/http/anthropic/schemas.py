@@ -4,7 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
+from engine.sampling_fields import SAMPLING_FIELDS
 from gateway.http.parsing import MAX_LIST, RequestObject, WholeNumber, refuse_media_part, text_or_list, union_error
+from gateway.http.sampling import build_sampling_schema
 from gateway.http.tools import MAX_TOOLS, TOOL_NAME_HELP, SentArguments, ToolSchema
 
 MAX_MODEL_CHARS = 1024
@@ -175,17 +177,29 @@ class CountTokensRequest(RequestObject):
     tool_choice: ToolChoiceFields | None = None
 
 
-class MessagesRequest(CountTokensRequest):
-    """`POST /v1/messages`."""
+_SamplingFields: Any = build_sampling_schema(each for each in SAMPLING_FIELDS.values() if each.is_in_openai)
+
+
+class MessagesRequest(CountTokensRequest, _SamplingFields):  # type: ignore[misc]  # its fields are a table's rows
+    """`POST /v1/messages`, with the sampling fields of chat completions. Those for which an Anthropic answer has no
+    place, or another name, are refused."""
 
     example = '{"model": "rill", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 50}'
     max_tokens: WholeNumber = Field(ge=1)
     stream: bool | None = None
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=MAX_LIST, fail_fast=True)
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
+    bad_words: list[str] | None = Field(
+        None, max_length=MAX_LIST, fail_fast=True, description="vLLM's; words that must not come."
+    )
     output_config: OutputConfig | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description=_ACCEPTED)
     cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
+    stop: Any = Field(None, description="Refused: send stop_sequences.")
+    response_format: Any = Field(None, description="Refused: send output_config.format.")
+    structured_outputs: Any = Field(None, description="Refused: send output_config.format.")
+    n: Any = Field(None, description="Refused, unless it is 1: a message is one answer.")
+    best_of: Any = Field(None, description="Refused, unless it is 1: a message is one answer.")
+    use_beam_search: Any = Field(None, description="Refused, unless it is false: send beam_width.")
+    logprobs: Any = Field(None, description="Refused, unless it is false: chat completions have them.")
+    prompt_logprobs: Any = Field(None, description="Refused: chat completions have them.")

@@ -43,6 +43,8 @@ def parse_chat_request(request: ChatCompletionRequest, base: TextRequest) -> tup
         base = msgspec.structs.replace(base, tool_choice=choice)
     if request.prediction is not None:
         base = msgspec.structs.replace(base, prediction=join_text(request.prediction.content), returns_metrics=True)
+    if request.thinking_token_budget not in (None, -1):
+        base = msgspec.structs.replace(base, thinking_token_budget=request.thinking_token_budget)
     requests, options = parse_generation(
         request,
         base,

@@ -1,7 +1,6 @@
 """From a generation request's fields to text requests: sampling, beams, retrieval, templates."""
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from gateway.http.openai.schemas import (
     TemplateFields,
 )
 from gateway.http.parsing import RequestObject, relaxed_parts, retriever_parameters
+from gateway.http.sampling import CONVERSIONS
 from gateway.http.tools import THINKING_SWITCHES
 from pipelines.llm.text_models import SEPARATOR
 from pipelines.rag import owner_keys
@@ -245,29 +245,10 @@ def _sampling(
         "beam_width": _parse_beam_width(fields),
     }
     sampling = drop_random_seed({name: value for name, value in sampling.items() if value is not None})
-    for name, convert in _CONVERSIONS.items():
+    for name, convert in CONVERSIONS.items():
         if name in sampling:
             sampling[name] = convert(sampling[name])
     return sampling
-
-
-def _logit_bias(sent: dict[str, float]) -> dict[int, float]:
-    """Key the biases by token id: JSON has no keys but strings."""
-    for key in sent:
-        if not re.fullmatch(r"\d{1,10}", key, re.ASCII):
-            raise invalid("logit_bias", f"the keys of logit_bias must be token ids, got {key[:40]!r}")
-    return {int(key): bias for key, bias in sent.items()}
-
-
-_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
-    "seed": lambda value: value & MAX_SEED if value < 0 else value,
-    "top_k": lambda value: 0 if value == -1 else value,
-    "early_stopping": int,
-    "stop_token_ids": tuple,
-    "allowed_token_ids": tuple,
-    "logit_bias": _logit_bias,
-}
-"""Fields that the engine has in another type or with another value for off."""
 
 
 def wants_beams(fields: GenerationRequest) -> bool:

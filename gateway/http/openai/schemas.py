@@ -274,6 +274,12 @@ class ChatCompletionRequest(GenerationRequest, TemplateFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="An argument of the chat template. none switches the reasoning off, all others on."
     )
+    thinking_token_budget: WholeNumber | None = Field(
+        None,
+        ge=-1,
+        lt=2**31,
+        description="vLLM's; the most tokens of the reasoning, which tags must enclose. -1 is any.",
+    )
     include_reasoning: bool | None = Field(None, description="vLLM's; false: the answer has no reasoning.")
     max_completion_tokens: WholeNumber | None = Field(None, ge=1)
     logprobs: bool | None = None

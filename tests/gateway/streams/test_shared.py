@@ -14,8 +14,8 @@ from gateway.streams.shared import SharedStreams
 from gateway.streams.store import StreamLimits, StreamStore
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.streams.test_store import HEAD, origin_of, read
-from tests.serving.batching.parts import until
 from tests.serving.caching.parts import RedisServer
+from tests.waiting import until
 
 LIMITS = StreamLimits()
 

@@ -9,7 +9,7 @@ from gateway.streams.kept import End, Head, KeptStream, Origin, Pieces
 from gateway.streams.log import PIECE_OVERHEAD_BYTES, EventLog
 from gateway.streams.store import IdempotencyKey, StreamLimits, StreamStore, make_stream_id
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import until
+from tests.waiting import until
 
 HEAD = Head(200, [(b"content-type", b"text/event-stream")])
 KEY = IdempotencyKey("owner", "key")

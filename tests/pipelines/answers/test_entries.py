@@ -52,6 +52,7 @@ CHANGED: dict[str, Any] = {
     "cache_salt": "x",
     "adapter": "x",
     "tool_choice": ToolChoice(is_required=True),
+    "thinking_token_budget": 5,
     "parameters": {"top_k": 3},
     "returns_metrics": True,
     "returns_context_logits": True,

@@ -1,7 +1,6 @@
 """Builders of requests to an LLM, and readers of its responses."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -13,7 +12,6 @@ from serving.model import infer_one, infer_stream
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from tests.engine.fake_runner import echo_next
-from tests.pipelines.llm.stepped_runner import TIMEOUT_S
 
 VOCAB_SIZE = 4096
 
@@ -99,9 +97,3 @@ def echo(prompt: Sequence[int], count: int) -> list[int]:
     for _ in range(count):
         token_ids.append(echo_next(token_ids, VOCAB_SIZE))
     return token_ids[len(prompt) :]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0)

@@ -6,8 +6,8 @@ import threading
 from engine.arrays import FloatArray
 from engine.runners.base import StepBatch
 from tests.engine.fake_runner import EchoRunner
+from tests.waiting import PATIENCE_S
 
-TIMEOUT_S = 30.0
 _TURNS = 8
 """Turns of the event loop that a token needs to reach its reader."""
 
@@ -30,8 +30,8 @@ class SteppedRunner(EchoRunner):
         self._may_run.set()
 
     def compute(self, batch: StepBatch) -> FloatArray:
-        asyncio.run_coroutine_threadsafe(_some_turns(), self._loop).result(TIMEOUT_S)
-        assert self._may_run.wait(TIMEOUT_S), "the test forgot the runner"
+        asyncio.run_coroutine_threadsafe(_some_turns(), self._loop).result(PATIENCE_S)
+        assert self._may_run.wait(PATIENCE_S), "the test forgot the runner"
         if self.error is not None:
             raise self.error
         return super().compute(batch)

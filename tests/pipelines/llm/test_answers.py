@@ -12,8 +12,9 @@ from pipelines.llm.fields import OUTPUTS
 from pipelines.llm.model import LlmModel
 from serving.model import infer_one
 from sluice.errors import SluiceError
-from tests.pipelines.llm.calls import VOCAB_SIZE, Record, ask, echo, outputs, request, responses, stream, until
+from tests.pipelines.llm.calls import VOCAB_SIZE, Record, ask, echo, outputs, request, responses, stream
 from tests.pipelines.llm.test_token_inputs import IDS, Make
+from tests.waiting import until
 
 PROMPT = "A river runs"
 FIELDS = {"input_ids": IDS, "max_tokens": 6, "exclude_input_in_output": True}

@@ -35,9 +35,9 @@ from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.llm.calls import Record, ask, outputs, request, responses
 from tests.pipelines.llm.conftest import SEED_CONFIGS
 from tests.serving.config.parts import parse_config, read_config
+from tests.waiting import PATIENCE_S, until
 
 PROMPT = "What is a sluice for?"
-PATIENCE_S = 60.0
 
 
 class NoModels:
@@ -312,10 +312,8 @@ class TestServing:
             assert engine.pid is not None
             os.kill(engine.pid, signal.SIGKILL)
             async with asyncio.timeout(PATIENCE_S):
-                while model.is_ready:
-                    await asyncio.sleep(0.01)
-                while not model.is_ready:
-                    await asyncio.sleep(0.01)
+                await until(lambda: not model.is_ready)
+                await until(lambda: model.is_ready)
             assert (await ask(model, {"text_input": PROMPT}))["finish_reason"] == "length"
 
     async def test_a_bare_checkpoint_over_an_engine_that_is_starting(self, checkpoint: Path) -> None:

@@ -18,8 +18,9 @@ from serving.model import infer_one, infer_stream
 from serving.request import InferResponse
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.in_process_client import InProcessEngineClient
-from tests.pipelines.llm.calls import Record, ask, request, responses, until
-from tests.pipelines.llm.stepped_runner import TIMEOUT_S, SteppedRunner
+from tests.pipelines.llm.calls import Record, ask, request, responses
+from tests.pipelines.llm.stepped_runner import SteppedRunner
+from tests.waiting import PATIENCE_S, until
 
 LONG = {"text_input": "hello", "max_tokens": 400, "ignore_eos": True}
 
@@ -36,7 +37,7 @@ def submit(model: LlmModel, fields: dict[str, Any], **settings: Any) -> tuple[In
 
 
 async def idle(model: LlmModel) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
+    async with asyncio.timeout(PATIENCE_S):
         await model.wait_idle()
 
 
@@ -210,7 +211,7 @@ async def test_closing_ends_what_is_under_way(model: LlmModel, runner: SteppedRu
 async def test_unloading_lets_it_end(model: LlmModel) -> None:
     answer = asyncio.create_task(ask(model, {"text_input": "hello", "max_tokens": 20}))
     await asyncio.sleep(0)
-    await model.unload(TIMEOUT_S)
+    await model.unload(PATIENCE_S)
     assert (await answer)["finish_reason"] == "length"
     with pytest.raises(SluiceError, match="model 'echo' version 1 is being unloaded"):
         await ask(model, {"text_input": "hello"})

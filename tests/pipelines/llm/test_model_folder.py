@@ -74,7 +74,7 @@ def test_a_models_file_has_three_parts(tmp_path: Path) -> None:
         ),
         (
             "triton_config: {multimodal: {model_type: qwen2_vl}}",
-            "triton_config.multimodal must be false: image_url is not served",
+            "triton_config.multimodal must be true or false, got {'model_type': 'qwen2_vl'}",
         ),
         ("pytorch_backend_config: {use_cuda_graph: true}", "pytorch_backend_config is no argument: TensorRT-LLM 1.0"),
         ("backend: vllm", "backend must be pytorch or tensorrt, got 'vllm'"),

@@ -18,10 +18,10 @@ from sluice import LLM, ErrorCode, SamplingParams, SluiceError
 from tests.gateway.fake_hub import fake_hub
 from tests.paths import MODELS, ROOT
 from tests.server_process import MODEL, running_server
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 30.0
 PROMPTS = ["Once upon a time", "The sea"]
 MESSAGES = [{"role": "user", "content": "Hello!"}]
 

@@ -24,10 +24,10 @@ from tests.pipelines.llm.calls import Record, ask
 from tests.serving.config.parts import parse_config
 from tests.stand_ins.model_folders import BUILT, make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
-PATIENCE_S = 60.0
 PATIENT = LlmServices(heartbeat_timeout_s=PATIENCE_S)
 
 
@@ -163,18 +163,6 @@ async def test_the_command_line_may_choose_code(tmp_path: Path, record: Path) ->
         assert constructed(record)["trust_remote_code"] is True
 
 
-async def test_what_the_version_lacks_is_a_load_error(tmp_path: Path, record: Path, version: str) -> None:
-    parameters = {"kv_cache_config.use_kv_cache_manager_v2": "true"}
-    found = source(make_model(tmp_path / "m"), runtime="tensorrt_llm", **parameters)
-    if version == "1.2.1":
-        with pytest.raises(SluiceError, match=r"use_kv_cache_manager_v2.*1\.3"):
-            async with loaded(found):
-                pass
-        return
-    async with loaded(found):
-        assert constructed(record)["kv_cache_config"]["use_kv_cache_manager_v2"] is True
-
-
 async def test_an_engine_of_nvidias_layout(tmp_path: Path, record: Path, version: str) -> None:
     """Its tokenizer is elsewhere, and 1.3 has engines no more."""
     (tmp_path / "m" / "1").mkdir(parents=True)
@@ -208,12 +196,9 @@ async def test_model_of_the_command_line_tells_its_runtime(tmp_path: Path, versi
     async with asyncio.timeout(PATIENCE_S):
         model = await load_checkpoint("m", checkpoint, engine, asyncio.create_task(engine.start()), Record)
     try:
-        parameters = {key: each.string_value for key, each in model.config.parameters.items()}
-        assert (parameters["runtime"], parameters["runtime_version"], parameters["tensor_parallel_size"]) == (
-            "tensorrt_llm",
-            version,
-            "2",
-        )
-        assert "pipeline_parallel_size" not in parameters
+        told = {key: each.string_value for key, each in model.config.parameters.items()}
+        expected = {"runtime": "tensorrt_llm", "runtime_version": version, "tensor_parallel_size": "2"}
+        assert expected.items() <= told.items()
+        assert "pipeline_parallel_size" not in told
     finally:
         await model.close()

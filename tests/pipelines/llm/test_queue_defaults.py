@@ -13,10 +13,11 @@ from pipelines.llm.setup import ignored_queue_fields
 from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.in_process_client import InProcessEngineClient
-from tests.pipelines.llm.calls import ask, request, until
+from tests.pipelines.llm.calls import ask, request
 from tests.pipelines.llm.conftest import SEED_CONFIGS
 from tests.pipelines.llm.stepped_runner import SteppedRunner
 from tests.serving.config.parts import parse_config, read_config
+from tests.waiting import until
 
 
 def config(name: str) -> ModelConfig:

@@ -292,6 +292,15 @@ class TestCode:
         assert setup.engine.llm_arguments == GIVEN.llm_arguments | {"stream_interval": 8}
         assert setup.notes == [f"model.yaml: {name}: {NO_CODE}"]
 
+    def test_an_argument_that_no_known_version_has_is_noted_with_the_nearest(self, folder: Path) -> None:
+        write_checkpoint(folder / "1")
+        (folder / "1" / "model.yaml").write_text("{max_batch_sise: 8, kv_cache_config: {dtipe: fp8, dtype: fp8}}")
+        first, second = set_up_as(folder, GIVEN, runtime="tensorrt_llm").notes
+        assert first.startswith(
+            "model.yaml: max_batch_sise is no argument of TensorRT-LLM 1.2 to 1.4 (did you mean max_batch"
+        )
+        assert second.startswith("model.yaml: kv_cache_config.dtipe is no argument")
+
     def test_nor_does_what_is_inside_a_configuration(self, folder: Path) -> None:
         write_checkpoint(folder / "1")
         (folder / "1" / "model.yaml").write_text("calib_config: {calib_dataset: /evil}\n")

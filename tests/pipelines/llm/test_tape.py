@@ -8,6 +8,7 @@ from functools import partial
 
 from engine.types import EventDetail, FinishReason, TokenEvent
 from pipelines.llm.tape import Tape, TapedGeneration, TextTape
+from tests.waiting import PATIENCE_S
 
 LENGTHS = (5, 9, 3)
 
@@ -77,6 +78,6 @@ async def test_a_tape_is_played_as_it_was_recorded_and_gone_on_with() -> None:
 
 async def test_texts_that_are_given_up_hold_up_nobody() -> None:
     shown: list[tuple[int, TokenEvent]] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await run(Tape(lambda number, event: None), shown, most=4)
     assert len(shown) == 4

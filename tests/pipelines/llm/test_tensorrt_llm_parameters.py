@@ -1,13 +1,12 @@
 """The effect of each parameter of config.pbtxt on TensorRT-LLM: every row of its table."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation
+from engine.config import EngineConfig, Runtime, SchedulerPolicy, Speculation, Task
 from engine.delegated.tensorrt_llm.configuration.catalogue import SETTINGS
 from pipelines.llm.parameter_effects import SHARED_RULES
 from pipelines.llm.parameters import apply_parameters
@@ -63,10 +62,11 @@ FIELDS: list[tuple[str, str, dict[str, Any]]] = [
     ("tp_size", "2", {"tensor_parallel_size": 2}),
     ("pipeline_parallel_size", "4", {"pipeline_parallel_size": 4}),
     ("pp_size", "4", {"pipeline_parallel_size": 4}),
+    ("task", "score", {"task": Task.SCORE}),
     ("data_parallel_size", "1", {}),
     ("num_nodes", "1", {}),
     ("distributed_executor_backend", "mp", {}),
-    ("enable_lora", "true", {}),
+    ("enable_lora", "true", {"enable_lora": True}),
     ("dtype", "half", {"dtype": "float16"}),
     ("dtype", "bfloat16", {"dtype": "bf16"}),
     ("quantization", "FP8", {"quantization": "fp8"}),
@@ -94,35 +94,18 @@ AS_SETTINGS: list[tuple[str, str, dict[str, str]]] = [
     ("swap_space", "4", {"kv_cache_config.host_cache_size": str(4 << 30)}),
     ("kv_cache_onboard_blocks", "false", {"kv_cache_config.onboard_blocks": "false"}),
     ("block_size", "64", {"kv_cache_config.tokens_per_block": "64"}),
-    ("max_attention_window_size", "4096,2048", {"kv_cache_config.max_attention_window": "4096,2048"}),
-    ("sink_token_length", "4", {"kv_cache_config.sink_token_length": "4"}),
-    ("enable_chunked_context", "true", {"enable_chunked_prefill": "true"}),
     ("max_beam_width", "4", {"max_beam_width": "4"}),
     ("decoding_mode", "eagle", {"decoding_mode": "eagle"}),
     ("speculative_decoding_type", "eagle", {"speculative_config.decoding_type": "eagle"}),
     ("speculative_config.decoding_type", "PARD", {"speculative_config.decoding_type": "PARD"}),
     ("eagle_choices", "{0, 0}, {0, 1}", {"speculative_config.eagle_choices": "{0, 0}, {0, 1}"}),
-    ("guided_decoding_backend", "xgrammar", {"guided_decoding_backend": "xgrammar"}),
     ("lora_dir", "/loras", {"lora_dir": "/loras"}),
     ("lora_cache_gpu_memory_fraction", "0.1", {"peft_cache_config.device_cache_percent": "0.1"}),
-    ("max_lora_rank", "16", {"lora_config.max_lora_rank": "16"}),
-    ("enforce_eager", "true", {"enforce_eager": "true"}),
     ("trust_remote_code", "false", {"trust_remote_code": "false"}),
     ("kv_connector_config", "null", {"kv_connector_config": "null"}),
     ("env_overrides", "{}", {"env_overrides": "{}"}),
     ("distributed_executor_backend", "ray", {"orchestrator_type": "ray"}),
-    ("iter_stats_max_iterations", "100", {"iter_stats_max_iterations": "100"}),
-    ("ep_size", "8", {"moe_expert_parallel_size": "8"}),
     ("speculative_config", '{"method": "eagle3", "model": "/eagle", "num_speculative_tokens": 3}', EAGLE),
-    (
-        "speculative_config",
-        '{"method": "medusa", "model": "/m"}',
-        {
-            "speculative_config.decoding_type": "Medusa",
-            "speculative_config.speculative_model": "/m",
-            "speculative_config.max_draft_len": "4",
-        },
-    ),
     (
         "speculative_config",
         '{"method": "deepseek_mtp", "num_speculative_tokens": 1}',
@@ -145,6 +128,11 @@ NOTED: list[tuple[str, str, str]] = [
     ("normalize_log_probs", "true", "only compiled engines have it"),
     ("unheard_of", "x", "is unknown and has no effect"),
     ("kv_events_config", "{}", "only vLLM has it"),
+    (
+        "moe_backend",
+        "CUTLASS",
+        "only vLLM has it, and the model runs on TensorRT-LLM, where it is called moe_config.backend",
+    ),
 ]
 
 REFUSED: list[tuple[str, str, str]] = [
@@ -259,31 +247,3 @@ def test_no_parameter_of_nvidias_templates_is_unknown(key: str) -> None:
         assert error.param == key and "must be" in error.message
         return
     assert not any("unknown" in note for note in notes)
-
-
-def test_nvidias_template_as_it_is_filled_for_a_checkpoint() -> None:
-    """Nothing is refused of what tensorrtllm_backend's fill_template.py leaves in the file with its defaults."""
-    filled = {
-        "max_beam_width": "1",
-        "gpt_model_type": "inflight_fused_batching",
-        "max_tokens_in_paged_kv_cache": "2560",
-        "batch_scheduler_policy": "guaranteed_no_evict",
-        "kv_cache_free_gpu_mem_fraction": "0.9",
-        "enable_trt_overlap": "false",
-        "exclude_input_in_output": "true",
-        "enable_kv_cache_reuse": "false",
-        "normalize_log_probs": "true",
-        "enable_chunked_context": "false",
-        "gpu_weights_percent": "1.0",
-        "decoding_mode": "top_k_top_p",
-        "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
-        "lora_cache_optimal_adapter_size": "8",
-        "multi_block_mode": "true",
-        "cuda_graph_cache_size": "0",
-        "speculative_decoding_fast_logits": "false",
-        "recv_poll_period_ms": "0",
-        "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
-    }
-    config, _ = apply_parameters(GIVEN, "m", filled)
-    SETTINGS.check(config.runtime_settings)
-    assert json.loads(msgspec.json.encode(config))["enable_prefix_caching"] is False

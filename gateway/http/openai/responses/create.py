@@ -25,6 +25,7 @@ from gateway.http.openai.responses.schemas import (
 )
 from gateway.http.openai.responses.tools import parse_tool_choice, prompt_tools
 from gateway.http.openai.schemas import JsonSchema, ResponseFormat
+from gateway.http.parsing import refuse_foreign
 from pipelines.text.model import TextModel, refuse_images
 from pipelines.text.types import ChatMessage, Conversation, EncodedPrompt, Prompt, TemplateOptions, TextRequest
 from sluice.errors import ErrorCode, SluiceError, invalid
@@ -36,15 +37,6 @@ PARAM_NAMES = {"query": "input", "messages": "input"}
 _LOGPROBS = "message.output_text.logprobs"
 _ITEMS_PER_TURN = 256
 """Items that are stored in one turn of the event loop: one takes some microseconds, and there may be thousands."""
-_REFUSED = {
-    name: reason.removeprefix("Refused")
-    for name, field in CreateResponseRequest.model_fields.items()
-    if (reason := field.description or "").startswith("Refused")
-}
-"""Fields of other routes that a response cannot have, and why; those that are refused unless they change nothing say
-which value that is."""
-_NEUTRAL = {"n": 1, "best_of": 1, "beam_width": 1, "use_beam_search": False}
-_NEUTRAL |= dict.fromkeys(("return_token_ids", "return_tokens_as_token_ids"), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +201,7 @@ async def _prepare(model: TextModel, conversation: Conversation, room: int) -> P
 
 def check_fields(fields: CreateResponseRequest, archive: Archive | None) -> None:
     """Raise INVALID for fields of other routes, and for those that contradict each other."""
-    for name, reason in _REFUSED.items():
-        value = getattr(fields, name)
-        if value is not None and (value != (neutral := _NEUTRAL.get(name)) or type(value) is not type(neutral)):
-            raise invalid(name, f"{name} is refused{reason.rstrip('.')}")
+    refuse_foreign(fields)
     if fields.background and fields.store is False:
         raise invalid("background", "background must be false where store is false: nothing would keep the response")
     if fields.background:
