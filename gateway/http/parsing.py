@@ -102,7 +102,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 _NEUTRAL_ELSEWHERE = {"n": 1, "best_of": 1, "beam_width": 1} | dict.fromkeys(
     ("logprobs", "use_beam_search", "return_token_ids", "return_tokens_as_token_ids"), False
 )
-"""Of fields that a schema declares as refused: the values that change nothing."""
+"""Values that change nothing, by field, of those that a schema declares as refused."""
 
 
 def parse_body(

@@ -11,13 +11,12 @@ control token would then be one: such prompts are refused.
 import asyncio
 import logging
 import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from heapq import heappop, heappush
 from io import BytesIO
-from itertools import count
 from typing import Any, NamedTuple
 
 from engine.delegated.tensorrt_llm.folder import LlmFolder
@@ -64,38 +63,36 @@ class SharedTensors:
 
 
 class Turns:
-    """Lets one in at a time. Who comes waits for a turn of each of the others, not for all that one of them asked
-    for: the answers of a client that wants many bring their images one by one."""
+    """Lets one in at a time, and those who wait in turn: the answers of a client that wants many bring their images one
+    by one, and others come in between."""
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[int, int, str, asyncio.Future[None]]] = []
-        self._order = count()
-        self._last: dict[str, int] = {}
-        """The last turn of each who waits."""
-        self._turn = 0
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        """By who waits, the next one first."""
         self._is_taken = False
 
     @asynccontextmanager
     async def take(self, who: str) -> AsyncIterator[None]:
-        turn = self._last[who] = max(self._turn, self._last.get(who, 0)) + 1
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (turn, next(self._order), who, mine))
+        self._waiting.setdefault(who, deque()).append(mine)
         self._go_on()
         try:
             await mine
             yield
         finally:
-            self._is_taken &= mine.cancelled()
+            self._is_taken &= mine.cancelled()  # who was cancelled while waiting had no turn
             self._go_on()
 
     def _go_on(self) -> None:
         while self._waiting and not self._is_taken:
-            turn, _, who, future = heappop(self._waiting)
-            if self._last.get(who) == turn:
-                del self._last[who]
-            if not future.done():
-                self._turn, self._is_taken = turn, True
-                future.set_result(None)
+            who = next(iter(self._waiting))
+            rest = self._waiting.pop(who)
+            turn = rest.popleft()
+            if rest:
+                self._waiting[who] = rest  # behind the others
+            if not turn.done():
+                self._is_taken = True
+                turn.set_result(None)
 
 
 class ImagePrompts:

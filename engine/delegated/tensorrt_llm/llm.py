@@ -276,9 +276,11 @@ class TensorRtLlm(LoadedLlm):
 
     async def sleep(self, level: int, mode: SleepMode) -> None:
         salt = self._sleeper.salt
-        await self._sleeper.sleep(level, self._is_busy)
-        if self.prefixes is not None and self._sleeper.salt != salt:
-            self.prefixes.clear(self._sleeper.salt)
+        try:
+            await self._sleeper.sleep(level, self._is_busy)
+        finally:
+            if self.prefixes is not None and self._sleeper.salt != salt:
+                self.prefixes.clear(self._sleeper.salt)
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         return await self._sleeper.wake_up(tags)

@@ -82,8 +82,16 @@ class Sleeper:
         if not level or self._released == {*_ALL}:
             return
         await self.wake_up(None)  # the library releases no more while something is away
-        await self._call("sleep", _ALL)
+        # Where it fails half way, nobody knows what is away: all is woken, and no block of before is found.
         self._released, self.salt = frozenset(_ALL), secrets.token_hex(_SALT_BYTES)
+        try:
+            await self._call("sleep", _ALL)
+        except SluiceError:
+            self._released = frozenset()
+            raise
+        except Exception:
+            await self.wake_up(None)
+            raise
 
     async def wake_up(self, tags: list[str] | None) -> bool:
         """See `SleepingRuntime`."""

@@ -11,7 +11,7 @@ from engine.delegated.in_flight import ABORT_GRACE_S
 from engine.delegated.interface import EngineLost, RequestHandle
 from engine.delegated.watchdog import STALL_SETTING
 from engine.frames import Cancel, Command, Shutdown, Sleep, SleepMode, SleepOutcome, StepFrame, WakeUp
-from engine.types import FinishReason, GenerateRequest
+from engine.types import BlockSource, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode
 from tests.engine.delegated.fake_runtime import (
     INFO,
@@ -51,6 +51,19 @@ async def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
         executor.obey([Shutdown()])
         await running
     assert ended == {1: FinishReason.LENGTH, 2: ErrorCode.INTERNAL, 3: FinishReason.LENGTH}
+
+
+async def test_what_was_handed_over_to_a_runtime_that_takes_nothing_over_is_computed() -> None:
+    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
+    executor = DelegatedExecutor(FakeRuntime(), INFO, CONFIG, frames.put_nowait)
+    running = asyncio.create_task(executor.run())
+    executor.obey([msgspec.structs.replace(make_submit(1, 5), source=BlockSource("tcp://127.0.0.1:1", handover=b"x"))])
+    async with asyncio.timeout(PATIENCE_S):
+        while not (events := (await frames.get()).events):
+            pass
+        executor.obey([Shutdown()])
+        await running
+    assert [each.stream_id for each in events] == [1]
 
 
 async def test_a_loop_that_fails_ends_the_engine() -> None:

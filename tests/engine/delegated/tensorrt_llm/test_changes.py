@@ -6,9 +6,11 @@ from typing import Any
 
 import psutil
 import pytest
+from packaging.version import Version
 
 from engine.delegated.tensorrt_llm.adapters import MODULE_NAMES, Adapters, LoraRoom
 from engine.delegated.tensorrt_llm.folder import read_folder
+from engine.delegated.tensorrt_llm.sleeping import Sleeper
 from engine.types import FinishReason
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.over_stand_in import StandIn, answer, echo, request, running, tokens
@@ -134,3 +136,27 @@ async def test_a_number_is_of_the_same_weights_for_good(tmp_path: Path) -> None:
     await asyncio.gather(*(adapters.load(name, other, prove) for name in ("x", "y")))
     numbers = {adapters.request(name).lora_int_id for name in ("x", "y")}
     assert numbers == {4}, "the same files share blocks and memory"
+
+
+class Workers:
+    """Workers that fail to sleep with `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error, self.woken = error, list[str]()
+
+    def _collective_rpc(self, method: str, arguments: tuple[list[str]]) -> Any:
+        if method == "sleep":
+            raise self._error
+        self.woken += arguments[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "is_woken"),
+    [(RuntimeError("rank 1: out of memory"), RuntimeError, True), (ValueError("not enabled"), SluiceError, False)],
+)
+async def test_what_may_be_away_after_a_failure_is_woken(error: Exception, raised: Any, is_woken: bool) -> None:
+    sleeper = Sleeper(workers := Workers(error), Version("1.4.0"), can_release=True)
+    with pytest.raises(raised):
+        await sleeper.sleep(1, asyncio.Event())
+    assert {"kv_cache", "model_weights"} <= {*workers.woken} if is_woken else not workers.woken
+    assert not sleeper.is_asleep and sleeper.salt, "blocks of before the sleep may be empty"
