@@ -38,7 +38,7 @@ def png(width: int, height: int, color: str = "red", mode: str = "RGB") -> str:
 
 
 RED, BLUE, WIDE = png(40, 40), png(40, 40, "blue"), png(100, 33, mode="RGBA")
-"""Of 4, 4 and 8 tokens."""
+"""Images of 4, 4 and 8 tokens."""
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

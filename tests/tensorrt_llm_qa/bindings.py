@@ -1,4 +1,4 @@
-"""What NVIDIA's Python modules need of their C++ library: its enumerations, its checks of values, its responses."""
+"""The parts of the C++ library that NVIDIA's Python modules need: enumerations, checks of values, responses."""
 
 import math
 from enum import Enum, IntEnum

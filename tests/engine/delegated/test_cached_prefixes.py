@@ -83,7 +83,7 @@ class Traffic:
 
     @property
     def cached(self) -> set[BlockHash]:
-        """What the cache has, under our names."""
+        """The blocks in the cache, under our names."""
         return {name for each in self.cache.stored_hashes if (name := self.names[each]) is not None}
 
 

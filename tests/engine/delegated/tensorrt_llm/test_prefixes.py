@@ -1,4 +1,4 @@
-"""What TensorRT-LLM has in its prefix cache, as gateways and routers hear of it: real processes, over the stand-in."""
+"""Gateways and routers hear what TensorRT-LLM has in its prefix cache: real processes, over the stand-in."""
 
 import asyncio
 import json

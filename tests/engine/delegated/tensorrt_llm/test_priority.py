@@ -15,7 +15,7 @@ from tests.waiting import until
 POLICY = "scheduler_config.waiting_queue_policy"
 AFFINITY = "attention_dp_config.kv_cache_routing_conversation_affinity"
 NUM_PLACES = 32
-"""Of so many places two more requests are handed over early."""
+"""Places of a batch; two more requests than these are handed over early."""
 
 
 @pytest.fixture

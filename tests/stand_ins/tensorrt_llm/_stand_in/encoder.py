@@ -17,7 +17,7 @@ from .settings import settings
 
 @dataclass
 class EncoderOutput:
-    """What a model gives for one prompt: [num_classes], [hidden_size] or [seq_len, num_labels] by the model."""
+    """The output of a model for one prompt: [num_classes], [hidden_size] or [seq_len, num_labels] by the model."""
 
     logits: Any
     prompt_token_ids: list[int]

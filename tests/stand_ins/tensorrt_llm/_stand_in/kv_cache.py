@@ -166,7 +166,7 @@ class KvCache:
 
     @property
     def stored_hashes(self) -> set[int]:
-        """Those of the blocks on the GPU."""
+        """Hashes of the blocks on the GPU."""
         return {block_hash for block_hash, block in self._block_of.items() if block < self._num_blocks}
 
     def _evict(self) -> int:

@@ -9,7 +9,7 @@ _KEY = re.compile(r".*\.\d+\.\w+\.(\w+\.)*(\w+)\.lora_(A|B)\.weight")
 
 
 class LoopError(Exception):
-    """What fails in the loop of the executor, and ends it."""
+    """A failure in the loop of the executor, which ends with it."""
 
 
 class LoraManager:

@@ -36,7 +36,7 @@ class Response:
     prompt_logprobs: list[Likeliest] | None = None
     perf_metrics: Any = None
     disaggregated_params: Any = None
-    """Those of a context server's answer."""
+    """Set in the answer of a context server."""
 
 
 T = TypeVar("T")

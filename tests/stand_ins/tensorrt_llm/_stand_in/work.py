@@ -67,7 +67,7 @@ class Work:
         self.first_scheduled = self.first_token = self.last_token = 0.0
         self.first_iteration = self.last_iteration = 0
         self.disaggregated_params: Any = None
-        """What the generation server is to get."""
+        """The parameters that the generation server is to get."""
         self.is_fetched = order.is_part("generation_only")
         """Whether a context server computes its context."""
         self._model = model

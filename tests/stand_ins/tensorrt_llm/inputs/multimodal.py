@@ -1,4 +1,4 @@
-"""What a processor makes of images: tensors, which are bytes here, and hashes that tell images apart in the cache."""
+"""The output of a processor of images: tensors (bytes here), and hashes that tell images apart in the cache."""
 
 import itertools
 from dataclasses import dataclass, field
