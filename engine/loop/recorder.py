@@ -181,13 +181,12 @@ class StepRecorder(WorkRecorder):
     def profile(self, seconds: float) -> None:
         """Record the parts of the steps that begin in the next `seconds`."""
         self._profiled_until = self._clock() + seconds
-        self._is_profiled = True
 
     def begin(self, now: float) -> None:
         """Begin a step."""
         self._began, self._runner_seconds = now, 0.0
+        self._is_profiled = now < self._profiled_until
         if self._is_profiled:
-            self._is_profiled = now < self._profiled_until
             self._parts, self._marked = [], now
 
     def mark(self, part: str) -> None:

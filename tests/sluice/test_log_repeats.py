@@ -5,13 +5,7 @@ from contextlib import suppress
 import pytest
 
 from sluice.log_repeats import MAX_KNOWN, MOST, WINDOW_S, LimitedHandler, RepeatLimiter
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import ManualClock
 
 
 def record(message: str, *values: object) -> logging.LogRecord:
@@ -23,7 +17,7 @@ def messages(records: list[logging.LogRecord]) -> list[str]:
 
 
 def test_repeats_are_counted_once_the_window_is_over() -> None:
-    clock = Clock()
+    clock = ManualClock(0.0)
     limiter = RepeatLimiter(clock)
     passed = [messages(limiter.take(record("lost %s", "x"))) for _ in range(MOST + 57)]
     assert sum(map(len, passed)) == MOST
@@ -34,7 +28,7 @@ def test_repeats_are_counted_once_the_window_is_over() -> None:
 
 
 def test_lines_that_are_told_apart_have_a_bound() -> None:
-    limiter = RepeatLimiter(Clock())
+    limiter = RepeatLimiter(ManualClock(0.0))
     for number in range(3 * MAX_KNOWN):
         assert messages(limiter.take(record("line %d", number))) == [f"line {number}"]
     assert len(limiter._known) <= MAX_KNOWN
@@ -61,7 +55,7 @@ def test_a_full_disk_is_told_once_and_without_a_traceback(capsys: pytest.Capture
 
 
 def test_lines_of_different_requests_are_no_repeats() -> None:
-    clock, ids = Clock(), iter(["a"] * (MOST + 1) + ["b", "-"])
+    clock, ids = ManualClock(0.0), iter(["a"] * (MOST + 1) + ["b", "-"])
     limiter = RepeatLimiter(clock, lambda: next(ids))
     passed = [messages(limiter.take(record("failed"))) for _ in range(MOST + 2)]
     assert passed == [*[["failed"]] * MOST, [], ["failed"]]

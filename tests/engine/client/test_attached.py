@@ -23,9 +23,10 @@ from engine.process import transport as transport_module
 from engine.process.transport import Transport
 from engine.types import FinishReason, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
+from tests.clock import ManualClock
 from tests.engine.client.faulty_engine import CRASH
 from tests.engine.client.test_recovery import MODULE, collect, failure_of, harmless, request
-from tests.engine.delegated.fake_runtime import INFO, Clock
+from tests.engine.delegated.fake_runtime import INFO
 from tests.engine.fake_runner import echo
 from tests.waiting import PATIENCE_S, until
 
@@ -143,7 +144,7 @@ class Engine:
 
 
 async def test_one_that_was_silent_is_given_up_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     monkeypatch.setattr(transport_module, "perf_counter", clock)
     monkeypatch.setattr(module, "ALIVE_S", 0.05)
     engine = Engine(tmp_path)

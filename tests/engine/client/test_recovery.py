@@ -114,7 +114,7 @@ async def test_requests_of_an_adapter_wait_until_the_next_engine_has_it(tmp_path
 async def test_a_folder_of_many_files_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places: list[threading.Thread] = []
 
-    def look(_: Path) -> str:
+    def look(_: Path, **__: bool) -> str:
         places.append(threading.current_thread())
         return ""
 

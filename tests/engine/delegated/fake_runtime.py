@@ -28,16 +28,6 @@ INFO = EngineInfo(
 )
 
 
-class Clock:
-    """Shows what it was set to."""
-
-    def __init__(self, now: float = 100.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class FakeHandle:
     """A request whose first response is its last: one token."""
 

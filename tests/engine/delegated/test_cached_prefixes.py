@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.blocks import BlockHash, HashChain
 from engine.delegated.cached_prefixes import GRACE_S, NOTHING_TOLD, CachedPrefixes, Owner, Told
 from engine.delegated.tensorrt_llm.events import EventReader
-from tests.engine.delegated.fake_runtime import Clock
+from tests.clock import ManualClock
 from tests.stand_ins.tensorrt_llm._stand_in.events import CacheEvents
 from tests.stand_ins.tensorrt_llm._stand_in.kv_cache import KvCache
 
@@ -45,7 +45,7 @@ class Traffic:
 
     def __init__(self, num_host_blocks: int) -> None:
         self.cache = KvCache(24, SIZE, reuses=True, events=CacheEvents(4096, 100), num_host_blocks=num_host_blocks)
-        self.clock = Clock()
+        self.clock = ManualClock(100.0)
         self.prefixes = CachedPrefixes(SIZE, self.clock)
         self.reader = EventReader(self.prefixes, has_adapters=True)
         self.names: dict[int, BlockHash | None] = {}
@@ -123,7 +123,7 @@ class Events:
     """An index, and its events by hand."""
 
     def __init__(self, *, has_adapters: bool = True) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock(100.0)
         self.prefixes = CachedPrefixes(SIZE, self.clock)
         self._reader = EventReader(self.prefixes, has_adapters=has_adapters)
 

@@ -13,9 +13,9 @@ from engine.delegated.watchdog import STALL_SETTING
 from engine.frames import Cancel, Command, Shutdown, Sleep, SleepMode, SleepOutcome, StepFrame, WakeUp
 from engine.types import BlockSource, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode
+from tests.clock import ManualClock
 from tests.engine.delegated.fake_runtime import (
     INFO,
-    Clock,
     FakeHandle,
     FakeRuntime,
     SilentHandle,
@@ -112,7 +112,7 @@ class HangingRuntime(FakeRuntime):
 
 
 async def forget_an_aborted_request(runtime: HangingRuntime) -> tuple[DelegatedExecutor, "asyncio.Task[None]"]:
-    clock = Clock()
+    clock = ManualClock(100.0)
     frames: asyncio.Queue[StepFrame] = asyncio.Queue()
     config = EngineConfig(model_path="", runtime_settings={STALL_SETTING: "0.2"})
     executor = DelegatedExecutor(runtime, INFO, config, frames.put_nowait, clock)
@@ -169,7 +169,7 @@ class SleepyRuntime(FakeRuntime):
 class Sleeper:
     """An executor over a runtime, and what it has emitted."""
 
-    def __init__(self, runtime: FakeRuntime, clock: Clock) -> None:
+    def __init__(self, runtime: FakeRuntime, clock: ManualClock[float]) -> None:
         self.frames: asyncio.Queue[bytes] = asyncio.Queue()
         """As they are sent: what changes in them afterwards reaches nobody."""
         config = EngineConfig(model_path="", runtime_settings={STALL_SETTING: "0.2"})
@@ -205,7 +205,7 @@ class Sleeper:
 async def test_requests_wait_while_the_runtime_sleeps() -> None:
     runtime = SleepyRuntime()
     async with asyncio.timeout(PATIENCE_S):
-        it = Sleeper(runtime, Clock())
+        it = Sleeper(runtime, ManualClock(100.0))
         it.executor.obey([make_submit(1, UNLUCKY)])
         assert await it.ask(Sleep(1, "abort")) == SleepOutcome(is_sleeping=True)
         assert (await it.end(1), runtime.silent.aborted.is_set()) == (ErrorCode.UNAVAILABLE, True)
@@ -219,7 +219,7 @@ async def test_requests_wait_while_the_runtime_sleeps() -> None:
 
 
 async def test_a_sleeping_runtime_is_no_hanging_one() -> None:
-    runtime, clock = SleepyRuntime(), Clock()
+    runtime, clock = SleepyRuntime(), ManualClock(100.0)
     async with asyncio.timeout(PATIENCE_S):
         it = Sleeper(runtime, clock)
         it.executor.obey([make_submit(1, UNLUCKY)])
@@ -237,7 +237,7 @@ async def test_a_sleeping_runtime_is_no_hanging_one() -> None:
 async def test_a_sleep_that_fails_leaves_the_runtime_awake() -> None:
     async with asyncio.timeout(PATIENCE_S):
         for runtime, code in ((SleepyRuntime(), ErrorCode.INTERNAL), (FakeRuntime(), ErrorCode.UNIMPLEMENTED)):
-            it = Sleeper(runtime, Clock())
+            it = Sleeper(runtime, ManualClock(100.0))
             outcome = await it.ask(Sleep(2, "wait"))
             assert (outcome.code, outcome.is_sleeping) == (code, False)
             it.executor.obey([make_submit(1, 5)])

@@ -11,9 +11,9 @@ from engine.delegated.sequence import DelegatedSequence
 from engine.delegated.watchdog import Watchdog, stall_timeout_s, warm_up
 from engine.types import FinishReason
 from sluice.errors import SluiceError
+from tests.clock import ManualClock
 from tests.engine.delegated.fake_runtime import (
     INFO,
-    Clock,
     FakeHandle,
     FakeRuntime,
     SilentHandle,
@@ -48,7 +48,9 @@ def test_the_stall_timeout_is_a_minute_where_nobody_says() -> None:
     assert stall_timeout_s({"stall_timeout_s": "2.5"}) == 2.5
 
 
-def watch(runtime: FakeRuntime, clock: Clock, *requests: DelegatedSequence, has_iterations: bool = False) -> Watchdog:
+def watch(
+    runtime: FakeRuntime, clock: ManualClock[float], *requests: DelegatedSequence, has_iterations: bool = False
+) -> Watchdog:
     table = InFlightTable(runtime, Listener(), clock)
     for each in requests:
         table.submit(each)
@@ -67,7 +69,7 @@ async def run_once(watchdog: Watchdog) -> None:
 
 
 async def test_a_stall() -> None:
-    clock = Clock(10.0)
+    clock = ManualClock(10.0)
     watchdog = watch(FakeRuntime(lambda request: SilentHandle()), clock, make_sequence(1, make_request(5)))
     clock.now = 12.5
     await run_once(watchdog)
@@ -81,7 +83,7 @@ async def test_a_stall() -> None:
 
 
 async def test_nothing_stalls_where_nothing_is_due() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     watchdog = watch(FakeRuntime(), clock)
     clock.now += 100.0
     await run_once(watchdog)
@@ -89,7 +91,7 @@ async def test_nothing_stalls_where_nothing_is_due() -> None:
 
 async def test_an_engine_that_says_it_is_ill() -> None:
     runtime = FakeRuntime()
-    watchdog = watch(runtime, Clock())
+    watchdog = watch(runtime, ManualClock(100.0))
     await run_once(watchdog)
     runtime.is_well = False
     with pytest.raises(EngineLost, match="the fake says that it is not healthy"):

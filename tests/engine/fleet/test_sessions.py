@@ -2,6 +2,7 @@
 
 from engine.fleet.client import FleetClient
 from engine.fleet.sessions import SessionPlaces
+from tests.clock import ManualClock
 from tests.engine.fleet.simulated import Simulation
 from tests.engine.fleet.test_choosing import home_of
 from tests.engine.parts import make_request
@@ -9,17 +10,8 @@ from tests.engine.parts import make_request
 NAMES = ["a", "b", "c"]
 
 
-class Clock:
-    """A clock that stands until it is set."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def make_places(max_sessions: int = 3) -> tuple[SessionPlaces, Clock]:
-    clock = Clock()
+def make_places(max_sessions: int = 3) -> tuple[SessionPlaces, ManualClock[float]]:
+    clock = ManualClock(0.0)
     return SessionPlaces(10.0, max_sessions, clock), clock
 
 

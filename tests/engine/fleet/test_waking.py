@@ -9,19 +9,11 @@ import pytest
 from engine.config import EngineConfig
 from engine.fleet.waking import WakeSettings, WakingRoom, presume_info
 from sluice.errors import ErrorCode, SluiceError
+from tests.clock import ManualClock
 
 
-class Clock:
-    """A clock that stands until it is set."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def make_room(timeout_s: float = 60.0, max_requests: int = 2) -> tuple[WakingRoom, Clock]:
-    clock = Clock()
+def make_room(timeout_s: float = 60.0, max_requests: int = 2) -> tuple[WakingRoom, ManualClock[float]]:
+    clock = ManualClock(100.0)
     return WakingRoom(WakeSettings(timeout_s, max_requests), clock), clock
 
 

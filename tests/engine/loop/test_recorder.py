@@ -9,6 +9,7 @@ from engine.loop.recorder import OTHERS, Step, StepRecorder, WorkRecorder
 from engine.scheduling.planner import PrefillChunk, StepPlan
 from engine.sequence import Sequence
 from engine.types import EngineInfo
+from tests.clock import ManualClock
 from tests.engine.parts import make_request
 
 INFO = EngineInfo(
@@ -26,19 +27,12 @@ INFO = EngineInfo(
 )
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def step(seconds: float, num_prefill: int, num_decode: int) -> Step:
     return Step(1, num_decode, num_prefill, num_prefill + num_decode, seconds, seconds / 2)
 
 
 def test_who_asks_again_gets_what_is_new() -> None:
-    work = WorkRecorder(Clock(), lambda: 1000.0)
+    work = WorkRecorder(ManualClock(100.0), lambda: 1000.0)
     assert not work.is_watched, "nothing is kept before somebody asks"
     assert work.view(AskView()).steps == [] and work.is_watched
     work.record_step(step(0.01, 16, 0))
@@ -54,7 +48,7 @@ def test_who_asks_again_gets_what_is_new() -> None:
 
 
 def test_nothing_is_kept_once_nobody_asks() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     work = WorkRecorder(clock)
     work.record_tokens("a", 16, 0)
     work.view(AskView(keep_s=5.0))
@@ -84,7 +78,7 @@ def test_further_tenants_count_together(monkeypatch: MonkeyPatch) -> None:
     }
 
 
-def run_step(work: StepRecorder, clock: Clock) -> Step:
+def run_step(work: StepRecorder, clock: ManualClock[float]) -> Step:
     """Run a step of half a second with two decoding sequences, a draft, and a chunk of 7 tokens."""
     one, other, third = (Sequence(n, make_request([1], max_tokens=8), INFO, 0.0) for n in range(3))
     plan = StepPlan((), (), (one, other), (1, 0), (PrefillChunk(third, 7),))
@@ -99,7 +93,7 @@ def run_step(work: StepRecorder, clock: Clock) -> Step:
 
 
 def test_all_views_are_of_the_same_step() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     work = StepRecorder(clock)
     work.view(AskView())
     work.profile(10.0)
@@ -118,8 +112,21 @@ def test_all_views_are_of_the_same_step() -> None:
     assert [(name, round(seconds, 9)) for name, seconds in told.parts] == [("plan", 0.1), ("run", 0.25)]
 
 
+def test_a_profile_that_is_asked_for_within_a_step_begins_with_the_next() -> None:
+    clock = ManualClock(100.0)
+    work = StepRecorder(clock)
+    work.begin(clock.now)
+    work.profile(10.0)
+    work.mark("intake")
+    work.end(StepPlan((), (), (), (), ()), 0, 0)
+    assert work.take_profile() is None
+    run_step(work, clock)
+    profile = work.take_profile()
+    assert profile is not None and len(profile.steps) == 1
+
+
 def test_a_profile_ends_by_itself() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     work = StepRecorder(clock)
     work.profile(0.75)
     for _ in range(3):
@@ -129,7 +136,7 @@ def test_a_profile_ends_by_itself() -> None:
 
 
 def test_a_step_without_a_run_is_all_overhead() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     work = StepRecorder(clock)
     run_step(work, clock)
     work.begin(clock.now)

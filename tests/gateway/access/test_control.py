@@ -14,23 +14,17 @@ from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig
 from gateway.options.option import OptionError
 from sluice.errors import ErrorCode, SluiceError
+from tests.clock import ManualClock
 
 NEW = make_key(Identity(name="ci", tenant="research", networks=("192.0.2.0/24", "127.0.0.1/32", "2001:db8::/32")))
 OTHER = make_key(Identity(name="other"))
 PROXY = "10.0.0.1"
 
 
-class Clock:
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def control(*keys: NewKey, clock: Clock | None = None, **settings: Any) -> AccessControl:
+def control(*keys: NewKey, clock: ManualClock[float] | None = None, **settings: Any) -> AccessControl:
     ring = KeyRing(None)
     ring.keep(each.stored for each in keys)
-    return AccessControl(ring, clock=clock or Clock(), **settings)
+    return AccessControl(ring, clock=clock or ManualClock(100.0), **settings)
 
 
 def sent(key: str | None, peer: str = "127.0.0.1", **more: Any) -> Credentials:
@@ -90,7 +84,7 @@ async def test_networks_hold_behind_a_proxy_too() -> None:
 
 
 async def test_a_source_of_wrong_keys_is_slowed_down_and_nobody_else() -> None:
-    clock = Clock()
+    clock = ManualClock(100.0)
     access = control(NEW, OTHER, clock=clock)
     assert await code_of(access, sent(OTHER.text)) is None
     for _ in range(10):
@@ -101,7 +95,7 @@ async def test_a_source_of_wrong_keys_is_slowed_down_and_nobody_else() -> None:
     assert await code_of(access, sent(NEW.text)) is ErrorCode.OVERLOADED, "one of many guesses"
     assert await code_of(access, sent(OTHER.text)) is None, "known from before"
     assert await code_of(access, sent(NEW.text, "192.0.2.1")) is None
-    clock.now_s += 2.0
+    clock.now += 2.0
     assert await code_of(access, sent(NEW.text)) is None
     assert await code_of(access, sent("wrong")) is ErrorCode.UNAUTHENTICATED
     assert await code_of(access, sent("wrong")) is ErrorCode.OVERLOADED

@@ -12,18 +12,11 @@ from hypothesis import strategies as st
 from gateway.access.identity import QuotaLimits
 from gateway.quotas.account import DAY_MS, MINUTE_MS, Account, Charge, Hold, Party, Refusal, make_party, period_of
 from gateway.quotas.store import MemoryQuotas
+from tests.clock import ManualClock
 
 START = 1_767_225_599_000
 """A second before a new year."""
 BEGIN = Charge(requests=1, streams=1)
-
-
-class Clock:
-    def __init__(self, now: int = START) -> None:
-        self.now = now
-
-    def __call__(self) -> int:
-        return self.now
 
 
 def party(**limits: Any) -> Party:
@@ -36,7 +29,7 @@ class History:
     """Sends requests to a store, and keeps what each was charged with and when."""
 
     def __init__(self, limits: QuotaLimits) -> None:
-        self.clock = Clock()
+        self.clock = ManualClock(START)
         self.store = MemoryQuotas(self.clock)
         made = make_party("key", "1", "ci", limits)
         self.account = self.store.open(made or Party("key", "ci", "key:1"))
@@ -227,7 +220,7 @@ def test_a_limit_that_is_lowered_counts_at_once() -> None:
 
 
 def test_idle_accounts_are_forgotten_and_used_ones_are_not() -> None:
-    clock = Clock()
+    clock = ManualClock(START)
     store = MemoryQuotas(clock)
     used = store.open(Party("key", "a", "key:a", tokens_per_day=5))
     asyncio.run(store.reserve((used,), Charge(tokens=5), None))

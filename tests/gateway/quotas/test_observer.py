@@ -15,7 +15,8 @@ from gateway.quotas.account import DAY_MS
 from gateway.quotas.observer import QuotaObserver, format_duration
 from gateway.quotas.store import MemoryQuotas
 from sluice.errors import ErrorCode, SluiceError
-from tests.gateway.quotas.test_account import START, Clock
+from tests.clock import ManualClock
+from tests.gateway.quotas.test_account import START
 
 
 def price(model: str, adapter: str, prompt: int, cached: int, generated: int) -> int:
@@ -27,7 +28,7 @@ class Gateway:
     """Observes calls of keys with some limits."""
 
     tenants: dict[str, QuotaLimits] = field(default_factory=dict)
-    clock: Clock = field(default_factory=Clock)
+    clock: ManualClock[int] = field(default_factory=lambda: ManualClock(START))
 
     def __post_init__(self) -> None:
         self.store = MemoryQuotas(self.clock)
@@ -116,7 +117,7 @@ def test_what_was_used_is_what_counts_whatever_ends_how(calls: list[tuple[int, i
     """The sum of what calls used is what is counted when all have ended, refused ones included."""
 
     async def run() -> None:
-        gateway = Gateway(clock=Clock(START + DAY_MS))
+        gateway = Gateway(clock=ManualClock(START + DAY_MS))
         sender = key(tokens_per_month=20_000, concurrent_requests=5, queued_requests=3)
         used, open_calls = 0, []
         for prompt, most, generated, ends in calls:

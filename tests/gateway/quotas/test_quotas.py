@@ -19,9 +19,10 @@ from gateway.accounts import limit_use
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
 from gateway.quotas.store import MemoryQuotas
+from tests.clock import ManualClock
 from tests.gateway.access.test_access import Keys
 from tests.gateway.http.live import MODEL, live_server
-from tests.gateway.quotas.test_account import Clock
+from tests.gateway.quotas.test_account import START
 from tests.waiting import PATIENCE_S
 
 DEFAULTS = QuotaLimits(requests_per_minute=1000)
@@ -35,7 +36,7 @@ class Limited:
     """A server with limits whose clock the tests set, and clients."""
 
     keys: Keys
-    clock: Clock
+    clock: ManualClock[int]
     stub: Any
 
     def make(self, **limits: Any) -> Header:
@@ -56,7 +57,7 @@ class Limited:
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Limited]:
     with live_server() as live:
-        clock = Clock()
+        clock = ManualClock(START)
 
         async def start() -> tuple[GrpcServer, int]:
             limit_use(live.service, MemoryQuotas(clock), DEFAULTS)

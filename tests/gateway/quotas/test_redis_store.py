@@ -19,7 +19,8 @@ from gateway.quotas.account import MINUTE_MS, Account, Charge, Hold, Party, Refu
 from gateway.quotas.observer import rate_limit_headers
 from gateway.quotas.redis_store import LIFETIME_MS, RedisQuotas
 from gateway.quotas.store import MemoryQuotas, QuotaStore
-from tests.gateway.quotas.test_account import BEGIN, START, Clock, limit, steps, tokens_limit
+from tests.clock import ManualClock
+from tests.gateway.quotas.test_account import BEGIN, START, limit, steps, tokens_limit
 from tests.paths import ROOT
 from tests.serving.caching.parts import RedisServer
 from tests.waiting import until
@@ -40,7 +41,7 @@ def url_of(server: RedisServer) -> str:
     return f"redis://127.0.0.1:{server.port}/0"
 
 
-async def opened(server: RedisServer, clock: Clock | None = None) -> RedisQuotas:
+async def opened(server: RedisServer, clock: ManualClock[int] | None = None) -> RedisQuotas:
     quotas = RedisQuotas(url_of(server), clock)
     await until(lambda: quotas.is_up)
     return quotas
@@ -70,7 +71,7 @@ async def take(quotas: QuotaStore, party: Party, tokens: int, hold: Hold | None 
 async def test_both_places_count_alike(server: RedisServer) -> None:
     """Whatever happens in whatever order, Redis and the memory of one gateway say the same."""
     client = Redis.from_url(url_of(server))
-    clock = Clock()
+    clock = ManualClock(START)
     quotas = await opened(server, clock)
     loop = asyncio.get_running_loop()
 
@@ -135,7 +136,7 @@ def test_months_are_those_of_the_calendar(tmp_path: Path) -> None:
     async def compare() -> None:
         server = RedisServer(tmp_path)
         await server.start()
-        clock = Clock()
+        clock = ManualClock(START)
         quotas = await opened(server, clock)
         party = both(tokens_per_day=10**6)[0]
         for year in (1999, 2000, 2024, 2026, 2100):
@@ -151,7 +152,7 @@ def test_months_are_those_of_the_calendar(tmp_path: Path) -> None:
 
 
 async def test_gateways_share_what_is_left_and_give_back_what_a_dead_one_held(server: RedisServer) -> None:
-    clock = Clock(MORNING)
+    clock = ManualClock(MORNING)
     party = both(tokens_per_day=100, concurrent_requests=2)[0]
     mine, theirs = [await opened(server, clock) for _ in range(2)]
     held = await theirs.reserve((theirs.open(party),), BEGIN, None)
@@ -181,7 +182,7 @@ async def test_gateways_share_what_is_left_and_give_back_what_a_dead_one_held(se
 async def test_an_outage_leaves_each_gateway_its_share_and_is_settled_afterwards(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = Clock(MORNING)
+    clock = ManualClock(MORNING)
     party = both(tokens_per_day=100, tokens_per_month=1000)[0]
     mine, theirs = [await opened(server, clock) for _ in range(2)]
     await mine._beat()
@@ -285,7 +286,7 @@ async def test_eight_gateways_use_the_limit_and_no_more(server: RedisServer) -> 
     used = await asyncio.to_thread(run)
     assert 19_800 <= sum(used) <= 20_000
     assert min(used) >= 0
-    quotas = await opened(server, Clock(MORNING + MINUTE_MS))
+    quotas = await opened(server, ManualClock(MORNING + MINUTE_MS))
     party = both(tokens_per_day=sum(used))[0]
     assert isinstance(await take(quotas, party, 1), Refusal)
     await quotas.close()

@@ -12,18 +12,9 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tallies import ITL_BUCKETS_S
 from pipelines.text.types import TextEvent
 from sluice.errors import ErrorCode, SluiceError
+from tests.clock import ManualClock
 
 SAMPLED = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def event(num_tokens: int = 1, finish_reason: FinishReason | None = None) -> TextEvent:
@@ -31,12 +22,12 @@ def event(num_tokens: int = 1, finish_reason: FinishReason | None = None) -> Tex
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> ManualClock[float]:
+    return ManualClock(1000.0)
 
 
 @pytest.fixture
-def metrics(clock: Clock) -> GatewayMetrics:
+def metrics(clock: ManualClock[float]) -> GatewayMetrics:
     return GatewayMetrics(clock)
 
 
@@ -47,7 +38,7 @@ def value(metrics: GatewayMetrics, name: str, **labels: str) -> float | None:
     return next((sample.value for sample in samples if sample.name == name and sample.labels == labels), None)
 
 
-def test_a_request_s_times_and_tokens(metrics: GatewayMetrics, clock: Clock) -> None:
+def test_a_request_s_times_and_tokens(metrics: GatewayMetrics, clock: ManualClock[float]) -> None:
     record = metrics.open_request("rill", "openai")
     clock.now += 0.03
     record.observe(event())
@@ -120,7 +111,7 @@ def test_prompt_tokens_that_are_known_at_the_end_count(metrics: GatewayMetrics) 
     assert value(metrics, "sluice_prompt_tokens_total", model="hosted") == 12
 
 
-def test_tokens_are_told_by_protocol_too(metrics: GatewayMetrics, clock: Clock) -> None:
+def test_tokens_are_told_by_protocol_too(metrics: GatewayMetrics, clock: ManualClock[float]) -> None:
     for protocol in ("openai_chat", "v2_grpc", "v2_grpc"):
         record = metrics.open_request("rill", protocol)
         record.observe(event(num_tokens=2))
@@ -146,7 +137,7 @@ def test_requests_are_open_until_they_end(metrics: GatewayMetrics) -> None:
     assert value(metrics, "sluice_open_requests", **labels) == 0
 
 
-def test_the_mean_time_of_a_token_after_the_first(metrics: GatewayMetrics, clock: Clock) -> None:
+def test_the_mean_time_of_a_token_after_the_first(metrics: GatewayMetrics, clock: ManualClock[float]) -> None:
     record = metrics.open_request("rill", "v2")
     clock.now += 5
     record.observe(TextEvent("a", 1, 7, 1))
@@ -158,7 +149,7 @@ def test_the_mean_time_of_a_token_after_the_first(metrics: GatewayMetrics, clock
 
 @pytest.mark.parametrize("reason", [None, FinishReason.STOP])
 def test_one_token_or_a_broken_stream_has_no_such_mean(
-    metrics: GatewayMetrics, clock: Clock, reason: FinishReason | None
+    metrics: GatewayMetrics, clock: ManualClock[float], reason: FinishReason | None
 ) -> None:
     record = metrics.open_request("rill", "v2")
     record.observe(TextEvent("a", 1, 7, 1))
@@ -168,7 +159,7 @@ def test_one_token_or_a_broken_stream_has_no_such_mean(
     assert value(metrics, "sluice_time_per_output_token_seconds_count", model="rill") is None
 
 
-def answer(metrics: GatewayMetrics, clock: Clock, *gaps_s: float, ttft_s: float = 0.1) -> None:
+def answer(metrics: GatewayMetrics, clock: ManualClock[float], *gaps_s: float, ttft_s: float = 0.1) -> None:
     """Answer one request of `rill`, whose tokens come at those distances."""
     record = metrics.open_request("rill", "v2")
     clock.now += ttft_s
@@ -184,7 +175,7 @@ def goodput(metrics: GatewayMetrics, **labels: str) -> float | None:
     return value(metrics, name, model="rill", **labels)
 
 
-def test_goodput_counts_requests_by_the_targets_that_they_miss(clock: Clock) -> None:
+def test_goodput_counts_requests_by_the_targets_that_they_miss(clock: ManualClock[float]) -> None:
     metrics = GatewayMetrics(clock, parse_targets("ttft=200,itl=50,tpot=40,e2e=5000"))
     answer(metrics, clock, 0.01, 0.01)
     answer(metrics, clock, 0.01, 0.01, ttft_s=0.3)
@@ -203,7 +194,7 @@ def test_goodput_counts_requests_by_the_targets_that_they_miss(clock: Clock) -> 
     assert missed == {"ttft": 1, "itl": 1, "tpot": 1, "e2e": 1, "error": 1}
 
 
-def test_without_targets_there_is_no_goodput(metrics: GatewayMetrics, clock: Clock) -> None:
+def test_without_targets_there_is_no_goodput(metrics: GatewayMetrics, clock: ManualClock[float]) -> None:
     answer(metrics, clock, 0.01)
     assert goodput(metrics, result="met") is None
     judged = GatewayMetrics(clock, parse_targets("ttft=1"))
@@ -273,7 +264,9 @@ async def test_models_and_adapters_beyond_many_have_no_name(
         ("nonsense", ""),
     ],
 )
-def test_exemplars_name_sampled_traces(metrics: GatewayMetrics, clock: Clock, traceparent: str, trace_id: str) -> None:
+def test_exemplars_name_sampled_traces(
+    metrics: GatewayMetrics, clock: ManualClock[float], traceparent: str, trace_id: str
+) -> None:
     before = current_span.set(sampled_span(traceparent))
     answer(metrics, clock, 0.01, ttft_s=0.03)
     current_span.reset(before)

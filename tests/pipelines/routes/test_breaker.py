@@ -8,20 +8,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from pipelines.routes.breaker import BreakerState, CircuitBreaker, Pass
 from pipelines.routes.settings import BreakerSettings
+from tests.clock import ManualClock
 
 SETTINGS = BreakerSettings(failures=3, failure_rate=0.5, window=6, open_s=10.0, max_open_s=35.0)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def breaker_and_clock() -> tuple[CircuitBreaker, Clock]:
-    clock = Clock()
+def breaker_and_clock() -> tuple[CircuitBreaker, ManualClock[float]]:
+    clock = ManualClock(1000.0)
     return CircuitBreaker(SETTINGS, clock), clock
 
 
@@ -125,7 +118,7 @@ class BreakerMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.clock = Clock()
+        self.clock = ManualClock(1000.0)
         self.breaker = CircuitBreaker(SETTINGS, self.clock)
         self.passes: list[Pass] = []
         """Those that were not given back."""

@@ -1,5 +1,6 @@
 """The operator's pages in a real browser."""
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from gateway.options.config import ServeConfig
 from tests.gateway.http.console.conftest import Console, OpenConsole
 from tests.gateway.http.live import live_server
 from tests.server_process import ServerProcess
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 PAGES = ("overview", "engines", "requests", "timelines", "models", "tenants", "log")
 KEY = "sesame"
@@ -93,12 +94,20 @@ def test_tokens_are_seen_to_flow(console_server: ServerProcess, console: Console
 def test_a_request_is_cancelled_by_clicking(console_server: ServerProcess, console: Console) -> None:
     page = console.show("requests")
     with open_generations(console_server, "unwanted") as ends:
-        page.get_by_role("button", name="Cancel unwanted").click()
-        question = page.get_by_role("dialog")
-        expect(question).to_contain_text("unwanted")
-        question.get_by_role("button", name="Cancel the request").click()
-        expect(page.get_by_role("status").filter(has_text="is cancelled")).to_be_visible()
-    assert any("cancelled" in each for each in ends)
+        button = page.get_by_role("button", name="Cancel unwanted")
+        expect(button).to_be_visible()
+        engine = console_server.engine()
+        engine.suspend()  # the request that is open stays so until its end is confirmed
+        try:
+            button.click()
+            question = page.get_by_role("dialog")
+            expect(question).to_contain_text("unwanted")
+            question.get_by_role("button", name="Cancel the request").click()
+            expect(page.get_by_role("status").filter(has_text="is cancelled")).to_be_visible()
+        finally:
+            engine.resume()
+        wait_until(lambda: ends, "the stream's end")
+    assert "cancelled" in ends[0]
 
 
 def test_a_timeline_shows_where_the_time_went(console_server: ServerProcess, console: Console) -> None:
@@ -129,11 +138,20 @@ def test_an_engine_that_is_killed_is_seen_to_come_back(console_server: ServerPro
     page = console.show("engines", MODEL)
     expect(page.get_by_text("serving")).to_be_visible()
     console_server.engine().kill()
-    expect(page.get_by_text("restarting", exact=True)).to_be_visible()
-    expect(page.get_by_text("serving")).to_be_visible()
     expect(page.get_by_text("1 restart", exact=True)).to_be_visible()
+    expect(page.get_by_text("serving")).to_be_visible()
     console.show("log")
     expect(page.locator(".log li").first).to_be_visible()
+
+
+def test_an_engine_that_restarts_is_told_so(console_server: ServerProcess, console: Console) -> None:
+    with console_server.client() as client:
+        sample = client.get("/v1/admin/live", params={"once": "true"}).json()
+    for each in sample["engines"]:
+        each["state"] = "restarting"
+    body = f"event: sample\ndata: {json.dumps(sample)}\n\n"
+    console.page.route("**/v1/admin/live*", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+    expect(console.show("engines", MODEL).get_by_text("restarting", exact=True)).to_be_visible()
 
 
 def test_the_keyboard_alone_will_do(console: Console) -> None:

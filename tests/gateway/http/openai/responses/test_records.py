@@ -17,21 +17,13 @@ from gateway.http.openai.responses.redis_records import RedisRecords
 from gateway.http.openai.responses.reply import ResponseReply
 from pipelines.text.types import TextEvent
 from sluice.errors import ErrorCode, SluiceError
+from tests.clock import ManualClock
 from tests.serving.caching.parts import RedisServer
 
 KEY = RecordKey("me", "resp_1")
 LIMITS = StoreLimits(ttl_s=100.0, max_records=4, max_bytes=1000)
 ROOMY = LIMITS._replace(max_bytes=1_000_000)
 TEXT = TextEvent("Hi", 1, 3, 1)
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -81,22 +73,22 @@ async def test_changes_at_the_same_time_all_count(records: RecordStore) -> None:
 
 
 async def test_records_expire_and_the_oldest_give_way(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock(1000.0)
     records = SqliteRecords(tmp_path / "r.sqlite", LIMITS, clock)
 
     async def left() -> list[int]:
         return [n for n in range(8) if await records.read(RecordKey("me", str(n))) is not None]
 
     for number in range(5):
-        clock.now_s += 1
+        clock.now += 1
         await records.write(RecordKey("me", str(number)), b"x", ABSENT)
     assert await left() == [1, 2, 3, 4], "more than max_records"
-    clock.now_s += 1
+    clock.now += 1
     await records.write(RecordKey("me", "1"), b"y" * 500, 1)
-    clock.now_s += 1
+    clock.now += 1
     await records.write(RecordKey("me", "5"), b"z" * 500, ABSENT)
     assert await left() == [1, 5], "more than max_bytes, and 1 was written after 2, 3 and 4"
-    clock.now_s += 100
+    clock.now += 100
     assert await left() == []
     await records.write(RecordKey("me", "5"), b"z", ABSENT)
     assert await left() == [5]
@@ -120,7 +112,7 @@ def make_turn(events: AsyncGenerator[TextEvent, None]) -> ResponseTurn:
 
 
 async def test_a_response_of_a_server_that_ended_has_failed(tmp_path: Path) -> None:
-    clock = Clock()
+    clock = ManualClock(1000.0)
     first, second = (
         Archive(SqliteRecords(tmp_path / "r.sqlite", LIMITS._replace(max_bytes=10**6), clock)) for _ in "ab"
     )
@@ -130,7 +122,7 @@ async def test_a_response_of_a_server_that_ended_has_failed(tmp_path: Path) -> N
     while b"delta" not in await anext(stream):
         pass
     assert (await second.find("me", "resp_1")).response["status"] == "queued", "as its lease says"
-    clock.now_s += LEASE_S + 1
+    clock.now += LEASE_S + 1
     found = await second.find("me", "resp_1")
     assert (found.response["status"], found.response["error"]["code"]) == ("failed", "server_error")
     await runs.close()
