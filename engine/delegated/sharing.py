@@ -54,11 +54,13 @@ class SharedBlocks(Generic[H]):
         self._num_sources: dict[BlockHash, int] = {}
         """How many requests in flight have each block for others to share."""
         self._sources: set[H] = set()
+        self._inherited: dict[H, set[BlockHash]] = {}
+        """The blocks that each request counts in the place of one that has ended."""
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is in flight, and nothing is left of what was."""
-        return not (self._num_shared or self._sharers or self._num_sources or self._sources)
+        return not (self._num_shared or self._sharers or self._num_sources or self._sources or self._inherited)
 
     def check_empty(self) -> None:
         """Nothing is in flight: what is left is a mistake of this class, which goes to the log and must not make later
@@ -69,6 +71,7 @@ class SharedBlocks(Generic[H]):
             self._sharers.clear()
             self._num_sources.clear()
             self._sources.clear()
+            self._inherited.clear()
 
     def num_shared(self, holder: H) -> int:
         """Return how many blocks of the request others count, or would count if it were handed over now."""
@@ -95,10 +98,10 @@ class SharedBlocks(Generic[H]):
 
     def remove(self, holder: H) -> None:
         """The runtime holds nothing for the request any more."""
-        is_source = holder in self._sources
-        if is_source or self._num_shared[holder]:
+        is_source, inherited = holder in self._sources, self._inherited.pop(holder, set())
+        if is_source or inherited or self._num_shared[holder]:
             for block_hash in holder.prompt_hashes:
-                self._leave(holder, block_hash, is_source=is_source)
+                self._leave(holder, block_hash, is_source=is_source, is_counted=is_source or block_hash in inherited)
         self._sources.discard(holder)
         del self._num_shared[holder]
 
@@ -117,15 +120,16 @@ class SharedBlocks(Generic[H]):
         for block_hash in holder.prompt_hashes:
             self._num_sources[block_hash] = self._num_sources.get(block_hash, 0) + 1
 
-    def _leave(self, holder: H, block_hash: BlockHash, *, is_source: bool) -> None:
+    def _leave(self, holder: H, block_hash: BlockHash, *, is_source: bool, is_counted: bool) -> None:
         """Remove a request from those of a block. One that counted it and that others shared it of has an heir."""
         sharers = self._sharers.get(block_hash, {})
         if holder in sharers:
             del sharers[holder]
-        elif is_source and sharers:
+        elif is_counted and sharers:
             heir = next(iter(sharers))
             del sharers[heir]
             self._num_shared[heir] -= 1
+            self._inherited.setdefault(heir, set()).add(block_hash)
         if not sharers:
             self._sharers.pop(block_hash, None)
         if is_source:
