@@ -11,6 +11,7 @@ import zmq
 
 from engine.client.counters import NO_STATS
 from engine.client.link import EngineLink, LinkedEngineClient
+from engine.client.timers import Clock
 from engine.config import EngineConfig
 from engine.frames import Attach, Command, EngineView, LoadFailed, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
 from engine.process.curve import ClientCurve
@@ -46,10 +47,11 @@ class AttachedEngineClient(LinkedEngineClient):
         curve: ClientCurve | None = None,
         heartbeat_timeout_s: float = 10.0,
         give_up_after_s: float | None = None,
+        clock: Clock = perf_counter,
     ) -> None:
         """`place` is the path of the launcher's shared socket, or an endpoint `tcp://HOST:PORT` with the keys `curve`.
         Without `give_up_after_s` the client waits for an engine over TCP as long as it takes."""
-        super().__init__(config, heartbeat_timeout_s)
+        super().__init__(config, heartbeat_timeout_s, clock)
         self._socket = place if isinstance(place, Path) else None
         self.endpoint = f"ipc://{place}" if isinstance(place, Path) else place
         self._curve = curve
@@ -64,7 +66,7 @@ class AttachedEngineClient(LinkedEngineClient):
     async def start(self) -> None:
         """Attach to the engine, and wait for it where it is not there yet."""
         self._info = await self._attach()
-        self._last_report = perf_counter()
+        self._last_report = self._clock()
         # What it logs is not about the request that has attached it, whose id is in this context.
         self._supervisor = asyncio.create_task(self._supervise(), name="engine-link", context=contextvars.Context())
 
@@ -103,7 +105,7 @@ class AttachedEngineClient(LinkedEngineClient):
     async def _attach(self) -> EngineInfo:
         """Return the facts about the engine at the socket, once there is one. Raises the error with which it failed to
         load, UNAVAILABLE where there will be none any more."""
-        began, (pause_s, max_pause_s) = perf_counter(), _BACKOFF_S
+        began, (pause_s, max_pause_s) = self._clock(), _BACKOFF_S
         while True:
             link = self._link = EngineLink(self._context)
             lost = link.disconnection()
@@ -142,7 +144,7 @@ class AttachedEngineClient(LinkedEngineClient):
         if self._socket is not None and self._info is not None and not os.path.lexists(self._socket):
             raise SluiceError(ErrorCode.UNAVAILABLE, "the engine was stopped")
         if self._socket is None and self._give_up_after_s is not None:
-            if perf_counter() - began < self._give_up_after_s:
+            if self._clock() - began < self._give_up_after_s:
                 return
             reason = f": {self.problem}" if self.problem else ""
             message = f"no engine could be reached at {self.endpoint} for {self._give_up_after_s:g} s{reason}"
@@ -153,7 +155,7 @@ class AttachedEngineClient(LinkedEngineClient):
         try:
             while True:
                 reason = await self._serve()
-                detected = perf_counter()
+                detected = self._clock()
                 self._begin_recovery()
                 assert self._link is not None
                 self._process_reports(await self._link.read_remaining())
@@ -169,7 +171,7 @@ class AttachedEngineClient(LinkedEngineClient):
                 else:
                     self._requeue_streams()
                 self._lora.expect({*adapters} - {*self._info.adapters})
-                self._end_recovery(perf_counter() - detected)
+                self._end_recovery(self._clock() - detected)
                 log.warning("attached to the engine again after %.2f s", self.last_recovery_s)
         except SluiceError as error:
             self._die(error.message)

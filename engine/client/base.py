@@ -26,7 +26,7 @@ from engine.client.supervision import (
     Standing,
     with_seed,
 )
-from engine.client.timers import RequestTimers
+from engine.client.timers import Clock, RequestTimers
 from engine.client.viewing import EngineViewer
 from engine.config import EngineConfig
 from engine.frames import (
@@ -61,8 +61,9 @@ class EngineClient(ABC):
     viewer: EngineViewer | None = None
     """Shows what the engine does; None for one that cannot be asked."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, clock: Clock = perf_counter) -> None:
         self.config = config
+        self._clock = clock
         self.stats = NO_STATS
         self.failure: str | None = None
         """The reason why the engine is dead; None while it is not."""
@@ -90,10 +91,10 @@ class EngineClient(ABC):
         self._held_for_prompts = HeldStreams()
         self._prefills = PrefillCount()
         self._relay = EventRelay()
-        self._timers = RequestTimers(self._has_started, self._fail)
+        self._timers = RequestTimers(self._has_started, self._fail, clock)
         # The first id is random, so that the ids of several clients of one engine do not collide.
         self._stream_ids = itertools.count(secrets.randbits(62))
-        self._last_report = perf_counter()
+        self._last_report = self._clock()
         self._stats_before = NO_STATS
 
     @property
@@ -191,7 +192,9 @@ class EngineClient(ABC):
             check_waiting(len(self._streams), self.info, self.config)
         if current_span.get() is not None:
             request = msgspec.structs.replace(request, returns_timing=True)
-        stream = GenerationStream(next(self._stream_ids), with_seed(request, self.info), self._cancel, self._relay)
+        stream = GenerationStream(
+            next(self._stream_ids), with_seed(request, self.info), self._cancel, self._relay, self._clock
+        )
         stream.was_delayed, stream.most_wait_s = not is_open, most_wait_s
         self._streams[stream.stream_id] = stream
         self._prefills.add(stream.stream_id, len(request.prompt_token_ids) - num_cached_tokens)
@@ -233,7 +236,7 @@ class EngineClient(ABC):
         stream.was_delayed = True
         self._streams[stream.stream_id] = stream
         self._prefills.add(stream.stream_id, len(stream.request.prompt_token_ids) + len(stream.output_token_ids))
-        self._timers.watch(stream.stream_id, stream.request, perf_counter() - stream.submitted_at)
+        self._timers.watch(stream.stream_id, stream.request, self._clock() - stream.submitted_at)
         self._queue.adopt(stream.stream_id, standing)
         self._send_due()
 
@@ -293,7 +296,7 @@ class EngineClient(ABC):
 
     def heartbeat_age_s(self) -> float:
         """Return the seconds since the engine's last frame. It sends one at each step, and twice a second when idle."""
-        return perf_counter() - self._last_report
+        return self._clock() - self._last_report
 
     # -- commands
 
@@ -355,7 +358,7 @@ class EngineClient(ABC):
 
     def _on_frame(self, frame: StepFrame) -> None:
         self.stats = frame.stats if self.num_restarts == 0 else add_counters(self._stats_before, frame.stats)
-        self._last_report = perf_counter()
+        self._last_report = self._clock()
         if frame.profile is not None and self._on_profile is not None:
             self._on_profile(frame.profile)
         for outcome in frame.adapters:
@@ -430,7 +433,7 @@ class EngineClient(ABC):
 
     def _end_recovery(self, recovery_s: float) -> None:
         """Send the queued streams to the new engine, which was ready `recovery_s` after the loss was detected."""
-        self._last_report = perf_counter()
+        self._last_report = self._clock()
         self.is_restarting = False
         self._restore_engine()
         self.num_restarts += 1

@@ -4,13 +4,13 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
-from time import perf_counter
 
 import msgspec
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.client.base import EngineClient
+from engine.client.timers import Clock
 from engine.client.viewing import EngineViewer
 from engine.config import EngineConfig
 from engine.frames import Attach, Command, EngineView, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
@@ -128,8 +128,8 @@ class LinkedEngineClient(EngineClient):
 
     can_restart = True
 
-    def __init__(self, config: EngineConfig, heartbeat_timeout_s: float) -> None:
-        super().__init__(config)
+    def __init__(self, config: EngineConfig, heartbeat_timeout_s: float, clock: Clock) -> None:
+        super().__init__(config, clock)
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self.viewer = EngineViewer(self._send)
 
@@ -181,8 +181,8 @@ class LinkedEngineClient(EngineClient):
     async def _until_silent(self) -> None:
         """Return when the engine has sent nothing for too long."""
         while self.heartbeat_age_s() < self._heartbeat_timeout_s:
-            before = perf_counter()
+            before = self._clock()
             await asyncio.sleep(WATCH_S)
             # Time in which this process itself did not run, or was late to read, does not count as silence.
-            now = perf_counter()
+            now = self._clock()
             self._last_report = min(self._last_report + max(now - before - 2 * WATCH_S, 0.0), now)

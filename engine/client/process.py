@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -13,6 +14,7 @@ import msgspec
 import zmq
 
 from engine.client.link import EngineLink, LinkedEngineClient
+from engine.client.timers import Clock
 from engine.config import EngineConfig
 from engine.frames import (
     Attach,
@@ -62,17 +64,18 @@ class ProcessEngineClient(LinkedEngineClient):
         heartbeat_timeout_s: float = 10.0,
         module: str | None = None,
         shared_socket: Path | None = None,
+        clock: Clock = perf_counter,
     ) -> None:
         """With `shared_socket` that path always leads to the socket of the engine that serves now, so that clients in
         other processes can attach to it."""
-        super().__init__(config, heartbeat_timeout_s)
+        super().__init__(config, heartbeat_timeout_s, clock)
         self._module = module
         self.shared_socket = shared_socket
         self.endpoints: tuple[str, ...] = ()
         """Where the engine takes clients over TCP, with their real ports."""
         self._is_draining = False
         self._context = zmq.Context()
-        self._engine = EngineProcess(self._context)
+        self._engine = self._make_process()
         self._load_timeout_s: float | None = None
         self._ready_at = 0.0
         self._supervisor: asyncio.Task[None] | None = None
@@ -87,7 +90,7 @@ class ProcessEngineClient(LinkedEngineClient):
         return () if self.pid is None else (self.pid,)
 
     async def start(self) -> None:
-        started = perf_counter()
+        started = self._clock()
         try:
             ready = await self._engine.load(await self._choose_module(), self.config)
             self._info, self.endpoints = ready.info, ready.endpoints
@@ -100,7 +103,7 @@ class ProcessEngineClient(LinkedEngineClient):
             self.config = msgspec.structs.replace(self.config, listening=listening)
         if self.on_prefixes is not None:
             self._ask_prefixes()
-        self._ready_at = self._last_report = perf_counter()
+        self._ready_at = self._last_report = self._clock()
         self._load_timeout_s = max(MIN_LOAD_TIMEOUT_S, LOAD_TIMEOUT_FACTOR * (self._ready_at - started))
         # What it logs is not about the request that has loaded the model, whose id is in this context.
         self._supervisor = asyncio.create_task(
@@ -157,6 +160,10 @@ class ProcessEngineClient(LinkedEngineClient):
             fresh.symlink_to(self._engine.socket_file)
             fresh.replace(self.shared_socket)
 
+    def _make_process(self) -> "EngineProcess":
+        """Return the process of the next engine, which is not started yet."""
+        return EngineProcess(self._context)
+
     async def _choose_module(self) -> str:
         """Choose the engine's module, once. Raises SluiceError if no runtime can serve the model."""
         if self._module is None:
@@ -174,7 +181,7 @@ class ProcessEngineClient(LinkedEngineClient):
         try:
             while not budget.is_exhausted:
                 reason = await self._serve()
-                detected = perf_counter()
+                detected = self._clock()
                 await self._end_lost_engine(budget)
                 log.error("%s; starting another, %d requests wait for it", reason, len(self._streams))
                 await self._replace_engine(reason, detected, budget)
@@ -208,7 +215,7 @@ class ProcessEngineClient(LinkedEngineClient):
         self._engine.kill()
         self._process_reports(await self._engine.read_remaining())
         has_worked = self.stats.generation_tokens_total > self._stats_before.generation_tokens_total
-        is_stable = perf_counter() - self._ready_at >= STABLE_S
+        is_stable = self._clock() - self._ready_at >= STABLE_S
         has_culprit = self._requeue_streams()
         if has_worked or is_stable:
             budget.refill()
@@ -229,7 +236,7 @@ class ProcessEngineClient(LinkedEngineClient):
                 log.error(reason)
                 budget.spend()
                 continue
-            self._ready_at = perf_counter()
+            self._ready_at = self._clock()
             self._end_recovery(self._ready_at - detected)
             log.warning("the engine is back after %.2f s", self.last_recovery_s)
             return
@@ -239,7 +246,7 @@ class ProcessEngineClient(LinkedEngineClient):
     async def _load_another(self) -> EngineInfo:
         """Load a new engine. Raises SluiceError if it does not load."""
         await self._engine.close()
-        self._engine = EngineProcess(self._context)
+        self._engine = self._make_process()
         try:
             async with asyncio.timeout(self._load_timeout_s):
                 return (await self._engine.load(await self._choose_module(), self._lora.config_now(self.config))).info
@@ -280,14 +287,7 @@ class EngineProcess:
         config_file.write_bytes(msgspec.json.encode(config))  # only this user can access the folder
         arguments = (endpoint, str(os.getpid()), ProcessLog.as_here().to_argument(), str(config_file))
         command = (*config.launcher, _python(module, config), "-m", module, *arguments)
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-            )
-        except OSError as error:
-            message = f"the engine process cannot be started by {command[0]}: {error.strerror}"
-            raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
-        self._exit = asyncio.ensure_future(self._process.wait())
+        self._exit = await self._start(command)
         self.link.open(endpoint)
         self.link.greet()
         match await self._first_report():
@@ -298,6 +298,17 @@ class EngineProcess:
                 raise SluiceError(code, message)
             case StepFrame() | ProbeTurn() | PrefixChanges() | EngineView():
                 raise AssertionError("a step before the engine was ready")
+
+    async def _start(self, command: Sequence[str]) -> "asyncio.Future[int]":
+        """Start the process. Returns its exit code to come. Raises UNAVAILABLE where it cannot be started."""
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            message = f"the engine process cannot be started by {command[0]}: {error.strerror}"
+            raise SluiceError(ErrorCode.UNAVAILABLE, message) from error
+        return asyncio.ensure_future(self._process.wait())
 
     async def _first_report(self) -> Report:
         report = asyncio.ensure_future(self.link.receive())
@@ -329,7 +340,7 @@ class EngineProcess:
 
     async def close(self) -> None:
         """End the process, by a command if it can receive one, and free all resources. Idempotent."""
-        if self._process is not None and not self.exited.done():
+        if self._exit is not None and not self.exited.done():
             if self._is_loaded:
                 self.link.send(Shutdown())
             else:  # it does not read commands yet

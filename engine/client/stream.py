@@ -53,13 +53,15 @@ class GenerationStream:
         request: GenerateRequest,
         cancel: Callable[[int], None],
         relay: EventRelay | None = None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         """`relay` is shared by the streams of an engine; without one the iterator gets all events."""
         self.stream_id = stream_id
         self.request = request
         self.output_token_ids: list[int] = []
         """All tokens so far, fetched or not."""
-        self.submitted_at = perf_counter()
+        self._clock = clock
+        self.submitted_at = clock()
         self.spans = None if (span := current_span.get()) is None else GenerationSpans(span, request)
         """Where its time is noted; None where nobody records."""
         self.was_sent = False
@@ -160,7 +162,7 @@ class GenerationStream:
         """Return the request for an engine that gets it now. Raises DEADLINE if no time is left."""
         if not self.was_delayed:
             return self.request
-        elapsed_s = perf_counter() - self.submitted_at
+        elapsed_s = self._clock() - self.submitted_at
         return build_resumed_request(self.request, self.output_token_ids, elapsed_s, self.has_started)
 
     def move(self, stream_id: int, cancel: Callable[[int], None]) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from time import perf_counter
 
 from engine.types import GenerateRequest
 from sluice.errors import ErrorCode, SluiceError
@@ -11,6 +10,7 @@ GRACE_S = 0.25
 """How long after a deadline the client waits for the engine's own answer."""
 
 HasStarted = Callable[[int, float], bool | None]
+Clock = Callable[[], float]
 Expire = Callable[[int, SluiceError], None]
 
 
@@ -19,12 +19,13 @@ class RequestTimers:
 
     The engine enforces the deadlines itself. The timers are for an engine that hangs, that is being replaced, or that
     has not been sent the request yet. `has_started(stream_id, deadline)` tells whether the engine began the request
-    before `deadline` (by perf_counter), None if that is not known yet. `expire` ends a stream with an error.
+    before `deadline` of `clock`, None if that is not known yet. `expire` ends a stream with an error.
     """
 
-    def __init__(self, has_started: HasStarted, expire: Expire) -> None:
+    def __init__(self, has_started: HasStarted, expire: Expire, clock: Clock) -> None:
         self._has_started = has_started
         self._expire = expire
+        self._clock = clock
         self._timers: dict[int, list[asyncio.TimerHandle]] = {}
 
     def watch(self, stream_id: int, request: GenerateRequest, elapsed_s: float = 0.0) -> None:
@@ -38,7 +39,7 @@ class RequestTimers:
         if request.queue_timeout_s is not None:
             error = _deadline_error(f"waited for longer than its {request.queue_timeout_s:g} s")
             left_s = request.queue_timeout_s - elapsed_s
-            deadline = perf_counter() + left_s
+            deadline = self._clock() + left_s
             self._call_later(left_s + GRACE_S, self._check_start, stream_id, error, deadline)
 
     def remove(self, stream_id: int) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import msgspec
 import zmq
@@ -63,8 +64,11 @@ class Transport:
     over the launcher's own endpoint or over TCP (`listen`). What one of those sends or leaves unread harms no other.
     """
 
-    def __init__(self, endpoint: str) -> None:
-        self._context = zmq.Context()
+    def __init__(
+        self, endpoint: str, context: zmq.Context[Any] | None = None, clock: Callable[[], float] = perf_counter
+    ) -> None:
+        self._clock = clock
+        self._context = context or zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         # No limit, because a dropped event breaks a stream. The max_tokens of the running sequences bound the backlog.
         self._socket.set_hwm(0)
@@ -178,8 +182,8 @@ class Transport:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._keys.socket, zmq.POLLIN)
-        end = perf_counter() + timeout_s
-        while (left_s := end - perf_counter()) > 0:
+        end = self._clock() + timeout_s
+        while (left_s := end - self._clock()) > 0:
             ready = dict(poller.poll(int(left_s * 1000) + 1))
             self._keys.answer()
             if self._socket in ready:
@@ -271,7 +275,7 @@ class Transport:
         is_new = client not in self._heard
         if is_new and client in self._clients:
             return  # the launcher
-        self._heard[client] = perf_counter()
+        self._heard[client] = self._clock()
         if is_new and self._ready is not None:
             self._clients.add(client)
             self.send(client, self._ready)
@@ -310,7 +314,7 @@ class Transport:
                 changed = {"adapters": outcome.adapters, "adapter_digests": outcome.digests}
                 info = msgspec.structs.replace(self._ready.info, **changed)
                 self._ready = msgspec.structs.replace(self._ready, info=info)
-        now = perf_counter()
+        now = self._clock()
         is_for_all = bool(frame.adapters or frame.sleep or frame.profile) or len(self._clients) == 1
         for client in tuple(self._clients):
             has_part = is_for_all or client in events or client in failures
@@ -332,7 +336,7 @@ class Transport:
 
     def _drop_silent(self) -> None:
         """Drop the clients that no longer say that they live."""
-        limit = perf_counter() - CLIENT_SILENT_S
+        limit = self._clock() - CLIENT_SILENT_S
         for client in [client for client, heard in self._heard.items() if heard < limit]:
             self._forget(client)
 

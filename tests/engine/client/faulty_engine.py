@@ -18,6 +18,7 @@ from engine.runners.base import StepBatch
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 
+MODULE = "tests.engine.client.faulty_engine"
 CRASH, HANG = 4001, 4002
 READ_S = 0.1
 """How long it takes to read an adapter."""

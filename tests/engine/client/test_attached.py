@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -19,13 +19,12 @@ from engine.client.link import EngineLink
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
 from engine.frames import Cancel, Command, ProbeTurn, Ready, StepFrame, Submit
-from engine.process import transport as transport_module
 from engine.process.transport import Transport
 from engine.types import FinishReason, TokenEvent
 from sluice.errors import ErrorCode, SluiceError
 from tests.clock import ManualClock
-from tests.engine.client.faulty_engine import CRASH
-from tests.engine.client.test_recovery import MODULE, collect, failure_of, harmless, request
+from tests.engine.client.faulty_engine import CRASH, MODULE
+from tests.engine.client.test_recovery import collect, failure_of, harmless, request
 from tests.engine.delegated.fake_runtime import INFO
 from tests.engine.fake_runner import echo
 from tests.waiting import PATIENCE_S, until
@@ -130,9 +129,9 @@ async def test_the_last_words_of_an_engine_are_read_as_far_as_they_can_be(tmp_pa
 class Engine:
     """The engine's side of a socket, which takes what comes and answers nothing by itself."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self.socket = folder / "engine"
-        self.transport = Transport(f"ipc://{self.socket}")
+        self.transport = Transport(f"ipc://{self.socket}", clock=clock)
         self.commands: list[Command] = []
 
     async def until(self, command: type[Command], number: int = 1) -> list[Command]:
@@ -145,9 +144,8 @@ class Engine:
 
 async def test_one_that_was_silent_is_given_up_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = ManualClock(100.0)
-    monkeypatch.setattr(transport_module, "perf_counter", clock)
     monkeypatch.setattr(module, "ALIVE_S", 0.05)
-    engine = Engine(tmp_path)
+    engine = Engine(tmp_path, clock)
     engine.transport.send_all(Ready(INFO))
     client = AttachedEngineClient(EngineConfig(model_path=""), engine.socket)
     try:

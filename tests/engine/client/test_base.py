@@ -3,12 +3,11 @@
 import asyncio
 
 import msgspec
-import pytest
 
-from engine.client import timers
 from engine.client.counters import NO_STATS, add_counters, without_gauges
 from engine.client.timers import RequestTimers
 from sluice.errors import ErrorCode, SluiceError
+from tests.engine.client.virtual import in_virtual_time
 from tests.engine.parts import make_request
 
 
@@ -19,7 +18,8 @@ class ExpiryRecorder:
         self._answers = list(answers)
         self.expired: asyncio.Queue[tuple[int, SluiceError]] = asyncio.Queue()
         self.settled = asyncio.Event()
-        self.timers = RequestTimers(self.has_started, lambda *what: self.expired.put_nowait(what))
+        clock = asyncio.get_running_loop().time
+        self.timers = RequestTimers(self.has_started, lambda *what: self.expired.put_nowait(what), clock)
 
     def has_started(self, stream_id: int, deadline: float) -> bool | None:
         answer = self._answers.pop(0)
@@ -28,26 +28,24 @@ class ExpiryRecorder:
         return answer
 
 
-@pytest.fixture(autouse=True)
-def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "GRACE_S", 0.01)
-
-
+@in_virtual_time
 async def test_a_request_that_takes_too_long_expires() -> None:
     recorder = ExpiryRecorder()
     recorder.timers.watch(1, make_request([1], timeout_s=0.02))
-    stream_id, error = await asyncio.wait_for(recorder.expired.get(), 5)
+    stream_id, error = await recorder.expired.get()
     assert (stream_id, error.code) == (1, ErrorCode.DEADLINE)
     assert "not complete within its 0.02 s" in error.message
 
 
+@in_virtual_time
 async def test_one_that_waits_too_long_expires_once_that_is_known() -> None:
     recorder = ExpiryRecorder(None, None, False)
     recorder.timers.watch(1, make_request([1], queue_timeout_s=0.02))
-    _, error = await asyncio.wait_for(recorder.expired.get(), 5)
+    _, error = await recorder.expired.get()
     assert "waited for longer than its 0.02 s" in error.message
 
 
+@in_virtual_time
 async def test_those_that_started_or_ended_in_time_do_not() -> None:
     recorder = ExpiryRecorder(True)
     recorder.timers.watch(1, make_request([1], queue_timeout_s=0.02))
@@ -55,7 +53,7 @@ async def test_those_that_started_or_ended_in_time_do_not() -> None:
     recorder.timers.remove(2)
     recorder.timers.watch(3, make_request([1]))
     recorder.timers.remove(3)
-    await asyncio.wait_for(recorder.settled.wait(), 5)
+    await recorder.settled.wait()
     assert recorder.expired.empty()
 
 

@@ -22,7 +22,8 @@ from engine.config import EngineConfig, Listening
 from engine.frames import Attach, Drain, PrefixChanges, Shutdown, Submit
 from engine.process.curve import ClientCurve, make_certificates, read_pair, read_public
 from sluice.errors import ErrorCode, SluiceError
-from tests.engine.client.test_recovery import MODULE, collect, failure_of, harmless, request
+from tests.engine.client.faulty_engine import MODULE
+from tests.engine.client.test_recovery import collect, failure_of, harmless, request
 from tests.engine.fake_runner import echo
 from tests.waiting import PATIENCE_S, until
 

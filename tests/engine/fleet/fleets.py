@@ -14,7 +14,7 @@ from engine.config import EngineConfig, EngineRole
 from engine.fleet.client import FleetClient
 from engine.fleet.replica import Replica
 from engine.fleet.splitting import MIN_TOKENS
-from tests.engine.client.test_recovery import MODULE
+from tests.engine.client.faulty_engine import MODULE
 from tests.waiting import PATIENCE_S
 
 

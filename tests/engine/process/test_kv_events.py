@@ -13,7 +13,8 @@ from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
 from engine.process.kv_events import KvEventPublisher
 from sluice.errors import ErrorCode, SluiceError
-from tests.engine.client.test_recovery import MODULE, collect, harmless, request
+from tests.engine.client.faulty_engine import MODULE
+from tests.engine.client.test_recovery import collect, harmless, request
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.scripted_executor import ScriptedExecutor
 
