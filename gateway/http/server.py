@@ -21,6 +21,7 @@ _PATIENT_IDLE_S = 20.0
 """The same without a time: longer than common clients keep such a connection (httpx 5 s, aiohttp 15), so that hardly
 any sends a request at the moment at which its connection is closed."""
 _DRAIN_LOOK_S = 0.05
+_TICK_S = 1.0
 
 
 class HttpServer:
@@ -58,6 +59,7 @@ class HttpServer:
     def begin_stop(self) -> None:
         """Close the listener and idle connections; busy ones go on."""
         self._server.should_exit = True
+        self._server.ended.set()
 
     async def drain(self, timeout_s: float) -> bool:
         """Take no more connections, and let those that are open end after the request that they have or get next.
@@ -108,6 +110,14 @@ class _SignallessServer(uvicorn.Server):
         super().__init__(config)
         self.server_state = ConnectionState()
         self.server_state.direct = direct
+        self.ended = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Keep the date of the headers until `ended`. uvicorn's own loop looks ten times a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TICK_S):
+                    await self.ended.wait()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
