@@ -1,9 +1,9 @@
-"""Records the answers of the real tritonserver to `tests/triton/exam` in `tests/data/triton/exchanges.jsonl`.
+"""Asks the real tritonserver the questions of `tests/data/triton/exchanges.jsonl` and writes its answers beside them.
 
     python -m tests.goldens.record_triton ENVIRONMENT
 
 ENVIRONMENT is a virtual environment with nvidia-pytriton, whose wheel has the server, and numpy below 2: with numpy 2
-the server's Python stub reads arrays wrongly without an error.
+the server's Python stub reads arrays wrongly without an error. A new question is a line without a response.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from tests import paths
-from tests.triton.exam.questions import questions
-from tests.triton.records import Exchange
+from tests.triton.records import Exchange, read_exchanges
+from tests.triton.replay import EXCHANGES
 from tests.triton.wire import open_wire
 
 DATA = paths.DATA / "triton"
@@ -147,7 +147,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 def record(questions: Iterable[Exchange], ports: Ports) -> Iterator[Exchange]:
     """Yield each exchange with its answer. Raises RuntimeError where the server ends or does not answer.
 
-    Questions that end the server are left out of the exam. A missing answer may also be chance.
+    Questions that end the server are left out. A missing answer may also be chance.
     """
     with open_wire(f"http://127.0.0.1:{ports.http}", f"127.0.0.1:{ports.grpc}") as wire:
         for question in questions:
@@ -163,10 +163,10 @@ def record(questions: Iterable[Exchange], ports: Ports) -> Iterator[Exchange]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("environment", type=Path)
-    parser.add_argument("--output", type=Path, default=DATA / "exchanges.jsonl")
+    parser.add_argument("--output", type=Path, default=EXCHANGES)
     options = parser.parse_args(arguments)
     with real_server(options.environment, DATA / "models") as ports:
-        lines = [json.dumps(exchange.to_json()) for exchange in record(questions(), ports)]
+        lines = [json.dumps(exchange.to_json()) for exchange in record(read_exchanges(EXCHANGES), ports)]
     options.output.write_text("\n".join([*lines, ""]))
     sys.stdout.write(f"{len(lines)} exchanges\n")
 

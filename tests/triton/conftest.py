@@ -1,4 +1,4 @@
-"""One server for the stock clients' tests. They may load and unload `on_demand`, and leave the rest as it was."""
+"""One server for all recorded models. Tests may load and unload `on_demand`, and leave the rest as it was."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,27 +10,13 @@ from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library
 from tests.triton.held import Hold, write_held_models
 from tests.triton.onnx_models import write_scale
-from tests.triton.server import copy_models, serving
-
-SERVED = (
-    "add_sub",
-    "alltypes",
-    "half",
-    "identity",
-    "identity_bytes",
-    "params_echo",
-    "ragged",
-    "sequence_accum",
-    "sequence_text",
-    "text_repeat",
-    "trickle",
-    "versioned",
-)
+from tests.triton.server import EXAM_FLAGS, MODELS, NOT_LOADED, copy_models, serving
 
 
 @pytest.fixture(scope="session")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = copy_models(tmp_path_factory.mktemp("triton") / "models", [*SERVED, "on_demand"])
+    names = sorted(folder.name for folder in MODELS.iterdir())
+    folder = copy_models(tmp_path_factory.mktemp("triton") / "models", names)
     write_held_models(folder)
     write_scale(folder / "scale")
     return folder
@@ -38,9 +24,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def triton(repository: Path) -> Iterator[ServerProcess]:
-    loads = [f"--load-model={name}" for name in (*SERVED, "held", "held_stream", "scale")]
-    flags = ("--model-control-mode=explicit", "--allow-model-file-override=true", "--allow-client-shm=true", *loads)
-    flags = ("--http-max-input-size=256M", "--grpc-max-input-size=256M", *flags)
+    loads = [f"--load-model={each.name}" for each in repository.iterdir() if each.name not in NOT_LOADED]
+    flags = ("--http-max-input-size=256M", "--grpc-max-input-size=256M", *EXAM_FLAGS, *loads)
     with serving(repository, repository.with_name("log"), *flags) as server:
         yield server
 

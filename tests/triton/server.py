@@ -12,6 +12,16 @@ from tests.server_process import ServerProcess, serve_command, start_command
 from tests.waiting import PATIENCE_S
 
 MODELS = paths.DATA / "triton" / "models"
+NOT_LOADED = {"on_demand", "bad_load"}
+EXAM_FLAGS = (
+    "--model-control-mode=explicit",
+    "--allow-model-file-override=true",
+    "--http-header-forward-pattern=x-fwd-.*",
+    "--grpc-header-forward-pattern=x-fwd-.*",
+    "--allow-client-shm=true",
+    "--cache-config=local,size=10485760",
+)
+"""How the real server was set up when its answers were recorded."""
 FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 

@@ -1,13 +1,14 @@
 """tritonclient's gRPC streams, and requests that clients cancel."""
 
 import queue
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc.aio
 from tritonclient.grpc import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
@@ -55,39 +56,20 @@ def repeat(words: bytes, count: int) -> list[Any]:
     return [GRPC.tensor("text_input", text(words)), GRPC.tensor("max_tokens", np.array([count], np.int32))]
 
 
-def is_final(result: Any) -> bool:
-    return bool(result.get_response().parameters["triton_final_response"].bool_param)
-
-
-def test_a_decoupled_model_answers_many_times(triton: ServerProcess) -> None:
-    with streaming(triton) as (client, answers):
-        client.async_stream_infer("text_repeat", repeat(b"a b c", 5), request_id="five")
-        arrived = [answers.next() for _ in range(5)]
-        client.stop_stream()
-    assert [result.as_numpy("text_output")[0] for result in arrived] == [b"a", b"b", b"c", b"a", b"b"]
-    assert [int(result.as_numpy("index")[0]) for result in arrived] == list(range(5))
-    assert {result.get_response().id for result in arrived} == {"five"}
-    assert answers.is_empty
-
-
-def test_the_end_can_be_asked_for(triton: ServerProcess) -> None:
-    with streaming(triton) as (client, answers):
-        client.async_stream_infer("text_repeat", repeat(b"a", 2), enable_empty_final_response=True)
-        arrived = [answers.next() for _ in range(3)]
-        client.stop_stream()
-    assert [is_final(result) for result in arrived] == [False, False, True]
-    assert len(arrived[-1].get_response().outputs) == 0
-
-
-def test_requests_share_a_stream(triton: ServerProcess) -> None:
+def test_decoupled_requests_share_a_stream(triton: ServerProcess) -> None:
     with streaming(triton) as (client, answers):
         for number in range(8):
-            client.async_stream_infer("text_repeat", repeat(b"w", 16), request_id=str(number))
-        arrived = [answers.next().get_response() for _ in range(8 * 16)]
+            client.async_stream_infer("text_repeat", repeat(b"a b c", 16), request_id=str(number))
+        arrived = [answers.next() for _ in range(8 * 16)]
+        client.async_stream_infer("text_repeat", repeat(b"a", 1), enable_empty_final_response=True)
+        ends = [answers.next().get_response() for _ in range(2)]
         client.stop_stream()
     for number in range(8):
-        positions = [int.from_bytes(r.raw_output_contents[1], "little") for r in arrived if r.id == str(number)]
-        assert positions == list(range(16))
+        own = [each for each in arrived if each.get_response().id == str(number)]
+        assert [int(each.as_numpy("index")[0]) for each in own] == list(range(16))
+        assert b"".join(each.as_numpy("text_output")[0] for each in own) == b"abcabcabcabcabca"
+    assert [each.parameters["triton_final_response"].bool_param for each in ends] == [False, True]
+    assert not ends[1].outputs and answers.is_empty
 
 
 def test_an_ordinary_model_answers_once_each(triton: ServerProcess) -> None:
@@ -102,16 +84,11 @@ def test_an_ordinary_model_answers_once_each(triton: ServerProcess) -> None:
 def test_a_sequence_over_a_stream(triton: ServerProcess) -> None:
     with streaming(triton) as (client, answers):
         for number in range(1, 6):
-            client.async_stream_infer(
-                "sequence_accum",
-                [GRPC.tensor("INPUT", np.array([[number]], np.int32))],
-                sequence_id=99,
-                sequence_start=number == 1,
-                sequence_end=number == 5,
-            )
-        sums = [int(answers.next().as_numpy("SUM")[0, 0]) for _ in range(5)]
+            inputs = [GRPC.tensor("INPUT", np.array([[number]], np.int32))]
+            ends: dict[str, Any] = {"sequence_start": number == 1, "sequence_end": number == 5}
+            client.async_stream_infer("sequence_accum", inputs, sequence_id=99, **ends)
+        assert [int(answers.next().as_numpy("SUM")[0, 0]) for _ in range(5)] == [1, 3, 6, 10, 15]
         client.stop_stream()
-    assert sums == [1, 3, 6, 10, 15]
 
 
 def test_an_error_ends_its_request_and_not_the_stream(triton: ServerProcess) -> None:
@@ -124,37 +101,41 @@ def test_an_error_ends_its_request_and_not_the_stream(triton: ServerProcess) -> 
         client.stop_stream()
 
 
-def test_a_stream_that_is_cancelled_reaches_the_model(triton: ServerProcess, hold: Hold) -> None:
-    with streaming(triton) as (client, answers):
+async def test_the_asyncio_client_s_stream(triton: ServerProcess) -> None:
+    async def requests() -> AsyncIterator[dict[str, Any]]:
+        for name in ("one", "two"):
+            yield {"model_name": "text_repeat", "inputs": repeat(b"a b", 3), "request_id": name}
+
+    async with tritonclient.grpc.aio.InferenceServerClient(triton.grpc_address) as client:
+        arrived = [result async for result, error in client.stream_infer(requests()) if error is None]
+    for name in ("one", "two"):
+        words = [each.as_numpy("text_output")[0] for each in arrived if each.get_response().id == name]
+        assert words == [b"a", b"b", b"a"]
+
+
+@pytest.mark.parametrize("ends_by", ["leaving", "its deadline"])
+def test_a_stream_that_ends_reaches_the_model(triton: ServerProcess, hold: Hold, ends_by: str) -> None:
+    with streaming(triton, stream_timeout=None if ends_by == "leaving" else 0.5) as (client, answers):
         client.async_stream_infer("held_stream", hold.inputs(GRPC))
-        assert answers.next().as_numpy("SAID")[0] == b"started"
-        client.stop_stream(cancel_requests=True)
+        if ends_by == "leaving":
+            assert answers.next().as_numpy("SAID")[0] == b"started"
+            client.stop_stream(cancel_requests=True)
+        else:
+            hold.wait_started()
         hold.wait_cancelled()
 
 
-def test_a_cancelled_request_reaches_the_model(triton: ServerProcess, hold: Hold) -> None:
+@pytest.mark.parametrize("ends_by", ["leaving", "its deadline"])
+def test_a_request_that_ends_reaches_the_model(triton: ServerProcess, hold: Hold, ends_by: str) -> None:
     answers = Answers()
+    timeout = None if ends_by == "leaving" else 0.5
     with GRPC.client(triton) as client:
-        request = client.async_infer("held", hold.inputs(GRPC), callback=answers.take)
+        request = client.async_infer("held", hold.inputs(GRPC), callback=answers.take, client_timeout=timeout)
         hold.wait_started()
-        request.cancel()
+        if ends_by == "leaving":
+            request.cancel()
         hold.wait_cancelled()
-        assert "CANCELLED" in str(answers.next_error())
-
-
-def test_a_clients_deadline_reaches_the_model(triton: ServerProcess, hold: Hold) -> None:
-    with GRPC.client(triton) as client:
-        with pytest.raises(InferenceServerException, match="Deadline Exceeded"):
-            client.infer("held", hold.inputs(GRPC), client_timeout=0.5)
-        hold.wait_cancelled()
-
-
-def test_a_streams_deadline_reaches_the_model(triton: ServerProcess, hold: Hold) -> None:
-    with streaming(triton, stream_timeout=0.5) as (client, answers):
-        client.async_stream_infer("held_stream", hold.inputs(GRPC))
-        assert answers.next().as_numpy("SAID")[0] == b"started"
-        assert "Deadline Exceeded" in str(answers.next_error())
-        hold.wait_cancelled()
+        assert ("CANCELLED" if ends_by == "leaving" else "Deadline Exceeded") in str(answers.next_error())
 
 
 def test_an_answer_may_be_awaited_long(triton: ServerProcess, hold: Hold, library: Library) -> None:

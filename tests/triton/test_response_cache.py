@@ -28,11 +28,6 @@ def metric(server: ServerProcess, name: str) -> float:
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> Path:
-    return copy_models(tmp_path / "models", [MODEL])
-
-
-@pytest.fixture
 def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path)
     asyncio.run(server.start())
@@ -40,13 +35,14 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
     server.kill()
 
 
-def test_one_memory_for_all_models(models: Path, tmp_path: Path) -> None:
-    with serving(models, tmp_path / "log", "--cache-config", "local,size=1048576") as server:
-        assert [square(server, 3) for _ in range(3)] == [9, 9, 9]
-        assert metric(server, "nv_cache_num_hits_per_model") == 2
+def test_one_memory_for_all_models(triton: ServerProcess) -> None:
+    before = metric(triton, "nv_cache_num_hits_per_model")
+    assert [square(triton, 31) for _ in range(3)] == [961] * 3
+    assert metric(triton, "nv_cache_num_hits_per_model") == before + 2
 
 
-def test_servers_share_a_redis_and_do_without(models: Path, tmp_path: Path, redis: RedisServer) -> None:
+def test_servers_share_a_redis_and_do_without(tmp_path: Path, redis: RedisServer) -> None:
+    models = copy_models(tmp_path / "models", [MODEL])
     flags = ("--cache-config", "redis,host=127.0.0.1", "--cache-config", f"redis,port={redis.port}")
     with ExitStack() as stack:
         one, two = (stack.enter_context(serving(models, tmp_path / f"log{number}", *flags)) for number in (1, 2))

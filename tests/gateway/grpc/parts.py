@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 from gateway.access.control import AccessControl
@@ -26,6 +27,8 @@ from tests.gateway.v2.small_service import SmallService
 from tests.waiting import PATIENCE_S
 
 INVALID = "INVALID_ARGUMENT"
+on_both_servers = pytest.mark.parametrize("server_name", ["sluice", "grpcio"], indirect=True)
+"""Runs each test on Sluice's own server and on the one of the grpc package."""
 
 
 class EchoModel(Model):
@@ -83,10 +86,14 @@ class HeldModel(EchoModel):
 
         self._notifying = asyncio.get_running_loop().create_task(notify())
 
-    async def until(self, claim: Callable[[], bool]) -> None:
+    def has_cancelled_all(self) -> bool:
+        """Whether every request that has come is cancelled: one whose time was over sooner may not have come."""
+        return self.cancelled == [job.request.id for job in self.jobs]
+
+    async def until(self, claim: Callable[[], object]) -> None:
         """Wait until `claim` holds; it is checked when a request comes or is cancelled."""
         async with asyncio.timeout(PATIENCE_S), self._changed:
-            await self._changed.wait_for(claim)
+            await self._changed.wait_for(lambda: bool(claim()))
 
     def send(self, request_id: str, *values: int, is_final: bool = False, error: SluiceError | None = None) -> None:
         """Send one response; without values it is empty."""

@@ -11,7 +11,6 @@ from tests.gateway.grpc.http2.calls import ECHO, STREAM, serving_calls
 from tests.gateway.grpc.http2.client import answer, connected, message, request_fields
 
 PACKED = gzip.compress(b"hello")
-pytestmark = pytest.mark.parametrize("server_name", ["sluice"], indirect=True)
 TOO_LONG, INTERNAL = 8, 13
 
 

@@ -16,11 +16,12 @@ from gateway.grpc.http2_server import CallServer
 from gateway.grpc.methods import Methods
 from gateway.options.grpc import GrpcOptions
 from gateway.restrictions import Restrictions
-from tests.gateway.grpc.parts import serving
+from tests.gateway.grpc.parts import on_both_servers, serving
 from tests.gateway.v2.small_service import SmallService
 from tests.waiting import PATIENCE_S
 
 CALL, STREAM = "/test/Call", "/test/Stream"
+pytestmark = on_both_servers
 
 
 @asynccontextmanager
@@ -82,19 +83,19 @@ async def test_metadata_behind_a_status(server_name: str, path: str) -> None:
         assert sorted(each for each in trailing if each[0] != "content-type") == sorted(given)
 
 
-@pytest.mark.parametrize("server_name", ["sluice"], indirect=True)
-@pytest.mark.parametrize("letter", ["x", "é", "語", "😀"])
-async def test_a_very_long_text_reaches_the_client(server_name: str, letter: str) -> None:
+async def test_a_very_long_text_reaches_the_client(server_name: str) -> None:
     """grpc's clients refuse header fields of more than 8 KiB now and then, and of 16 KiB always."""
+    if server_name == "grpcio":
+        pytest.skip("its texts are as long as they are")
 
     async def fail(raw: bytes, context: Any) -> bytes:
-        await context.abort(grpc.StatusCode.ABORTED, letter * 20_000)
+        await context.abort(grpc.StatusCode.ABORTED, bytes(raw).decode() * 20_000)
         return b""
 
     async with answering(server_name, fail) as channel:
-        for _ in range(5):
+        for letter in ("x", "é", "語", "😀"):
             with pytest.raises(grpc.RpcError) as caught:
-                await channel.unary_unary(CALL)(b"", timeout=PATIENCE_S)
+                await channel.unary_unary(CALL)(letter.encode(), timeout=PATIENCE_S)
             assert caught.value.code() is grpc.StatusCode.ABORTED
             found = caught.value.details()
             assert found.endswith("...") and set(found.removesuffix("...")) == {letter}

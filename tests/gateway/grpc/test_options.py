@@ -1,4 +1,5 @@
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -72,17 +73,8 @@ def test_what_the_core_is_told_by_default() -> None:
 
 
 def test_what_the_core_is_told_when_asked() -> None:
-    told = dict(
-        channel_options(
-            GrpcOptions(
-                shares_port=True,
-                max_input_bytes=1000,
-                compression_level="medium",
-                max_connection_age_ms=5,
-                max_connection_age_grace_ms=6,
-            )
-        )
-    )
+    asked: dict[str, Any] = {"shares_port": True, "max_input_bytes": 1000, "compression_level": "medium"}
+    told = dict(channel_options(GrpcOptions(**asked, max_connection_age_ms=5, max_connection_age_grace_ms=6)))
     assert told["grpc.so_reuseport"] == 1
     assert told["grpc.max_receive_message_length"] == 1000
     assert told["grpc.default_compression_level"] == 2

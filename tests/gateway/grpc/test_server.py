@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -19,11 +19,12 @@ from gateway.calls import CallLog
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
 from gateway.options.option import OptionError
-from tests.gateway.grpc.parts import EchoModel, HeldModel, failure, infer_request, serving
+from tests.gateway.grpc.parts import EchoModel, HeldModel, failure, infer_request, on_both_servers, serving
 from tests.gateway.v2.small_service import SmallService
 from tests.paths import CERTIFICATES
 from tests.waiting import PATIENCE_S
 
+pytestmark = on_both_servers
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -42,55 +43,43 @@ def tls(**more: Any) -> GrpcOptions:
     )
 
 
-async def live(port: int, credentials: Any = None) -> bool:
-    target = f"localhost:{port}"
+async def live(target: str, credentials: Any = None) -> bool:
     channel = grpc.aio.insecure_channel(target) if credentials is None else grpc.aio.secure_channel(target, credentials)
     async with channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         return bool((await stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S)).live)
 
 
-# --- the port ---
-
-
-async def test_a_taken_port_is_an_error() -> None:
+async def test_ports_and_addresses() -> None:
+    async with serving(SmallService(), GrpcOptions(port=0, shares_port=True)) as running:
+        shared = GrpcServer(SmallService(), GrpcOptions(port=running.port, shares_port=True), "127.0.0.1")
+        assert await shared.start() == running.port
+        await shared.stop(0)
     async with serving(SmallService()) as running:
-        second = GrpcServer(SmallService(), GrpcOptions(port=running.port), "127.0.0.1")
+        taken = GrpcServer(SmallService(), GrpcOptions(port=running.port), "127.0.0.1")
         with pytest.raises(OSError, match=f"{running.port}.*choose another with --grpc-port"):
-            await second.start()
-
-
-async def test_a_port_may_be_shared() -> None:
-    options = GrpcOptions(port=0, shares_port=True)
-    async with serving(SmallService(), options) as running:
-        second = GrpcServer(SmallService(), GrpcOptions(port=running.port, shares_port=True), "127.0.0.1")
-        assert await second.start() == running.port
-        await second.stop(0)
-
-
-async def test_an_address_of_its_own() -> None:
+            await taken.start()
     server = GrpcServer(SmallService(), GrpcOptions(port=0, host="127.0.0.2"), "127.0.0.1")
-    port = await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.2:{port}") as channel:
-        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        assert (await stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S)).live
+    assert await live(f"127.0.0.2:{await server.start()}")
     await server.stop(0)
 
 
 # --- TLS ---
 
-
-async def test_tls() -> None:
-    async with serving(SmallService(), tls(uses_ssl=True)) as running:
-        assert await live(running.port, grpc.ssl_channel_credentials(pem("ca.pem")))
-        assert (await failure(live(running.port)))[0] == "UNAVAILABLE"
+AUTHORITY = grpc.ssl_channel_credentials(pem("ca.pem"))
+KNOWN = grpc.ssl_channel_credentials(pem("ca.pem"), pem("client.key"), pem("client.pem"))
 
 
-async def test_mutual_tls() -> None:
-    async with serving(SmallService(), tls(uses_mutual_ssl=True)) as running:
-        known = grpc.ssl_channel_credentials(pem("ca.pem"), pem("client.key"), pem("client.pem"))
-        assert await live(running.port, known)
-        assert (await failure(live(running.port, grpc.ssl_channel_credentials(pem("ca.pem")))))[0] == "UNAVAILABLE"
+@pytest.mark.parametrize(
+    ("options", "taken", "refused"),
+    [(tls(uses_ssl=True), AUTHORITY, None), (tls(uses_mutual_ssl=True), KNOWN, AUTHORITY)],
+    ids=["TLS", "mutual TLS"],
+)
+async def test_tls(options: GrpcOptions, taken: Any, refused: Any) -> None:
+    async with serving(SmallService(), options) as running:
+        target = f"localhost:{running.port}"
+        assert await live(target, taken)
+        assert (await failure(live(target, refused)))[0] == "UNAVAILABLE"
 
 
 @pytest.mark.parametrize(("subject", "outcome"), [("localhost", "OK"), ("other", "UNAUTHENTICATED")])
@@ -98,23 +87,19 @@ async def test_a_client_s_certificate_stands_for_the_key_with_its_name(subject: 
     service, ring = SmallService(EchoModel()), KeyRing(None)
     ring.keep([make_key(Identity(name="a", subject=subject)).stored])
     service.calls = CallLog(AccessControl(ring))
-    async with serving(service, tls(uses_mutual_ssl=True)) as running:
-        known = grpc.ssl_channel_credentials(pem("ca.pem"), pem("client.key"), pem("client.pem"))
-        async with grpc.aio.secure_channel(f"localhost:{running.port}", known) as channel:
-            asked = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(infer_request("echo", 1))
-            if outcome == "OK":
-                assert (await asked).outputs
-            else:
-                assert (await failure(asked))[0] == outcome
+    async with (
+        serving(service, tls(uses_mutual_ssl=True)) as running,
+        grpc.aio.secure_channel(f"localhost:{running.port}", KNOWN) as channel,
+    ):
+        asked = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(infer_request("echo", 1))
+        if outcome == "OK":
+            assert (await asked).outputs
+        else:
+            assert (await failure(asked))[0] == outcome
 
 
-async def test_a_certificate_that_cannot_be_read(tmp_path: Path) -> None:
-    options = GrpcOptions(
-        port=0,
-        uses_ssl=True,
-        server_cert_path=str(tmp_path / "none.pem"),
-        server_key_path=str(CERTIFICATES / "server.key"),
-    )
+async def test_a_certificate_that_cannot_be_read() -> None:
+    options = replace(tls(uses_ssl=True), server_cert_path="/nowhere/none.pem")
     with pytest.raises(OptionError, match="--grpc-server-cert cannot be read"):
         await GrpcServer(SmallService(), options, "127.0.0.1").start()
 
@@ -143,15 +128,11 @@ async def test_calls_need_the_key() -> None:
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_probes_need_no_key() -> None:
+async def test_probes_need_no_key_and_reflection_does() -> None:
     async with serving(SmallService(), api_key="secret") as running:
         assert (await running.stub.ServerLive(pb.ServerLiveRequest())).live
         assert (await running.stub.ServerReady(pb.ServerReadyRequest())).ready
         assert await _check(running.channel) == SERVING
-
-
-async def test_reflection_needs_the_key() -> None:
-    async with serving(SmallService(), api_key="secret") as running:
         with pytest.raises(grpc.RpcError) as caught:
             await _services(running.channel)
         assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -238,11 +219,10 @@ async def counted_relay(port: int) -> AsyncIterator[tuple[int, list[int]]]:
     """Relay connections to `port`. Yields the relay's port, and the sizes of the data that came back through it."""
     sizes: list[int] = []
 
-    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, counts: bool) -> None:
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter, counted: list[int]) -> None:
         try:
             while data := await source.read(1 << 16):
-                if counts:
-                    sizes.append(len(data))
+                counted.append(len(data))
                 target.write(data)
                 await target.drain()
         finally:
@@ -250,7 +230,7 @@ async def counted_relay(port: int) -> AsyncIterator[tuple[int, list[int]]]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pump(reader, upstream_writer, False), pump(upstream_reader, writer, True))
+        await asyncio.gather(pump(reader, upstream_writer, []), pump(upstream_reader, writer, sizes))
 
     relay = await asyncio.start_server(serve, "127.0.0.1", 0)
     try:
@@ -260,7 +240,7 @@ async def counted_relay(port: int) -> AsyncIterator[tuple[int, list[int]]]:
 
 
 @pytest.mark.parametrize(("level", "is_small"), [("none", False), ("low", True), ("medium", True), ("high", True)])
-async def test_responses_are_compressed_when_asked(level: str, is_small: bool) -> None:
+async def test_messages_are_compressed_when_asked(level: str, is_small: bool) -> None:
     request = infer_request("echo", *([7] * 50_000))
     async with (
         serving(SmallService(EchoModel()), GrpcOptions(port=0, compression_level=level)) as running,
@@ -268,21 +248,13 @@ async def test_responses_are_compressed_when_asked(level: str, is_small: bool) -
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        response = await stub.ModelInfer(request)
+        response = await stub.ModelInfer(request, compression=grpc.Compression.Gzip)
         assert response.raw_output_contents[0] == request.raw_input_contents[0]
         assert (sum(sizes) < 20_000) is is_small
         sizes.clear()
-        stream = [each async for each in stub.ModelStreamInfer(iter([request]))]
+        stream = [each async for each in stub.ModelStreamInfer(iter([request]), compression=grpc.Compression.Deflate)]
         assert stream[0].infer_response.raw_output_contents[0] == request.raw_input_contents[0]
         assert (sum(sizes) < 20_000) is is_small
-
-
-async def test_compressed_requests() -> None:
-    request = infer_request("echo", *([7] * 50_000))
-    async with serving(SmallService(EchoModel())) as running:
-        for algorithm in (grpc.Compression.Gzip, grpc.Compression.Deflate):
-            response = await running.stub.ModelInfer(request, compression=algorithm)
-            assert response.raw_output_contents[0] == request.raw_input_contents[0]
 
 
 # --- the end ---

@@ -1,15 +1,12 @@
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 
 from gateway.grpc import stream as stream_module
 from gateway.v2.trace import TraceSettings
@@ -23,12 +20,14 @@ from tests.gateway.grpc.parts import (
     HeldModel,
     Running,
     infer_request,
+    on_both_servers,
     serving,
     set_parameters,
 )
 from tests.gateway.v2.small_service import SmallService
-from tests.waiting import PATIENCE_S
+from tests.waiting import until
 
+pytestmark = on_both_servers
 WANTS_END = {"triton_enable_empty_final_response": True}
 
 
@@ -67,56 +66,29 @@ def counting() -> FunctionModel:
     return FunctionModel("count", count_to, is_decoupled=True)
 
 
-async def test_one_response_is_final() -> None:
-    async with serving(SmallService(EchoModel())) as running:
-        [message] = [each async for each in running.stub.ModelStreamInfer(iter([infer_request("echo", 1, id="a")]))]
-    assert said(message) == ("a", [1], True)
-    assert (message.infer_response.model_name, message.infer_response.model_version) == ("echo", "1")
-
-
-async def test_a_stream_without_requests() -> None:
-    async with serving(SmallService(EchoModel())) as running:
-        assert await ask(running) == []
-
-
-async def test_a_decoupled_model() -> None:
-    async with serving(SmallService(counting())) as running:
-        assert await ask(running, infer_request("count", 3, id="s")) == [
-            ("s", [0], False),
-            ("s", [1], False),
-            ("s", [2], False),
-        ]
-
-
-async def test_a_decoupled_model_whose_end_is_wanted() -> None:
-    request = infer_request("count", 2, id="s", parameters=WANTS_END)
-    async with serving(SmallService(counting())) as running:
-        messages = [each async for each in running.stub.ModelStreamInfer(iter([request]))]
-    assert [said(each) for each in messages] == [("s", [0], False), ("s", [1], False), ("s", None, True)]
-    end = messages[-1].infer_response
-    assert (end.model_name, end.model_version, len(end.outputs)) == ("count", "", 0)
-
-
-async def test_no_response_at_all() -> None:
-    async with serving(SmallService(counting())) as running:
-        assert await ask(running, infer_request("count", 0, id="s")) == []
-        assert await ask(running, infer_request("count", 0, id="s", parameters=WANTS_END)) == [("s", None, True)]
-
-
-async def test_an_error_in_the_middle() -> None:
-    async with serving(SmallService(counting())) as running:
-        messages = [each async for each in running.stub.ModelStreamInfer(iter([infer_request("count", -3, id="e")]))]
-    assert [said(each) for each in messages] == [("e", [0], False), ("e", "asked to fail", False), ("e", [2], False)]
-    failed = messages[1].infer_response
-    assert (failed.model_name, failed.model_version) == ("count", "")
-
-
-async def test_a_model_without_outputs_still_answers() -> None:
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (infer_request("count", 3, id="s"), [("s", [0], False), ("s", [1], False), ("s", [2], False)]),
+        (infer_request("count", 1, id="s", parameters=WANTS_END), [("s", [0], False), ("s", None, True)]),
+        (infer_request("count", 0, id="s"), []),
+        (infer_request("count", 0, id="s", parameters=WANTS_END), [("s", None, True)]),
+        (infer_request("count", -3, id="e"), [("e", [0], False), ("e", "asked to fail", False), ("e", [2], False)]),
+        (infer_request("empty", 1, id="n"), [("n", None, True)]),
+        (infer_request("echo", 1, id="a"), [("a", [1], True)]),
+        (None, []),
+    ],
+)
+async def test_the_messages_of_a_request(request_: Any, expected: list[tuple[Any, ...]]) -> None:
     empty = FunctionModel("empty", lambda job: job.respond(InferResponse()))
-    async with serving(SmallService(empty)) as running:
-        [message] = [each async for each in running.stub.ModelStreamInfer(iter([infer_request("empty", 1, id="n")]))]
-    assert said(message) == ("n", None, True)
-    assert message.infer_response.model_version == "1"
+    async with serving(SmallService(counting(), empty, EchoModel())) as running:
+        requests = [] if request_ is None else [request_]
+        messages = [each async for each in running.stub.ModelStreamInfer(iter(requests))]
+    assert [said(each) for each in messages] == expected
+    for message in messages:
+        response = message.infer_response
+        is_named = bool(response.outputs) or response.model_name == "empty"
+        assert (response.model_name, response.model_version) == (requests[0].model_name, "1" if is_named else "")
 
 
 async def test_errors_are_messages_and_the_stream_goes_on() -> None:
@@ -136,14 +108,6 @@ async def test_errors_are_messages_and_the_stream_goes_on() -> None:
         ]
         messages = [each async for each in running.stub.ModelStreamInfer(iter([requests[0]]))]
         assert messages[0].HasField("infer_response") and not messages[0].infer_response.model_name
-
-
-async def test_a_model_that_fails() -> None:
-    failing = FunctionModel("echo", lambda job: job.fail(SluiceError(ErrorCode.NOT_FOUND, "failed")))
-    async with serving(SmallService(failing)) as running:
-        [message] = [each async for each in running.stub.ModelStreamInfer(iter([infer_request("echo", 1, id="f")]))]
-    assert said(message) == ("f", "failed", True)
-    assert message.infer_response.model_name == "echo"
 
 
 async def test_an_output_that_cannot_be_given_as_asked() -> None:
@@ -193,19 +157,6 @@ async def test_decoupled_responses_do_not_wait() -> None:
         assert await heard(call, 2) == [("slow", [7], True), ("x", None, True)]
 
 
-async def test_a_client_that_has_said_all_hears_all() -> None:
-    model = HeldModel()
-    async with serving(SmallService(model)) as running:
-        call = running.stub.ModelStreamInfer()
-        await call.write(infer_request("held", 1, id="a"))
-        await call.done_writing()
-        await model.until(lambda: len(model.jobs) == 1)
-        model.send("a", 1, is_final=True)
-        assert await heard(call, 1) == [("a", [1], True)]
-        assert await call.read() is grpc.aio.EOF
-        assert await call.code() is grpc.StatusCode.OK
-
-
 async def test_cancelling_a_stream_cancels_all_of_it() -> None:
     plain, decoupled = HeldModel(), HeldModel("streamed", is_decoupled=True)
     async with serving(SmallService(plain, decoupled)) as running:
@@ -224,10 +175,10 @@ async def test_cancelling_a_stream_cancels_all_of_it() -> None:
 async def test_a_deadline_cancels_all_of_it() -> None:
     model = HeldModel()
     async with serving(SmallService(model)) as running:
-        call = running.stub.ModelStreamInfer(timeout=0.1)
-        await call.write(infer_request("held", 1, id="a"))
-        await model.until(lambda: model.cancelled == ["a"])
+        call = running.stub.ModelStreamInfer(iter([infer_request("held", 1, id="a")]), timeout=0.1)
         assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        await model.until(model.has_cancelled_all)
+        await until(lambda: model.num_in_flight == 0)
 
 
 async def test_a_malformed_message_ends_the_stream_after_what_was_asked() -> None:
@@ -306,43 +257,7 @@ async def test_many_streams_lose_nothing() -> None:
         async def stream(number: int) -> int:
             return len(await ask(running, infer_request("count", 16, id=str(number))))
 
-        for _ in range(3):
-            assert await asyncio.gather(*map(stream, range(100))) == [16] * 100
-
-
-async def test_the_stock_client_without_asyncio() -> None:
-    def collect(target: str) -> list[Any]:
-        done: list[Any] = []
-        with triton.InferenceServerClient(target) as client:
-            client.start_stream(callback=lambda result, error: done.append((result, error)))
-            given = triton.InferInput("INPUT0", [1], "INT32")
-            given.set_data_from_numpy(np.array([3], np.int32))
-            client.async_stream_infer("count", [given], request_id="r", enable_empty_final_response=True)
-            client.async_stream_infer("nope", [given], request_id="n")
-            client.stop_stream()
-        return done
-
-    async with serving(SmallService(counting())) as running:
-        found = await asyncio.wait_for(asyncio.to_thread(collect, running.target), PATIENCE_S)
-    values = [result.as_numpy("OUTPUT0") for result, error in found if error is None]
-    assert [None if value is None else value.tolist() for value in values] == [[0], [1], [2], None]
-    assert [str(error) for _, error in found if error is not None] == ["Request for unknown model: 'nope' is not found"]
-
-
-async def test_the_stock_client_with_asyncio() -> None:
-    given = triton_aio.InferInput("INPUT0", [1], "INT32")
-    given.set_data_from_numpy(np.array([2], np.int32))
-
-    async def requests() -> AsyncIterator[dict[str, Any]]:
-        for number in range(3):
-            yield {"model_name": "count", "inputs": [given], "request_id": str(number)}
-
-    async with (
-        serving(SmallService(counting())) as running,
-        triton_aio.InferenceServerClient(running.target) as client,
-    ):
-        found = [(result.get_response().id, error) async for result, error in client.stream_infer(requests())]
-    assert found == [(str(number), None) for number in range(3) for _ in range(2)]
+        assert await asyncio.gather(*map(stream, range(100))) == [16] * 100
 
 
 async def test_traced_requests(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from tests.gateway.grpc.http2.client import PREFACE, connected, settings
 from tests.paths import CERTIFICATES
 from tests.waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.parametrize("server_name", ["sluice"], indirect=True)
 CIPHERS = ("ECDHE-ECDSA-AES128-SHA256", "ECDHE-ECDSA-AES256-SHA")
 """That the key of the certificate would allow."""
 TLS_VERSIONS = [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3]
@@ -81,13 +80,13 @@ async def test_older_versions_are_refused() -> None:
         assert await is_refused(calls.port, context)
 
 
-@pytest.mark.parametrize("cipher", CIPHERS)
-async def test_weak_ciphers_are_refused(cipher: str) -> None:
+async def test_weak_ciphers_are_refused() -> None:
     """RFC 9113, section 9.2.2, forbids those without an ephemeral key or an AEAD."""
-    context = client_context("h2", version=ssl.TLSVersion.TLSv1_2)
-    context.set_ciphers(cipher)
     async with serving_calls(options()) as calls:
-        assert await is_refused(calls.port, context)
+        for cipher in CIPHERS:
+            context = client_context("h2", version=ssl.TLSVersion.TLSv1_2)
+            context.set_ciphers(cipher)
+            assert await is_refused(calls.port, context)
 
 
 @pytest.mark.parametrize("protocols", [(), ("http/1.1",)], ids=["none", "HTTP/1.1 alone"])

@@ -1,4 +1,4 @@
-"""Stock tools against the server: other implementations of HTTP/2, and the usual clients of gRPC."""
+"""Stock tools against the server: other implementations of HTTP/2, and gRPC's blocking client."""
 
 import asyncio
 import re
@@ -6,15 +6,12 @@ import shutil
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
-import tritonclient.grpc
-import tritonclient.grpc.aio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from tests.gateway.grpc.http2.client import message
-from tests.gateway.grpc.parts import EchoModel, serving
+from tests.gateway.grpc.parts import serving
 from tests.gateway.v2.small_service import SmallService
 from tests.waiting import PATIENCE_S
 
@@ -51,31 +48,20 @@ async def test_curl(body: Path, tmp_path: Path) -> None:
         )
         assert re.search(r"^HTTP/2 200", printed) and re.search(r"^grpc-status: 0", printed, re.MULTILINE)
         assert answer.read_bytes() == message(pb.ServerLiveResponse(live=True).SerializeToString())
-
-
-@pytest.mark.parametrize("server_name", ["sluice"], indirect=True)
-async def test_curl_by_http1(server_name: str) -> None:
-    async with serving(SmallService()) as running:
         printed = await run("curl", "-sS", "-i", f"http://{running.target}/v2/health/live")
         assert printed.startswith("HTTP/1.1 505") and "HTTP/1.1 is spoken on the port of --http-port" in printed
 
 
-async def test_h2load(body: Path) -> None:
+async def test_nghttp2(body: Path) -> None:
     async with serving(SmallService()) as running:
-        printed = await run(
-            "h2load", "-n100", "-c2", "-m10", "-d", str(body), *HEADERS, f"http://{running.target}{LIVE}"
-        )
-        assert "100 total, 100 started, 100 done, 100 succeeded, 0 failed, 0 errored, 0 timeout" in printed
-        assert "status codes: 100 2xx, 0 3xx, 0 4xx, 0 5xx" in printed
-
-
-async def test_nghttp(body: Path) -> None:
-    async with serving(SmallService()) as running:
-        printed = await run("nghttp", "-v", "-d", str(body), *HEADERS, f"http://{running.target}{LIVE}")
+        url = f"http://{running.target}{LIVE}"
+        printed = await run("nghttp", "-v", "-d", str(body), *HEADERS, url)
         assert "recv GOAWAY" not in printed and "grpc-status: 0" in printed
+        printed = await run("h2load", "-n100", "-c2", "-m10", "-d", str(body), *HEADERS, url)
+        assert "100 total, 100 started, 100 done, 100 succeeded, 0 failed, 0 errored, 0 timeout" in printed
 
 
-async def test_the_synchronous_client_of_grpc() -> None:
+async def test_the_clients_of_grpc() -> None:
     def ask(target: str) -> list[bool]:
         with grpc.insecure_channel(target) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -83,32 +69,5 @@ async def test_the_synchronous_client_of_grpc() -> None:
 
     async with serving(SmallService()) as running:
         assert await asyncio.to_thread(ask, running.target) == [True] * 20
-
-
-async def test_many_calls_at_a_time() -> None:
-    async with serving(SmallService()) as running:
         asked = [running.stub.ServerLive(pb.ServerLiveRequest(), timeout=PATIENCE_S) for _ in range(500)]
         assert all([(await each).live for each in asked])
-
-
-async def test_the_synchronous_client_of_triton() -> None:
-    def infer(target: str) -> list[int]:
-        with tritonclient.grpc.InferenceServerClient(target) as client:
-            tensor = tritonclient.grpc.InferInput("INPUT0", [3], "INT32")
-            tensor.set_data_from_numpy(np.array([1, 2, 3], np.int32))
-            found: list[int] = client.infer("echo", [tensor]).as_numpy("OUTPUT0").tolist()
-            return found
-
-    async with serving(SmallService(EchoModel())) as running:
-        assert await asyncio.to_thread(infer, running.target) == [1, 2, 3]
-
-
-async def test_the_asynchronous_client_of_triton() -> None:
-    async with (
-        serving(SmallService(EchoModel())) as running,
-        tritonclient.grpc.aio.InferenceServerClient(running.target) as client,
-    ):
-        tensor = tritonclient.grpc.aio.InferInput("INPUT0", [3], "INT32")
-        tensor.set_data_from_numpy(np.array([1, 2, 3], np.int32))
-        for _ in range(3):
-            assert (await client.infer("echo", [tensor])).as_numpy("OUTPUT0").tolist() == [1, 2, 3]

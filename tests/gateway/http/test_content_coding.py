@@ -41,26 +41,25 @@ LIMIT_BYTES = 4096
 """What `strict_live` allows."""
 
 
-@pytest.mark.parametrize("encoding", PACKINGS)
 @pytest.mark.parametrize("path", BODIES)
-def test_every_route_reads_a_compressed_body(live: LiveServer, path: str, encoding: str) -> None:
-    packed = PACKINGS[encoding](json.dumps(BODIES[path]).encode())
-    assert live.post(path, packed, headers={"content-encoding": encoding}).status_code == 200
+def test_every_route_reads_compressed_bodies_and_byte_order_marks(live: LiveServer, path: str) -> None:
+    body = json.dumps(BODIES[path]).encode()
+    for encoding in PACKINGS if path == CHAT else ("gzip", "deflate"):
+        packed = PACKINGS[encoding](body)
+        assert live.post(path, packed, headers={"content-encoding": encoding}).status_code == 200
+    for more in (b"", b" " * 400_000):
+        assert live.post(path, BOM + body + more).status_code == 200
 
 
-@pytest.mark.parametrize("encoding", ["zstd", "br", "compress", "gzip, deflate", "gzip, gzip"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/messages", "/api/chat", "/v1/files"])
-def test_another_encoding_is_refused_with_those_that_are_read(live: LiveServer, path: str, encoding: str) -> None:
-    answer = live.post(path, b"\x28\xb5\x2f\xfd", headers={"content-encoding": encoding})
-    assert answer.status_code == 415
-    assert answer.headers["accept-encoding"] == "gzip, deflate"
-    assert f"content-encoding must be gzip, deflate or identity, got '{encoding}'" in answer.text
-
-
-def test_a_refused_encoding_has_the_shape_of_its_protocol(live: LiveServer) -> None:
-    answer = live.post(CHAT, b"x", headers={"content-encoding": "zstd"})
-    assert answer.json()["error"]["param"] == "content-encoding"
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+def test_another_encoding_is_refused_with_those_that_are_read(live: LiveServer, path: str) -> None:
+    for encoding in ("zstd", "br", "compress", "gzip, deflate", "gzip, gzip"):
+        answer = live.post(path, b"\x28\xb5\x2f\xfd", headers={"content-encoding": encoding})
+        assert (answer.status_code, answer.headers["accept-encoding"]) == (415, "gzip, deflate")
+        assert f"content-encoding must be gzip, deflate or identity, got '{encoding}'" in answer.text
+    if path == CHAT:
+        error = answer.json()["error"]
+        assert (error["param"], error["type"]) == ("content-encoding", "invalid_request_error")
 
 
 PACKED = gzip.compress(json.dumps(BODIES[CHAT]).encode())
@@ -100,11 +99,11 @@ async def _in_pieces(data: bytes, size: int) -> AsyncGenerator[bytes, None]:
 
 
 def test_a_bomb_takes_no_memory() -> None:
-    bomb = gzip.compress(bytes(256 << 20), 9)
+    bomb = gzip.compress(bytes(64 << 20), 9)
 
     async def count() -> int:
         num_bytes = 0
-        async for piece in unpack_pieces(_in_pieces(bomb, 64 << 10), 128 << 20):
+        async for piece in unpack_pieces(_in_pieces(bomb, 64 << 10), 32 << 20):
             num_bytes += len(piece)
         return num_bytes
 
@@ -148,13 +147,6 @@ def test_an_uploaded_file_may_be_compressed(live: LiveServer) -> None:
     headers = {"content-type": request.headers["content-type"], "content-encoding": "gzip"}
     answer = live.post("/v1/files", gzip.compress(request.read()), headers=headers)
     assert answer.status_code == 200 and answer.json()["bytes"] == len(line)
-
-
-@pytest.mark.parametrize("path", BODIES)
-@pytest.mark.parametrize("is_long", [False, True])
-def test_a_byte_order_mark_is_skipped(live: LiveServer, path: str, is_long: bool) -> None:
-    body = BOM + json.dumps(BODIES[path]).encode() + b" " * (400_000 if is_long else 0)
-    assert live.post(path, body).status_code == 200
 
 
 def test_the_largest_body_counts_as_it_is_unpacked(strict_live: LiveServer) -> None:

@@ -14,6 +14,7 @@ from gateway.http.errors import install_error_handlers
 from gateway.http.request import parse_scheduling, read_body
 from gateway.options.http import RequestOptions
 from sluice.errors import ErrorCode, SluiceError
+from tests.errors import error_of
 from tests.gateway.http.plain_server import serving
 
 LIMIT = 1000
@@ -36,30 +37,21 @@ def chunked(num_bytes: int) -> Iterator[bytes]:
         yield b"x" * 100
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, LIMIT])
-def test_what_is_allowed_arrives(url: str, num_bytes: int) -> None:
-    assert httpx.post(url, content=b"x" * num_bytes).content == b"x" * num_bytes
-
-
-def test_chunks_are_joined(url: str) -> None:
+def test_what_is_allowed_arrives(url: str) -> None:
+    for content in (b"", b"x", b"x" * LIMIT):
+        assert httpx.post(url, content=content).content == content
     assert httpx.post(url, content=chunked(LIMIT)).content == b"x" * LIMIT
 
 
-def test_a_declared_length_is_refused_unread(url: str) -> None:
-    response = httpx.post(url, content=b"x" * (LIMIT + 1))
-    assert response.status_code == 413
-    message = "request body is 1001 bytes; at most 1000 bytes are allowed (--http-max-input-size)"
-    assert response.json()["error"]["message"] == message
-
-
-def test_chunks_are_counted(url: str) -> None:
-    response = httpx.post(url, content=chunked(LIMIT * 2))
-    assert response.status_code == 413
-    assert "request body is longer; at most 1000 bytes" in response.json()["error"]["message"]
-
-
-def test_a_large_refused_body_does_not_hide_the_answer(url: str) -> None:
-    assert httpx.post(url, content=b"x" * (4 << 20)).status_code == 413
+@pytest.mark.parametrize(
+    ("size", "is_chunked", "told"),
+    [(LIMIT + 1, False, "is 1001 bytes"), (LIMIT * 2, True, "is longer"), (4 << 20, False, "is 4194304 bytes")],
+    ids=["its length is declared", "chunks are counted", "the rest of a large one does not hide the answer"],
+)
+def test_what_is_longer_is_refused(url: str, size: int, is_chunked: bool, told: str) -> None:
+    response = httpx.post(url, content=chunked(size) if is_chunked else b"x" * size)
+    message = f"request body {told}; at most 1000 bytes are allowed (--http-max-input-size)"
+    assert (response.status_code, response.json()["error"]["message"]) == (413, message)
 
 
 def request_with(*messages: Message) -> Request:
@@ -142,7 +134,5 @@ def test_a_priority_of_0_in_a_header_is_one() -> None:
     ],
 )
 def test_refuses_and_names_the_header(name: str, value: str) -> None:
-    with pytest.raises(SluiceError) as caught:
-        parse_scheduling({name: value}, NOTHING)
-    assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, name)
-    assert name in caught.value.message
+    error = error_of(parse_scheduling, {name: value}, NOTHING)
+    assert (error.code, error.param) == (ErrorCode.INVALID, name) and name in error.message

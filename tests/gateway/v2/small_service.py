@@ -27,6 +27,8 @@ class SmallRepository:
     def __init__(self, models: Iterable[Model] = ()) -> None:
         self.loaded = list(models)
         self.calls: list[tuple[object, ...]] = []
+        self.begun: list[str] = []
+        """Names of the models whose load has begun."""
         self.may_load = asyncio.Event()
         self.may_load.set()
 
@@ -53,6 +55,7 @@ class SmallRepository:
         return ready if ready_only else [*ready, *UNSERVED]
 
     async def load(self, name: str, overrides: LoadOverrides | None) -> None:
+        self.begun.append(name)
         await self.may_load.wait()
         self.calls.append(("load", name, overrides))
         if name == "nope":

@@ -22,7 +22,7 @@ class Calls:
 
     def __init__(self, options: GrpcOptions, more: Mapping[str, Any]) -> None:
         self.let_go = asyncio.Event()
-        self.num_held = self.num_cancelled = 0
+        self.num_begun = self.num_held = self.num_cancelled = 0
         unary, stream = grpc.unary_unary_rpc_method_handler, grpc.stream_stream_rpc_method_handler
         handlers = {
             ECHO: unary(_echo),
@@ -43,6 +43,7 @@ class Calls:
         await self._wait()
 
     async def _wait(self) -> None:
+        self.num_begun += 1
         self.num_held += 1
         try:
             await self.let_go.wait()

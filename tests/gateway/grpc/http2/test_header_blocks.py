@@ -26,7 +26,7 @@ def random_block(source: random.Random, encoder: Encoder, known: list[Fields]) -
     return encoder.encode([kind(*each) for each in fields], huffman=source.random() < 0.5)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_blocks_stand_for_the_same_fields_as_for_hpack(seed: int) -> None:
     """Blocks that repeat, that change the table, that change its size, and that nobody keeps, in any order."""
     source = random.Random(seed)

@@ -3,18 +3,12 @@
 from typing import Any
 
 IDENTITY, ADD_SUB, ECHO = "/v2/models/identity/infer", "/v2/models/add_sub/infer", "/v2/models/params_echo/infer"
-STRINGS, TYPES, NEWEST = "/v2/models/identity_bytes/infer", "/v2/models/alltypes/infer", "/v2/models/versioned/infer"
+STRINGS, TYPES = "/v2/models/identity_bytes/infer", "/v2/models/alltypes/infer"
 
 
 def one(**changes: Any) -> dict[str, Any]:
     """Infer on `identity` with one input."""
     return {"inputs": [{"name": "INPUT0", "shape": [1, 1], "datatype": "FP32", "data": [1.5]} | changes]}
-
-
-def without(key: str, **changes: Any) -> dict[str, Any]:
-    request = one(**changes)
-    del request["inputs"][0][key]
-    return request
 
 
 def typed(datatype: str, *values: Any) -> dict[str, Any]:

@@ -1,17 +1,17 @@
 """A service with models and nothing else, and the v2 application over it on a real server."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import httpx
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.http.v2.app import V2App
 from gateway.options.config import ServeConfig
-from tests.gateway.http.plain_server import serving
+from tests.gateway.http.plain_server import asking, serving
 from tests.gateway.v2.small_service import SmallService
-from tests.waiting import PATIENCE_S
 
 
 @dataclass
@@ -20,7 +20,13 @@ class SmallServer:
 
     service: SmallService
     client: httpx.Client
-    url: str
+    app: ASGIApp
+    ports: ExitStack
+
+    @cached_property
+    def url(self) -> str:
+        """The address of the same application on a port, which begins to listen when this is first asked for."""
+        return self.ports.enter_context(serving(self.app))
 
     def get(self, path: str) -> httpx.Response:
         return self.client.get(path)
@@ -51,9 +57,7 @@ def small_server(
     """Serve the models; without `is_direct` every request passes the application."""
     config = config or ServeConfig()
     config = replace(config, http=replace(config.http, forwarded_headers=forwarded))
-    app = V2App(service, config)
-    with (
-        serving(app if is_direct else through_application(app)) as url,
-        httpx.Client(base_url=url, timeout=PATIENCE_S, headers={"accept-encoding": ""}) as client,
-    ):
-        yield SmallServer(service, client, url)
+    app: ASGIApp = V2App(service, config)
+    app = app if is_direct else through_application(app)
+    with ExitStack() as ports, asking(app, headers={"accept-encoding": ""}) as client:
+        yield SmallServer(service, client, app, ports)

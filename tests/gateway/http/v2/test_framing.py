@@ -48,26 +48,14 @@ def test_an_infer_request_with_a_wish_for_http_2_has_its_tensors(small: SmallSer
 
 @pytest.mark.parametrize("is_long", [False, True])
 def test_a_byte_order_mark_is_skipped(small: SmallServer, is_long: bool) -> None:
-    body = BOM + json.dumps(one()).encode() + b" " * (200_000 if is_long else 0)
-    assert small.post(IDENTITY, body).json()["outputs"][0]["data"] == [1.5]
-
-
-@pytest.mark.parametrize("is_long", [False, True])
-@pytest.mark.parametrize("route", ["generate", "generate_stream"])
-def test_a_byte_order_mark_of_a_generate_request_is_skipped(small: SmallServer, route: str, is_long: bool) -> None:
-    body = BOM + b'{"text_input": "a"}' + b" " * (200_000 if is_long else 0)
-    assert small.post(f"/v2/models/text_once/{route}", body).status_code == 200
-
-
-def test_a_byte_order_mark_hides_no_repeated_key(small: SmallServer) -> None:
+    for path, document in (
+        (IDENTITY, json.dumps(one()).encode()),
+        ("/v2/models/text_once/generate", b'{"text_input": "a"}'),
+        ("/v2/models/text_once/generate_stream", b'{"text_input": "a"}'),
+    ):
+        assert small.post(path, BOM + document + b" " * (200_000 if is_long else 0)).status_code == 200
     answer = small.post("/v2/models/text_once/generate", BOM + b'{"text_input": "a", "text_input": "b"}')
     assert answer.status_code == 400 and "already exists in request" in answer.json()["error"]
-
-
-def test_a_body_that_unpacks_to_more_than_a_step_is_read(small: SmallServer) -> None:
-    body = gzip.compress(json.dumps(one()).encode().ljust(1 << 20))
-    answer = small.post(IDENTITY, body, Content_Encoding="gzip")
-    assert answer.json()["outputs"][0]["data"] == [1.5]
 
 
 @pytest.mark.parametrize("path", ["/v2/repository/index", "/v2/logging", "/v2/repository/models/identity/load"])
