@@ -81,28 +81,17 @@ def test_addresses_of_ipv6_can_be_copied_from_what_it_says(tmp_path: Path) -> No
             assert client.is_server_live()
 
 
-def test_the_engine_logs_at_the_level_asked_for(server: ServerProcess, start_server: StartServer) -> None:
-    assert "[engine] loaded" in server.log
-    assert start_server("--log-level=warning").log == ""
-
-
-def test_the_debug_log_says_where_the_time_of_the_start_went(start_server: StartServer) -> None:
-    server = start_server("--log-level=debug")
-    ready_s = float(server.ready_line.rpartition("ready in ")[2].removesuffix(" s\n"))
-    wait_until(lambda: any(line.endswith(") ready") for line in server.log.splitlines()))
-    lines = [line for line in server.log.splitlines() if " start: " in line]
-    assert any("[engine]" in line and line.endswith("model loaded and compiled") for line in lines)
-    totals = [int(line.split(" start: ")[1].split()[0]) for line in lines if "[engine]" not in line]
-    assert len(totals) >= 5
-    assert totals == sorted(totals)
-    assert totals[-1] >= 1000 * ready_s - 100  # the marks count from the process's first moment
-
-
-def test_every_line_of_the_log_may_be_json(start_server: StartServer) -> None:
-    log = start_server("--log-format=json").log
-    lines = [json.loads(line) for line in log.splitlines()]
-    assert all({"time", "level", "logger", "request_id", "message"} <= line.keys() for line in lines), log
-    assert any(line["request_id"] == "engine" and line["message"].startswith("loaded ") for line in lines), log
+def test_the_debug_log_in_json_says_where_the_time_of_the_start_went(start_server: StartServer) -> None:
+    server = start_server("--log-level=debug", "--log-format=json")
+    wait_until(lambda: ") ready" in server.log)
+    lines = [json.loads(line) for line in server.log.splitlines()]
+    assert all({"time", "level", "logger", "request_id", "message"} <= line.keys() for line in lines), lines
+    assert any(line["request_id"] == "engine" and line["message"].startswith("loaded ") for line in lines), lines
+    marks = [line for line in lines if line["message"].startswith("start: ")]
+    of_engine = [line["message"] for line in marks if line["request_id"] == "engine"]
+    assert any(each.endswith("model loaded and compiled") for each in of_engine)
+    totals = [int(line["message"].split()[1]) for line in marks if line["request_id"] != "engine"]
+    assert len(totals) >= 5 and totals == sorted(totals)
 
 
 def test_what_models_print_is_json_in_a_json_log_and_about_no_request(tmp_path: Path) -> None:
@@ -133,14 +122,18 @@ def test_what_models_print_is_json_in_a_json_log_and_about_no_request(tmp_path: 
     assert [line["process"] for line in shown if line["message"] == printed[0]["message"]] == ["printer_0"]
 
 
-def test_a_full_disk_behind_standard_output_does_not_stop_the_server(checkpoint: Path) -> None:
-    command = serve_command("--http-port=0", "--metrics-port=0", str(checkpoint))
-    with open("/dev/full", "w") as full:
-        process = subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True)
+def test_a_full_standard_output_and_a_low_soft_limit_of_files_do_not_stop_the_server(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    ports = ("--http-port=0", "--metrics-port=0")
+    command = shlex.join(serve_command(*ports, "--model-repository", str(tmp_path / "models")))
+    shell = f"ulimit -Sn 64; exec {command} > /dev/full"
+    process = subprocess.Popen(["sh", "-c", shell], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
         found = next(filter(None, (re.search(r"Listening on (\S+) ", line) for line in process.stderr)))
         assert httpx.get(f"{found[1]}/v2/health/live", timeout=PATIENCE_S).status_code == 200
+        soft, hard = psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE)
+        assert soft == hard > 64
     finally:
         process.kill()
         process.communicate()
@@ -155,17 +148,6 @@ def test_health_and_models(server: ServerProcess) -> None:
         overview = client.get("/").json()
         assert (overview["ready"], overview["models"]) == (True, ["tiny"])
         assert overview["metrics"] == {"port": httpx.URL(server.metrics_url).port, "path": "/metrics"}
-
-
-def test_unknown_routes_and_methods_answer_in_the_protocol_s_shape(server: ServerProcess) -> None:
-    with server.client() as client:
-        unknown, method = client.get("/v1/nope"), client.delete("/v1/completions")
-        assert unknown.status_code == 404
-        assert unknown.json()["error"]["message"] == "no route for GET /v1/nope"
-        assert (method.status_code, method.headers["allow"]) == (405, "POST")
-        assert method.json()["error"]["code"] == "method_not_supported"
-        v2 = client.get("/v2/nope")
-        assert (v2.status_code, v2.json()) == (404, {"error": "Not Found"})
 
 
 def test_metrics_show_the_work(server: ServerProcess) -> None:
@@ -279,7 +261,8 @@ def test_a_second_signal_ends_at_once(start_server: StartServer) -> None:
 
 
 def test_a_killed_gateway_leaves_no_engine_and_no_socket(start_server: StartServer) -> None:
-    server = start_server()
+    server = start_server("--log-level=warning")
+    assert server.log == "", "neither process says what is below the level asked for"
     engine = server.engine()
     endpoint = next(part for part in engine.cmdline() if part.startswith("ipc://"))
     folder = Path(endpoint.removeprefix("ipc://")).parent
@@ -299,16 +282,17 @@ def short_folder() -> Iterator[Path]:
 
 
 def test_what_a_killed_server_has_left_is_gone_after_the_next_one(
-    checkpoint: Path, tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(short_folder))
-    command = (tmp_path / "log", str(checkpoint), "--http-workers=2")
+    (tmp_path / "models").mkdir()
+    command = (tmp_path / "log", "--model-repository", str(tmp_path / "models"), "--http-workers=2")
     with running_command(*command) as server:
         server.wait_ready()
         [left] = short_folder.iterdir()
         children = psutil.Process(server.pid).children(recursive=True)
         for child in children:
-            child.suspend()  # an engine that outlives its gateway would clean up
+            child.suspend()  # a worker that outlives its gateway would clean up
         server.process.kill()
         for child in children:
             child.kill()
@@ -390,16 +374,6 @@ def test_with_a_key_everything_but_health_is_guarded_from_the_first_moment(start
     assert "without an API key" not in server.log
 
 
-def test_a_taken_port_ends_the_start_at_once(checkpoint: Path) -> None:
-    with listen("127.0.0.1", 0, "--http-port") as taken:
-        port = taken.getsockname()[1]
-        command = serve_command(str(checkpoint), f"--http-port={port}", "--metrics-port=0")
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 1
-    said = f"port {port} on 127.0.0.1 is taken; choose another with --http-port (0 takes a free one)"
-    assert done.stderr == f"sluice serve: error: {said}\n"
-
-
 def refusal(log_path: Path, *arguments: str) -> tuple[int, str]:
     """Return the exit code of a server that cannot start, and the last line that it prints."""
     with (
@@ -423,44 +397,35 @@ def test_too_few_file_descriptors_are_one_clear_line(checkpoint: Path) -> None:
     assert "raise the hard limit (`ulimit -Hn`" in line
 
 
-def test_a_low_soft_limit_of_file_descriptors_is_raised(checkpoint: Path, tmp_path: Path) -> None:
-    arguments = serve_command(str(checkpoint), "--http-port=0", "--metrics-port=0")
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            ["sh", "-c", f"ulimit -Sn 64; exec {shlex.join(arguments)}"], stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    try:
-        assert process.stdout is not None and process.stdout.readline().startswith("Listening on ")
-        soft, hard = psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE)
-        assert soft == hard > 64
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_a_folder_for_temporary_files_too_long_for_sockets_is_one_clear_line(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        pytest.param((), 1, r".* is too long for sockets in it; set TMPDIR to one of at most .*", id="a long TMPDIR"),
+        pytest.param(
+            ("--grpc-port={taken}",),
+            1,
+            r".*port \d+ on 127.0.0.1 is taken; choose another with --grpc-port \(0 takes a free one\)",
+            id="a taken port",
+        ),
+        pytest.param(
+            ("--grpc-use-ssl=true", "--grpc-server-cert=/nowhere/cert.pem", "--grpc-server-key=/nowhere/key.pem"),
+            2,
+            r".*--grpc-server-cert cannot be read.*",
+            id="a certificate that is not there",
+        ),
+    ],
+)
+def test_what_cannot_start_says_so_in_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, said: str
 ) -> None:
     (tmp_path / ("x" * 90)).mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / ("x" * 90)))
-    code, line = refusal(tmp_path / "log", str(checkpoint))
-    assert code == 1
-    assert "is too long for sockets in it; set TMPDIR to one of at most" in line
-
-
-def test_a_taken_grpc_port_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:
+    if not arguments:
+        monkeypatch.setenv("TMPDIR", str(tmp_path / ("x" * 90)))
     with listen("127.0.0.1", 0, "--http-port") as taken:
         port = taken.getsockname()[1]
-        code, line = refusal(tmp_path / "log", str(checkpoint), f"--grpc-port={port}")
-    assert code == 1
-    assert line.endswith(f"port {port} on 127.0.0.1 is taken; choose another with --grpc-port (0 takes a free one)")
-
-
-def test_a_certificate_that_is_not_there_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:
-    files = ("--grpc-use-ssl=true", "--grpc-server-cert=/nowhere/cert.pem", "--grpc-server-key=/nowhere/key.pem")
-    code, line = refusal(tmp_path / "log", str(checkpoint), *files)
-    assert code == 2
-    assert "--grpc-server-cert cannot be read" in line
+        given = [each.format(taken=port) for each in arguments]
+        found, line = refusal(tmp_path / "log", "--http-workers=2", "--model-repository", str(tmp_path), *given)
+    assert (found, bool(re.fullmatch(said, line))) == (code, True), line
 
 
 def test_a_model_that_cannot_be_loaded_is_one_clear_line(checkpoint: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -15,7 +14,6 @@ import tritonclient.grpc
 import tritonclient.http
 
 from tests.server_process import ServerProcess, running_bundled
-from tests.waiting import wait_until
 
 FACTS = {
     "pumps.md": "# Pumps\n\nThe Zantavor pump must be oiled every 40 days. The Zantavor pump is painted green.\n",
@@ -67,14 +65,6 @@ def test_a_query_streams_sources_then_tokens_then_usage(bundled: ServerProcess) 
     assert {each["source"] for each in cited["citations"]} == {1}
 
 
-def test_what_is_streamed_equals_what_is_not(bundled: ServerProcess) -> None:
-    with bundled.client() as client:
-        whole = client.post("/v1/rag/docs/query", json={"question": QUESTION, "stream": False}).json()
-    assert whole["answer"] == ANSWER
-    assert whole["sources"][0]["document"] == "office.md"
-    assert whole["citations"]
-
-
 def test_chat_completions_answer_with_sources_and_citations(bundled: ServerProcess) -> None:
     client = openai.OpenAI(base_url=f"{bundled.base_url}/v1", api_key="unused")
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -106,31 +96,6 @@ def test_v2_infer_over_http_and_grpc(bundled: ServerProcess) -> None:
         client.close()
 
 
-def streamed_over_grpc(address: str) -> list[bytes]:
-    """Return the texts of the streamed responses; the first response has the sources."""
-    answers: list[Any] = []
-    with tritonclient.grpc.InferenceServerClient(address) as client:
-        client.start_stream(lambda result, error: answers.append((result, error)))
-        query = tritonclient.grpc.InferInput("query", [1, 1], "BYTES")
-        query.set_data_from_numpy(np.array([[QUESTION.encode()]], dtype=object))
-        client.async_stream_infer("rag_pipeline", [query], parameters={"max_tokens": 64, "stream": True})
-        client.stop_stream()
-    assert not any(error for _, error in answers)
-    assert answers[0][0].as_numpy("sources") is not None
-    texts = [result.as_numpy("response") for result, _ in answers]
-    return [text.ravel()[0] for text in texts if text is not None]
-
-
-def test_model_stream_infer_gives_sources_first(bundled: ServerProcess) -> None:
-    """The answer comes in pieces, unless a busy machine delays the reader until all of them wait."""
-    for _ in range(100):
-        texts = streamed_over_grpc(bundled.grpc_address)
-        assert b"".join(texts).decode() == ANSWER
-        if len(texts) > 1:
-            return
-    raise AssertionError(f"the answer came in {len(texts)} pieces")
-
-
 def test_generate_and_generate_stream(bundled: ServerProcess) -> None:
     with bundled.client() as client:
         body = {"query": QUESTION, "max_tokens": 64}
@@ -140,25 +105,6 @@ def test_generate_and_generate_stream(bundled: ServerProcess) -> None:
         events = [data for _, data in sse(client.post("/v2/models/rag_pipeline/generate_stream", json=body).text)]
     assert "sources" in events[0] and "response" not in events[0]
     assert "".join(event.get("response", "") for event in events) == ANSWER
-
-
-def test_nothing_found_is_reported(bundled: ServerProcess) -> None:
-    body = {"question": "Where is it?", "filter": {"id": "no such document"}, "stream": False}
-    with bundled.client() as client:
-        answer = client.post("/v1/rag/docs/query", json=body).json()
-    assert answer["sources"] == []
-    assert answer["citations"] == []
-    assert "found nothing" in answer["answer"]
-
-
-def test_a_deleted_document_is_in_no_answer(bundled: ServerProcess) -> None:
-    with bundled.client() as client:
-        path = "/v1/rag/docs/documents/gone.md"
-        client.put(path, content="# Gone\n\nThe ferry leaves at 17:45.\n", headers={"content-type": "text/markdown"})
-        body = {"question": "When does the ferry leave?", "stream": False}
-        assert client.post("/v1/rag/docs/query", json=body).json()["answer"] == "The ferry leaves at 17:45."
-        assert client.delete(path).status_code == 200
-        assert "17:45" not in client.post("/v1/rag/docs/query", json=body).text
 
 
 def test_the_command_line_ingests_and_asks(bundled: ServerProcess, tmp_path: Path) -> None:
@@ -177,24 +123,3 @@ def test_the_command_line_ingests_and_asks(bundled: ServerProcess, tmp_path: Pat
     asked = run("query", "How many cars does the Oake ferry carry?", "--collection", "ferries")
     assert "34 cars" in asked.stdout
     assert "ferry.md" in asked.stdout
-
-
-def test_a_disconnect_frees_the_engine(bundled: ServerProcess) -> None:
-    """While the server encodes its documentation, an answer may be complete before it is seen that nobody reads it."""
-    body = {"question": QUESTION, "stream": True, "max_tokens": 400, "ignore_eos": True}
-    cancelled = ("sluice_requests_total", 'model="rill"', 'outcome="cancelled"')
-    before = metric(bundled, *cancelled)
-    for _ in range(20):
-        with bundled.client() as client, client.stream("POST", "/v1/rag/docs/query", json=body) as stream:
-            next(line for line in stream.iter_lines() if line == "event: token")
-        wait_until(lambda: metric(bundled, "sluice_open_requests") == 0)
-        wait_until(lambda: metric(bundled, "sluice_sequences_running") == 0)
-        if metric(bundled, *cancelled) > before:
-            return
-    raise AssertionError("no request was cancelled")
-
-
-def metric(server: ServerProcess, name: str, *labels: str) -> float:
-    """Return the sum of the samples with these labels."""
-    samples = [line for line in httpx.get(server.metrics_url).text.splitlines() if line.startswith(name)]
-    return sum(float(line.rsplit(" ", 1)[1]) for line in samples if all(label in line for label in labels))

@@ -49,7 +49,7 @@ def test_it_would_report_and_ones_own_setting_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", ["sluice", "cli.__main__", "serving.backends.onnxruntime.backend", "tuning.command"])
+@pytest.mark.parametrize("room", ["cli.__main__", "serving.backends.onnxruntime.backend"])
 def test_it_reports_nothing_in_our_processes(tmp_path: Path, room: str) -> None:
     assert not left_files(tmp_path / "home", "-c", after(room))
 

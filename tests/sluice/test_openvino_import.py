@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,7 @@ for _ in range(2):
 """
 
 
+@cache
 def run(program: str) -> list[str]:
     done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, check=True)
     return done.stdout.split()

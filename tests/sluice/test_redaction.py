@@ -8,6 +8,7 @@ from sluice.redaction import HIDDEN, redact
     [
         ("key sk-sluice-0123456789ab-AbCdEf_12-34567890 expired", f"key sk-sluice-0123456789ab-{HIDDEN} expired"),
         ("Authorization: Bearer abc.def-ghi_jkl", f"Authorization: Bearer {HIDDEN}"),
+        ("authorization: basic dXNlcjpodW50ZXIy", f"authorization: basic {HIDDEN}"),
         ("sent sk-proj-abcdefghijklmnop to it", f"sent sk-{HIDDEN} to it"),
         ("redis://user:hunter2@cache:6379/0 is away", f"redis://user:{HIDDEN}@cache:6379/0 is away"),
         ("postgresql://:hunter2@db/x", f"postgresql://:{HIDDEN}@db/x"),

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.access.control import AccessControl, Credentials
 from gateway.access.identity import Identity, RouteGroup
-from gateway.access.keys import NewKey, make_key
+from gateway.access.keys import NewKey, make_key, revoke_key
 from gateway.access.redis_store import RedisKeys
 from gateway.access.ring import KeyRing
 from gateway.calls import CallLog
@@ -18,6 +18,7 @@ from tests.clock import ManualClock
 
 NEW = make_key(Identity(name="ci", tenant="research", networks=("192.0.2.0/24", "127.0.0.1/32", "2001:db8::/32")))
 OTHER = make_key(Identity(name="other"))
+OWN, ANY = (make_key(Identity(name=name, tenant=name)) for name in ("research", "*"))
 PROXY = "10.0.0.1"
 
 
@@ -66,6 +67,8 @@ async def test_only_proxies_say_where_a_request_is_from(peer: str, forwarded_for
         ((OTHER,), (), "192.0.2.7", "other"),
         ((OTHER,), ("10.0.0.0/8",), "192.0.2.7", "other"),
         ((OTHER,), ("10.0.0.0/8",), PROXY, "theirs"),
+        ((OWN,), (), "192.0.2.7", "research"),
+        ((ANY,), (), "192.0.2.7", "theirs"),
     ],
 )
 async def test_whose_header_names_the_tenant(
@@ -73,7 +76,17 @@ async def test_whose_header_names_the_tenant(
 ) -> None:
     access = control(*keys, trusted_proxies=proxies)
     assert CallLog(access).is_active == bool(keys or proxies)
-    assert (await access.identify(sent(OTHER.text, peer, tenant="theirs"), None)).tenant == tenant
+    key = (*keys, OTHER)[0].text
+    assert (await access.identify(sent(key, peer, tenant="theirs"), None)).tenant == tenant
+
+
+async def test_an_expired_key_and_a_revoked_one_are_refused() -> None:
+    old, gone = make_key(Identity(name="old", expires_at=1.0)), make_key(Identity(name="gone"))
+    access = control(old, gone._replace(stored=revoke_key(gone.stored)))
+    for key, said in ((old, "key 'old' has expired"), (gone, "the API key is wrong")):
+        with pytest.raises(SluiceError, match=said) as refused:
+            await access.identify(sent(key.text), None)
+        assert refused.value.code is ErrorCode.UNAUTHENTICATED
 
 
 async def test_networks_hold_behind_a_proxy_too() -> None:

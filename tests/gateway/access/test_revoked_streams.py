@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gateway.access import control
 from gateway.access.control import AccessControl
 from gateway.access.identity import Identity
 from gateway.access.keys import make_key, revoke_key
@@ -95,10 +96,13 @@ def test_a_resumable_stream_ends_with_its_key(keys: Keys) -> None:
     assert SAID in json.loads(read[-1].removeprefix("data: "))["error"]["message"]
 
 
-def test_a_stream_ends_when_its_key_expires(keys: Keys) -> None:
-    header = keys.make(name="brief", expires_at=time() + 1.0)
+def test_a_stream_ends_when_its_key_expires(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = keys.make(name="brief", expires_at=time() + 3600)
     with held(keys), keys.live.client.stream("POST", "/v1/completions", json=LONG, headers=header) as response:
-        read = [each for each in response.iter_lines() if each]
+        lines = response.iter_lines()
+        read = [next(lines)]
+        monkeypatch.setattr(control, "time", lambda: time() + 3601)
+        read += [each for each in lines if each]
     assert json.loads(read[-1].removeprefix("data: "))["error"]["code"] == "invalid_api_key"
 
 

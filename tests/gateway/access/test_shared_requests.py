@@ -106,15 +106,6 @@ def test_completions_are_counted_as_their_usage_says(counted: Counted, body: dic
     check_one_request(counts)
 
 
-def test_a_chat_is_counted_as_its_usage_says(counted: Counted) -> None:
-    served, notes = counted
-    counts = Counts(served.service.metrics)
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hello there"}], "n": 3, **SAMPLED}
-    usage = usage_of(served.client.post("/v1/chat/completions", json=body).json())
-    assert used(notes) == counters(counts) == usage
-    check_one_request(counts)
-
-
 def test_a_prompt_that_is_cached_is_counted_as_cached_once(counted: Counted) -> None:
     served, notes = counted
     served.openai("/v1/completions", LONG)

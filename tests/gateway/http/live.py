@@ -4,8 +4,8 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,8 +22,6 @@ from gateway.accounts import make_access
 from gateway.batches.service import BatchService
 from gateway.calls import CallLog
 from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
@@ -32,6 +30,7 @@ from pipelines.llm.text import LlmText
 from sluice.errors import invalid
 from tests.engine.fake_runner import EchoRunner, echo_next
 from tests.engine.in_process_client import InProcessEngineClient
+from tests.gateway.http.portless import Portless, client_of, connect_to, listen_at, listening
 from tests.gateway.repositories import empty_repository, llm_model
 from tests.paths import RILL_TOKENIZER
 from tests.waiting import PATIENCE_S
@@ -126,16 +125,14 @@ async def _some_turns() -> None:
 
 
 @dataclass
-class LiveServer:
+class LiveServer(Portless):
     """A server with one model, and its parts."""
 
-    url: str
     service: InferenceService
     model: LlmText
     stand_in: tuple[InProcessEngineClient, SteppedRunner] | None
     """None over an engine that was given."""
     batches: BatchService
-    loop: asyncio.AbstractEventLoop
     client: httpx.Client
 
     @property
@@ -157,10 +154,6 @@ class LiveServer:
             pytest.skip("this test tells the stand-in for an engine what to do")
         return self.stand_in
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of `work`, run on the server's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
-
     def request(self, method: str, path: str, **settings: Any) -> httpx.Response:
         return self.client.request(method, path, **settings)
 
@@ -176,8 +169,7 @@ class LiveServer:
         """Send a request and return the connection, which the caller may read or close."""
         content = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n\r\n"
-        address = httpx.URL(self.url)
-        connection = socket.create_connection((address.host, address.port), PATIENCE_S)
+        connection = connect_to(self.path)
         connection.sendall(head.encode() + content)
         return connection
 
@@ -206,7 +198,7 @@ MakeEngine = Callable[[], tuple[EngineClient, SteppedRunner | None]]
 
 @asynccontextmanager
 async def _application(
-    config: ServeConfig, make_engine: MakeEngine, is_loaded: bool, checkpoint: Path
+    config: ServeConfig, make_engine: MakeEngine, is_loaded: bool, checkpoint: Path, path: Path
 ) -> AsyncIterator[LiveServer]:
     engine, runner = make_engine()
     stand_in = (engine, runner) if isinstance(engine, InProcessEngineClient) and runner is not None else None
@@ -229,23 +221,21 @@ async def _application(
         repository.add(model)
         await repository.start()
         service.begin_serving()
-    listener = listen("127.0.0.1", 0, "--http-port")
     batches = BatchService(service, config)
-    server = HttpServer(create_app(service, config, batches=batches), listener)
-    server.start()
+    app = create_app(service, config, batches=batches)
     batches.start()
     try:
-        with httpx.Client(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
-            loop, url = asyncio.get_running_loop(), listener_url(listener)
-            yield LiveServer(url, service, model.text, stand_in, batches, loop, client)
+        async with AsyncExitStack() as ports, listening(app, listen_at(path)):
+            try:
+                loop = asyncio.get_running_loop()
+                yield LiveServer(path, app, loop, ports, service, model.text, stand_in, batches, client_of(path))
+            finally:
+                if runner is not None:
+                    runner.release()
+                await batches.close()
     finally:
-        if runner is not None:
-            runner.release()
-        await batches.close()
-        await server.stop(PATIENCE_S)
         await service.close()
         await engine.stop()
-        listener.close()
 
 
 @contextmanager
@@ -257,9 +247,10 @@ def live_server(
     engine_class: type[InProcessEngineClient] = InProcessEngineClient,
     checkpoint: Path = RILL_TOKENIZER,
     given_engine: Callable[[], EngineClient] | None = None,
+    on_port: bool = False,
 ) -> Iterator[LiveServer]:
     """Run a server on a thread of its own, for blocking clients. `given_engine` makes an engine in place of a
-    stand-in."""
+    stand-in. With `on_port` its client has an address, as it needs where addresses decide."""
 
     def make_engine() -> tuple[EngineClient, SteppedRunner | None]:
         if given_engine is not None:
@@ -274,7 +265,7 @@ def live_server(
         with TemporaryDirectory() as folder:
             given = config or ServeConfig()
             own = replace(given, batches=replace(given.batches, state_path=folder))
-            async with _application(own, make_engine, is_loaded, checkpoint) as live:
+            async with _application(own, make_engine, is_loaded, checkpoint, Path(folder) / "http") as live:
                 started.append(live)
                 ready.set()
                 await asyncio.to_thread(over.wait)
@@ -283,7 +274,11 @@ def live_server(
     thread.start()
     try:
         assert ready.wait(PATIENCE_S if given_engine is None else START_S)
-        yield started[0]
+        live = started[0]
+        if on_port:
+            live.client = httpx.Client(base_url=live.url, timeout=PATIENCE_S)
+        with live.client:
+            yield live
     finally:
         over.set()
         thread.join(PATIENCE_S)

@@ -100,14 +100,6 @@ async def test_calls_without_a_model_have_no_row(ledger: CallLedger, store: Swit
     ]
 
 
-async def test_only_known_senders_where_that_is_set(store: SwitchableStore) -> None:
-    ledger = CallLedger(store, PRICES, only_known=True)  # type: ignore[arg-type]  # it is not asked for usage
-    ledger.end(ended_call(identity=None))
-    ledger.end(ended_call())
-    await ledger.close()
-    assert [row.key_name for row in store.rows] == ["ci"]
-
-
 async def test_rows_wait_while_the_store_is_away(
     ledger: CallLedger, store: SwitchableStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,12 +170,6 @@ def test_a_bad_price_table_is_explained(tmp_path: Path, text: str | None, proble
     with pytest.raises(ValueError, match="--price-table") as raised:
         read_prices(str(path))
     assert problem in str(raised.value)
-
-
-def test_json_is_a_price_table_too(tmp_path: Path) -> None:
-    path = tmp_path / "prices.json"
-    path.write_text('{"ri*": {"prompt": 2, "generated": 0.5}}')
-    assert read_prices(str(path)).price("rill", "", 10, 4, 2) == 21
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,3 @@
-import msgspec
 import pytest
 
 from engine.config import EngineConfig, SchedulerPolicy, Speculation
@@ -22,12 +21,6 @@ def test_a_flag_wins_over_its_variable() -> None:
     environ = {"SLUICE_HTTP_PORT": "9000", "SLUICE_METRICS_PORT": "9002"}
     config = read_config({"--http-port": "9100"}, environ)
     assert (config.http.port, config.metrics.port) == (9100, 9002)
-
-
-def test_switches() -> None:
-    assert read_config({"--strict": True}, {}).http.is_strict
-    assert read_config({}, {"SLUICE_STRICT": "on"}).http.is_strict
-    assert not read_config({}, {"SLUICE_STRICT": "0"}).http.is_strict
 
 
 @pytest.mark.parametrize(
@@ -103,26 +96,6 @@ def test_refuses(given: dict[str, str | bool], environ: dict[str, str], said: st
         read_config(given, environ)
 
 
-def test_both_ports_may_be_chosen_by_the_system() -> None:
-    config = read_config({"--http-port": "0", "--metrics-port": "0"}, {})
-    assert config.http.port == config.metrics.port == 0
-
-
-def test_the_engine_gets_its_part() -> None:
-    given = {"--dtype": "f32", "--max-queue-size": "7", "--kv-cache-memory": "1G", "--num-threads": "3"}
-    engine = read_config(given, {}).engine("/models/x")
-    expected = EngineConfig(
-        model_path="/models/x",
-        dtype="f32",
-        max_queued_requests=7,
-        kv_cache_memory_bytes=1 << 30,
-        num_threads=3,
-        max_num_batched_tokens=LARGEST_CHUNK,
-        chooses_chunk=True,
-    )
-    assert engine == expected
-
-
 @pytest.mark.parametrize(
     ("word", "dtype"),
     [("bfloat16", "bf16"), ("float32", "f32"), ("FLOAT", "f32"), ("half", "float16"), ("float16", "float16")],
@@ -163,16 +136,6 @@ def test_every_engine_option_arrives() -> None:
     )
 
 
-def test_kv_tiers_reach_the_engine() -> None:
-    given = {"--kv-host-cache-bytes": "2G", "--kv-disk-cache": "/blocks", "--kv-disk-cache-bytes": "5M"}
-    engine = read_config(given, {}).engine("/models/x")
-    assert (engine.kv_host_cache_bytes, engine.kv_disk_cache, engine.kv_disk_cache_bytes) == (
-        2 << 30,
-        "/blocks",
-        5 << 20,
-    )
-
-
 def test_a_switch_that_is_on_can_be_switched_off() -> None:
     assert parse_flags(["--no-enable-prefix-caching"]) == {"--enable-prefix-caching": False}
     assert parse_flags(["--enable-prefix-caching"]) == {"--enable-prefix-caching": True}
@@ -181,25 +144,9 @@ def test_a_switch_that_is_on_can_be_switched_off() -> None:
     assert ServeConfig().cache.enable_prefix_caching
 
 
-def test_timeouts_are_the_gateway_s() -> None:
-    config = read_config({"--request-timeout-secs": "60"}, {"SLUICE_QUEUE_TIMEOUT_SECS": "1.5"})
-    assert (config.requests.timeout_s, config.requests.queue_timeout_s) == (60.0, 1.5)
-
-
-def test_without_options_the_engine_has_its_own_defaults_and_chooses_its_chunks() -> None:
-    by_load = EngineConfig(model_path="x", max_num_batched_tokens=LARGEST_CHUNK, chooses_chunk=True)
-    assert msgspec.structs.replace(ServeConfig().engine(""), model_path="x") == by_load
-
-
 def test_a_size_of_a_step_that_is_given_is_no_ceiling_but_fixed() -> None:
     engine = read_config({"--max-num-batched-tokens": "700"}, {}).engine("x")
     assert (engine.max_num_batched_tokens, engine.chooses_chunk) == (700, False)
-
-
-def test_the_key_is_in_no_repr() -> None:
-    config = read_config({}, {"SLUICE_API_KEY": "sesame"})
-    assert config.access.api_key == "sesame"
-    assert "sesame" not in repr(config)
 
 
 def test_flags_and_variables_are_unique() -> None:

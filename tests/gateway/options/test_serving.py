@@ -5,23 +5,12 @@ import pytest
 from gateway.options.command_line import parse_flags
 from gateway.options.config import read_config
 from gateway.options.option import OptionError
-from serving.repository.settings import ControlMode
 
 
 def test_repositories_may_come_several_times() -> None:
     flags = parse_flags(["--model-repository", "/a", "--model-store=/b"])
     assert read_config(flags, {}).repository.paths == ("/a", "/b")
     assert read_config({}, {"SLUICE_MODEL_REPOSITORY": "/a, /b"}).repository.paths == ("/a", "/b")
-
-
-def test_explicit_control() -> None:
-    given: dict[str, str | bool | list[str]] = {
-        "--model-repository": ["/a"],
-        "--model-control-mode": "explicit",
-        "--load-model": ["one", "two"],
-    }
-    options = read_config(given, {}).repository
-    assert (options.control_mode, options.load) == (ControlMode.EXPLICIT, ("one", "two"))
 
 
 def test_settings_of_backends() -> None:

@@ -73,11 +73,6 @@ def test_an_argument_goes_through_by_nvidia_s_own_name() -> None:
     assert given.runtime_settings == {"kv_cache_config.event_buffer_max_size": "1024", "attn_backend": "X"}
 
 
-def test_trtllm_serves_spelling() -> None:
-    given = engine("--tp_size", "2", "--pp_size", "2")
-    assert (given.tensor_parallel_size, given.pipeline_parallel_size) == (2, 2)
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -119,10 +114,6 @@ def test_a_slip_in_the_file_is_told_with_its_place(tmp_path: Path) -> None:
 
 class TestSizesOfAStep:
     """TensorRT-LLM has other defaults than the CPU."""
-
-    def test_on_the_cpu(self) -> None:
-        given = engine()
-        assert (given.max_num_seqs, given.max_num_batched_tokens) == (64, 2048)
 
     @pytest.mark.parametrize(
         ("argv", "sizes"),
@@ -168,7 +159,3 @@ class TestSizesOfAStep:
             config.parameters["runtime"].string_value = runtime
             given = set_up(ModelSource(folder, 1, config), options.engine).engine
             assert (given.max_num_seqs, given.max_num_batched_tokens) == sizes
-
-    def test_many_sequences_get_their_tokens_on_the_cpu_too(self) -> None:
-        given = engine("--max-num-seqs", "1000")
-        assert (given.max_num_seqs, given.max_num_batched_tokens) == (1000, 2048)

@@ -90,16 +90,6 @@ def test_a_stock_client_is_refused_and_admitted_after_retry_after(limited: Limit
         client.completions.create(**BODY)  # type: ignore[call-overload]
 
 
-def test_what_was_reserved_and_not_used_is_given_back(limited: Limited) -> None:
-    header = limited.make(tokens_per_minute=40)
-    text = limited.post(limited.make(), max_tokens=30).json()["choices"][0]["text"]
-    answer = limited.post(header, stop=[text[8:12]], max_tokens=30)
-    assert answer.headers["x-ratelimit-remaining-tokens"] == "8"
-    used = answer.json()["usage"]["total_tokens"]
-    assert used < 30
-    assert limited.post(header).headers["x-ratelimit-remaining-tokens"] == str(40 - used - 10)
-
-
 def test_a_request_of_more_than_a_limit_is_never_tried_again(limited: Limited) -> None:
     header = limited.make(tokens_per_day=9, requests_per_minute=5)
     refused = limited.post(header)
@@ -112,19 +102,6 @@ def test_a_request_of_more_than_a_limit_is_never_tried_again(limited: Limited) -
     assert "limited to 9 tokens a day; 10 asked: 2 of the prompt and up to 8 of the answer, 9 left" in message
     assert limited.post(header, n=2, max_tokens=1).status_code == 200
     assert "x-should-retry" not in limited.post(header, n=2, max_tokens=2).headers
-
-
-def test_a_tenant_s_keys_share_its_limits(limited: Limited) -> None:
-    limited.set_tenant("research", tokens_per_month=20)
-    first, second = (limited.keys.make(tenant="research") for _ in range(2))
-    assert limited.post(first).status_code == 200
-    answer = limited.post(second)
-    assert (answer.status_code, answer.headers["x-ratelimit-remaining-tokens"]) == (200, "0")
-    refused = limited.post(first)
-    assert "tenant 'research' is limited to 20 tokens a month" in refused.json()["error"]["message"]
-    assert int(refused.headers["retry-after"]) > 0
-    limited.set_tenant("research")
-    assert limited.post(first).status_code == 200
 
 
 def test_keys_without_limits_have_the_default_and_reading_costs_nothing(limited: Limited) -> None:
@@ -235,15 +212,6 @@ def test_tenants_are_set_over_the_admin_api(limited: Limited) -> None:
         assert (answer.status_code, answer.json()["error"]["param"][: len(param)]) == (400, param), wrong
     live.request("PUT", "/v1/admin/tenants/lab", json={"limits": {}}, headers=admin)
     assert limited.post(member).status_code == 200
-
-
-def test_a_store_that_is_away_shows_in_health(limited: Limited) -> None:
-    live = limited.keys.live
-    assert live.get("/health").json() == {"status": "ok"}
-    live.service.notices.append(lambda: "the quota store is away")
-    answer = live.get("/health")
-    live.service.notices.pop()
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok", "degraded": ["the quota store is away"]})
 
 
 def test_a_line_of_a_batch_that_never_fits_ends(limited: Limited) -> None:

@@ -9,7 +9,7 @@ import pytest
 from gateway.access.identity import QuotaLimits
 from gateway.options.option import OptionError
 from sluice.errors import SluiceError
-from tests.gateway.routes.serving import REFUSING, error_of, failing, routed_server, targets, text_of
+from tests.gateway.routes.serving import REFUSING, error_of, failing, routed_server, targets
 from tests.pipelines.remote.remote_api import RemoteApi
 
 PRICES = "rill: {prompt: 1.0, generated: 2.0}\nfar: {prompt: 100.0, generated: 100.0}\n"
@@ -88,17 +88,6 @@ async def test_a_sender_s_limit_is_no_failure_of_a_target(start: Any, api: Remot
     assert not api.exchanges
 
 
-async def test_a_route_without_faults_costs_a_key_what_its_model_does(start: Any) -> None:
-    server = await start({"fast": targets("rill")})
-    first, second = [await server.make_key(limits=QuotaLimits(tokens_per_day=1000)) for _ in range(2)]
-    assert text_of(await server.chat("fast", first)) == text_of(await server.chat("rill", second))
-    lefts = [
-        (await server.chat("rill", header, max_tokens=1)).headers["x-ratelimit-remaining-tokens"]
-        for header in (first, second)
-    ]
-    assert lefts[0] == lefts[1]
-
-
 # -- the start
 
 
@@ -122,9 +111,3 @@ async def test_a_route_that_caches_needs_a_cache(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=re.escape(expected)):
         async with routed_server(tmp_path, {"fast": targets("rill", cache=True)}):
             pass
-
-
-async def test_without_routes_answers_have_no_headers_of_them(start: Any) -> None:
-    server = await start({})
-    answer = await server.chat("rill")
-    assert not [name for name in answer.headers if name in ("x-sluice-target", "x-sluice-attempts", "x-sluice-cache")]

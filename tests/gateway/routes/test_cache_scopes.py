@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from gateway.access.identity import NEW_KEY_GROUPS, RouteGroup
 from sluice.files import files_mark
 from tests.gateway.routes.serving import (
     LOCAL_CACHE,
@@ -58,16 +57,6 @@ async def test_a_key_may_want_its_answers_kept(start: Any) -> None:
     keeps, plain = await server.make_key(tenant="a", caches=True), await server.make_key(tenant="a")
     assert await outcomes(server, keeps, keeps, plain, model="rill") == ["miss", "hit", ""]
     assert await outcomes(server, keeps, plain) == ["hit", ""], "the route's target is the same model"
-
-
-async def test_the_admin_api_makes_such_keys(start: Any) -> None:
-    server = await start({}, flags=LOCAL_CACHE)
-    admin = await server.make_key(groups=NEW_KEY_GROUPS | {RouteGroup.ADMIN}, caches=True)
-    made = await server.client.post("/v1/admin/keys", json={"name": "saver", "caches": True}, headers=admin)
-    assert made.status_code == 201, made.text
-    assert made.json()["caches"] is True
-    header = {"authorization": f"Bearer {made.json()['key']}"}
-    assert await outcomes(server, header, header, model="rill") == ["miss", "hit"]
 
 
 async def test_a_hit_counts_as_a_request_without_tokens(start: Any) -> None:

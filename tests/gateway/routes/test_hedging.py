@@ -59,18 +59,6 @@ async def test_the_first_may_still_win(start: Any, api: RemoteApi, second_api: R
     assert await server.metric('sluice_route_hedges_total{outcome="lost",route="fast"}') == 1
 
 
-async def test_the_failure_of_one_leaves_it_to_the_other(start: Any, api: RemoteApi, second_api: RemoteApi) -> None:
-    first, second = HeldAnswer(failing(500)), HeldAnswer(answering("second"))
-    api.answer, second_api.answer = first, second
-    hosted = {"far": api.url, "farther": second_api.url}
-    server = await start({"fast": targets("far", "farther", **HEDGED)}, local=(), hosted=hosted)
-    asking = asyncio.create_task(server.chat("fast"))
-    await second.wait(come=1)
-    first.release()
-    second.release()
-    assert text_of(await asking) == "second"
-
-
 async def test_where_both_fail_the_next_is_asked(start: Any, api: RemoteApi, second_api: RemoteApi) -> None:
     first, second = HeldAnswer(failing(500)), HeldAnswer(failing(503))
     api.answer, second_api.answer = first, second

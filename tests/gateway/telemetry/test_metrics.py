@@ -96,35 +96,12 @@ def test_a_gap_on_a_bound_belongs_to_it(seconds: float) -> None:
     assert buckets == expected
 
 
-def test_two_registries_do_not_meet(metrics: GatewayMetrics) -> None:
-    other = GatewayMetrics()
-    metrics.open_request("rill", "v2").close()
-    assert value(metrics, "sluice_requests_total", model="rill", protocol="v2", outcome="cancelled") == 1
-    assert value(other, "sluice_requests_total", model="rill", protocol="v2", outcome="cancelled") is None
-
-
 def test_prompt_tokens_that_are_known_at_the_end_count(metrics: GatewayMetrics) -> None:
     record = metrics.open_request("hosted", "openai")
     record.observe(TextEvent("x", 1, 0, 1))
     record.observe(TextEvent("", 1, 12, 2, FinishReason.STOP))
     record.close()
     assert value(metrics, "sluice_prompt_tokens_total", model="hosted") == 12
-
-
-def test_tokens_are_told_by_protocol_too(metrics: GatewayMetrics, clock: ManualClock[float]) -> None:
-    for protocol in ("openai_chat", "v2_grpc", "v2_grpc"):
-        record = metrics.open_request("rill", protocol)
-        record.observe(event(num_tokens=2))
-        clock.now += 0.02
-        record.observe(event(num_tokens=3, finish_reason=FinishReason.STOP))
-        record.close()
-    labels = {"model": "rill", "protocol": "v2_grpc"}
-    assert value(metrics, "sluice_tokens_total", **labels, kind="prompt") == 14
-    assert value(metrics, "sluice_tokens_total", **labels, kind="generation") == 10
-    assert value(metrics, "sluice_tokens_total", model="rill", protocol="openai_chat", kind="generation") == 5
-    assert value(metrics, "sluice_generation_tokens_total", model="rill") == 15
-    assert value(metrics, "sluice_inter_token_latency_seconds_count", model="rill") == 3
-    assert value(metrics, "sluice_inter_token_latency_seconds_sum", model="rill") == pytest.approx(0.06)
 
 
 def test_requests_are_open_until_they_end(metrics: GatewayMetrics) -> None:

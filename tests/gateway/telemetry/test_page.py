@@ -129,13 +129,6 @@ async def test_a_cache_elsewhere_tells_whether_it_answers() -> None:
     assert not [line for line in lines if "nv_cache_util" in line or "num_entries" in line or "evictions" in line]
 
 
-async def test_tensorrt_llms_families_are_there_unasked() -> None:
-    registry = CollectorRegistry(auto_describe=False)
-    page = MetricsPage(registry, list, MetricsSettings(allows_gpu=False))
-    assert "# TYPE nv_trt_llm_request_metrics gauge" in text_of(registry).splitlines()
-    await page.close()
-
-
 TRITON_COUNTERS = {
     *("nv_inference_request_success", "nv_inference_request_failure", "nv_inference_count", "nv_inference_exec_count"),
     *("nv_inference_request_duration_us", "nv_inference_queue_duration_us"),

@@ -8,7 +8,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.statistics import EngineStats, IterationStats
-from gateway.telemetry.page import is_reserved_name
 from gateway.telemetry.trt_llm import TrtLlmCollector
 from tests.gateway.http.live import LiveServer
 
@@ -169,14 +168,6 @@ def test_lengths_of_answered_requests(live: LiveServer, stream: bool) -> None:
     assert grown == {"10.0": 1, "50.0": 1, "100.0": 1, "500.0": 1, "1000.0": 1, "+Inf": 1, "count": 1, "sum": 7}
 
 
-def test_lengths_have_tritons_label(live: LiveServer) -> None:
-    text = page(live)
-    assert 'response_metric_type="total_output_tokens"' in text
-    assert 'response_metric_type="total_input_tokens"' in text
-    for line in ("# TYPE nv_llm_output_token_len histogram", "# TYPE nv_trt_llm_request_metrics gauge"):
-        assert line in text.splitlines()
-
-
 def test_the_token_face_counts_too(live: LiveServer) -> None:
     before = lengths(live, "nv_llm_output_token_len")["count"]
     body = {"input_ids": [1, 2, 3], "max_tokens": 3, "end_id": -1}
@@ -188,9 +179,3 @@ def test_warming_up_does_not_count(live: LiveServer) -> None:
     before = lengths(live, "nv_llm_output_token_len")
     live.run(live.model.warm_up())
     assert lengths(live, "nv_llm_output_token_len") == before
-
-
-def test_their_names_are_the_servers_own(live: LiveServer) -> None:
-    names = {line.partition("{")[0] for line in page(live).splitlines() if not line.startswith("#")}
-    assert names > LABEL.keys() - {MEMORY}
-    assert all(map(is_reserved_name, names))

@@ -4,9 +4,11 @@ import asyncio
 import hashlib
 import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import httpx
@@ -17,8 +19,6 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from gateway.accounts import make_access
 from gateway.calls import CallLog
 from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
 from gateway.options.config import ServeConfig
 from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
@@ -32,6 +32,7 @@ from serving.job import InferJob
 from serving.model import Model
 from serving.spec import build_spec
 from sluice.errors import ErrorCode, SluiceError
+from tests.gateway.http.portless import Portless, client_of, listen_at, listening
 from tests.gateway.repositories import empty_repository
 from tests.waiting import PATIENCE_S
 
@@ -151,15 +152,13 @@ def _(model: ChatModel) -> TextModel:
 
 
 @dataclass
-class RagServer:
+class RagServer(Portless):
     """A server with a library, and its parts."""
 
-    url: str
     service: InferenceService
     library: DocumentLibrary
     store: SwitchableStore
     pipeline: ScriptedPipeline
-    loop: asyncio.AbstractEventLoop
     client: httpx.Client
 
     def reset(self) -> None:
@@ -171,10 +170,6 @@ class RagServer:
         self.pipeline.requests.clear()
         self.pipeline.was_closed.clear()
         self.pipeline.may_continue.set()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the server's event loop and return its result."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(PATIENCE_S)
 
     def ask(self, method: str, path: str, **settings: Any) -> httpx.Response:
         return self.client.request(method, f"/v1/rag{path}", **settings)
@@ -198,7 +193,7 @@ def text_of(rag: RagServer, document_id: str, collection: str = "docs") -> str:
 
 
 @asynccontextmanager
-async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
+async def _application(config: ServeConfig, path: Path) -> AsyncIterator[RagServer]:
     metrics, store, pipeline = GatewayMetrics(), SwitchableStore(None), ScriptedPipeline()
     repository = empty_repository(metrics)
     library = DocumentLibrary(store, WordEncoder, LibrarySettings())
@@ -209,18 +204,15 @@ async def _application(config: ServeConfig) -> AsyncIterator[RagServer]:
     repository.add(ChatModel(ScriptedPipeline("plain_llm", takes_parameters=False)))
     await repository.start()
     service.begin_serving()
-    listener = listen("127.0.0.1", 0, "--http-port")
-    server = HttpServer(create_app(service, config), listener)
-    server.start()
+    app = create_app(service, config)
     try:
-        with httpx.Client(base_url=listener_url(listener), timeout=PATIENCE_S) as client:
-            loop = asyncio.get_running_loop()
-            yield RagServer(listener_url(listener), service, library, store, pipeline, loop, client)
+        async with AsyncExitStack() as ports, listening(app, listen_at(path)):
+            with client_of(path) as client:
+                loop = asyncio.get_running_loop()
+                yield RagServer(path, app, loop, ports, service, library, store, pipeline, client)
     finally:
-        await server.stop(PATIENCE_S)
         await library.close()
         await service.close()
-        listener.close()
 
 
 @contextmanager
@@ -230,10 +222,11 @@ def rag_server(config: ServeConfig | None = None) -> Iterator[RagServer]:
     started: list[RagServer] = []
 
     async def serve() -> None:
-        async with _application(config or ServeConfig()) as server:
-            started.append(server)
-            ready.set()
-            await asyncio.to_thread(over.wait)
+        with TemporaryDirectory() as folder:
+            async with _application(config or ServeConfig(), Path(folder) / "http") as server:
+                started.append(server)
+                ready.set()
+                await asyncio.to_thread(over.wait)
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()

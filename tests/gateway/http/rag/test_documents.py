@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from pipelines.rag.types import DocumentFormat, Upload, hash_content
+from tests.gateway.http.portless import connect_to
 from tests.gateway.http.rag.parts import RagServer, rag_server, statuses, text_of
 from tests.waiting import PATIENCE_S, until
 
@@ -41,12 +41,6 @@ def test_several_documents(rag: RagServer) -> None:
     }  # fmt: skip
     assert (note["title"], note["format"], note["num_chars"]) == ("Note", "text", 11)
     assert rag.ask("GET", "/collections/docs").json()["num_documents"] == 2
-
-
-def test_one_document(rag: RagServer) -> None:
-    answer = rag.ask("POST", "/docs/documents", json={"id": "a.txt", "text": "hello"})
-    assert statuses(answer) == {"a.txt": "created"}
-    assert text_of(rag, "a.txt") == "hello"
 
 
 def test_the_same_again_changes_nothing(rag: RagServer) -> None:
@@ -159,11 +153,6 @@ def test_the_format_is_what_type_or_ending_say(
     rag: RagServer, document_id: str, content_type: str, expected: str
 ) -> None:
     assert put(rag, document_id, b"<p>hello there</p>", content_type).json()["format"] == expected
-
-
-def test_title_and_metadata_of_a_body(rag: RagServer) -> None:
-    answer = put(rag, "a.txt", b"hello", title="Greeting", metadata='{"year": 2025}')
-    assert (answer.json()["title"], answer.json()["metadata"]) == ("Greeting", {"year": 2025})
 
 
 @pytest.mark.parametrize("metadata", ["x", "[1]", '{"a": {}}', '{"a": NaN}'])
@@ -285,14 +274,6 @@ def test_what_has_an_owner(rag: RagServer) -> None:
         assert rag.ask(method, "/mine/documents/a.txt", headers=owner).status_code == 200
 
 
-def test_a_store_that_is_down_ends_the_request(rag: RagServer) -> None:
-    rag.add("docs", {"id": "a.txt", "text": "x"})
-    rag.store.is_down = True
-    answer = rag.add("docs", {"id": "b.txt", "text": "x"}, {"id": "c.txt", "text": "x"})
-    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-    assert answer.json()["error"]["message"] == "test store is down"
-
-
 # --- limits
 
 
@@ -339,8 +320,7 @@ def test_a_disconnect_stops_what_has_not_begun(rag: RagServer, monkeypatch: pyte
         "POST /v1/rag/docs/documents HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
-    address = httpx.URL(rag.url)
-    with socket.create_connection((address.host, address.port), PATIENCE_S) as connection:
+    with connect_to(rag.path) as connection:
         connection.sendall(head.encode() + body)
         assert begun.wait(PATIENCE_S)
     rag.run(_until_nothing_is_put(rag))

@@ -1,7 +1,6 @@
 """Queries and searches: the requests that reach the pipeline, and the shape of answers."""
 
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from pipelines.rag.owner_keys import HEADER
 from pipelines.text.citations import Citation, EncodingProgress, Source
 from pipelines.text.types import ChatMessage, Conversation, Retrieval, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError
+from tests.gateway.http.portless import connect_to
 from tests.gateway.http.rag.parts import RagServer, rag_server
 from tests.waiting import PATIENCE_S
 
@@ -195,8 +195,7 @@ def test_a_disconnect_cancels(rag: RagServer, stream: bool) -> None:
     rag.pipeline.events[:] = script()
     content = json.dumps({"question": "how?", "stream": stream}).encode()
     head = f"POST /v1/rag/docs/query HTTP/1.1\r\nhost: test\r\ncontent-length: {len(content)}\r\n\r\n"
-    address = httpx.URL(rag.url)
-    with socket.create_connection((address.host, address.port), PATIENCE_S) as connection:
+    with connect_to(rag.path) as connection:
         connection.sendall(head.encode() + content)
         if stream:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")

@@ -3,7 +3,6 @@
 import pytest
 
 from gateway.http.access import find_api_category
-from gateway.options.access import AccessOptions
 from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
 from gateway.restrictions import ApiCategory, parse_restriction
@@ -39,9 +38,3 @@ def test_documents_may_be_restricted_while_questions_are_not() -> None:
         assert server.add("docs", {"id": "a.txt", "text": "x"}).status_code == 403
         assert server.add("docs", {"id": "a.txt", "text": "x"}, headers={"admin": "secret"}).status_code == 200
         assert server.ask("POST", "/docs/search", json={"question": "x"}).status_code == 200
-
-
-def test_the_servers_key() -> None:
-    with rag_server(ServeConfig(access=AccessOptions(api_key="secret"))) as server:
-        assert server.ask("GET", "/collections").status_code == 401
-        assert server.ask("GET", "/collections", headers={"authorization": "Bearer secret"}).status_code == 200
