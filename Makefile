@@ -20,6 +20,7 @@ ON_TORCH := $(addprefix tests/engine/runners/test_,adapters.py architectures.py 
   tests/gateway/test_recovery.py tests/gateway/http/test_live.py tests/gateway/http/openai \
   tests/pipelines/llm/test_offline.py tests/triton/test_seeds.py
 MINUTES := 10
+N := 20
 # Each property has its share of the minutes. The log has thousands of refusals, and nothing of the one that failed.
 FUZZ := -n auto --dist load --show-capture=no
 # tests/conftest.py chooses the number of workers (another: ARGS="-n 8") and the order of the files.
@@ -29,7 +30,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-long quick fuzz soak test-torch test-clients test-vllm test-on-vllm test-dynamo test-ray test-gpu bench-gpu gpu-kit check format docs console vectors bench goldens clean
+.PHONY: help run test test-long quick prove explore fuzz soak test-torch test-clients test-vllm test-on-vllm test-dynamo test-ray test-gpu bench-gpu gpu-kit check format docs console vectors bench goldens clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -43,8 +44,14 @@ test: $(VENV)/.dev ## the test suite; one part: make test ARGS="tests/engine -k 
 test-long: $(VENV)/.dev ## what the suite leaves out: faults at length, every family in every type, browsers
 	$(BIN)/python -m pytest $(PARALLEL) -m "long and not torch" $(ARGS)
 
-quick: $(VENV)/.dev ## the tests that start no process, no server and no model library, in a minute
+quick: $(VENV)/.dev ## the tests that start no process and no model library and take no time, in 45 seconds
 	$(BIN)/python -m pytest $(PARALLEL) --quick $(ARGS)
+
+prove: $(VENV)/.dev ## the suite N=20 times beside four busy processes, and what failed in any run
+	$(BIN)/python -m tests.tools.repeat $(N) $(ARGS)
+
+explore: $(VENV)/.dev ## the property tests with 1,000 new examples each; what fails is kept in .hypothesis and tried first
+	$(BIN)/python -m pytest $(PARALLEL) -m "hypothesis and not torch" --hypothesis-profile=explore $(ARGS)
 
 soak: $(VENV)/.dev ## ten minutes of faults under traffic; longer: make soak HOURS=8, or MINUTES=30 ARGS="--seed 7"
 	$(BIN)/python -m load.chaos --minutes $(if $(HOURS),$$(($(HOURS) * 60)),$(MINUTES)) $(ARGS)

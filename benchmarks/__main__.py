@@ -30,6 +30,7 @@ from benchmarks import (
     scheduling,
     serving,
     speculation,
+    suite,
     workers,
 )
 from benchmarks.figures import BenchmarkError, Figure, ReportProgress, print_figures, write_figures
@@ -136,6 +137,8 @@ Measure this Sluice on this machine. Compare figures only within one run: a busy
                 far their figures differ (5 minutes)
   workers       requests/s with one gateway process and with two (--http-workers), an engine that computes nothing;
                 needs wrk (3 minutes a repeat)
+  suite         this repository's tests: lines, cases, seconds, branches that they run, seeded faults that they find;
+                --only lines, quick, test, coverage or faults (40 minutes)
   peer          the serving workloads against the server at --peer-url
 """
 
@@ -216,6 +219,7 @@ def _benchmarks(arguments: argparse.Namespace, report: ReportProgress) -> dict[s
         "stalls": lambda: stalls.measure(repeats, arguments.out, arguments.only, report),
         "load-clients": lambda: load_clients.measure(repeats, arguments.out, arguments.only, report),
         "workers": lambda: workers.measure(repeats, arguments.out, report),
+        "suite": lambda: suite.measure(arguments.out / "suite", arguments.only, report),
         "peer": lambda: _measure_peer(arguments),
     }
 
@@ -238,7 +242,7 @@ def _parser() -> argparse.ArgumentParser:
         default="",
         metavar="TEXT",
         help="parts of `faults`, `isolation`, `predicted-wait`, `streams`, `stalls`, `triton`, `routing`, "
-        "`runtimes` and `load-clients` with TEXT",
+        "`runtimes`, `load-clients` and `suite` with TEXT",
     )
     parser.add_argument(
         "--requests",

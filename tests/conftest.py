@@ -2,7 +2,7 @@
 
 import gc
 import os
-from collections import Counter
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +16,8 @@ from pipelines.text.tokenizer import Tokenizer
 from tests.fork_server import fork_server
 from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.paths import CERTIFICATES, RILL_TOKENIZER, TESTS
-from tests.quick import is_quick, refuse_processes
+from tests.quick import is_quick
+from tests.seconds import Recorder, read_seconds
 from tests.server_process import ServerProcess, StartServer, running_server
 from tests.under_test import use_torch
 
@@ -27,20 +28,8 @@ _DATA_HOME = TemporaryDirectory(prefix="sluice-tests-", ignore_cleanup_errors=Tr
 os.environ["XDG_DATA_HOME"] = _DATA_HOME.name  # noqa: TID251 - servers inherit it
 # httpx reads all certificates of the world for each client, 20 ms long: of thousands of clients none asks the world.
 os.environ["SSL_CERT_FILE"] = str(CERTIFICATES / "ca.pem")  # noqa: TID251 - servers inherit it
-_FIRST = (
-    "gateway/workers/test_faults.py",
-    "gateway/workers/test_serving.py",
-    "gateway/test_lifecycle.py",
-    "gateway/http/streams/test_two_gateways.py",
-    "engine/client/test_recovery.py",
-    "engine/delegated/tensorrt_llm/test_engine.py",
-    "engine/delegated/tensorrt_llm/test_engine_faults.py",
-    "engine/forecast/test_wait.py",
-)
-"""Files of few tests that take many seconds each. `--durations=0` says which they are."""
 _LONG = {
     "cli/build/test_serving.py",
-    "engine/client/test_recovery.py",
     "engine/delegated/tensorrt_llm/test_engine.py",
     "engine/delegated/tensorrt_llm/test_engine_faults.py",
     "engine/fleet/test_handover_live.py",
@@ -76,9 +65,14 @@ _GC_THRESHOLDS = (10_000, 20, 20)
 # Until the tests are collected: imports make objects that stay, and no garbage.
 gc.disable()
 
-# Other workers take the processor for longer than Hypothesis allows an example.
-settings.register_profile("several workers", deadline=None)
+# Other workers take the processor for longer than Hypothesis allows an example. The suite tries the same examples each
+# time, so that a change is red by what it changes; `make explore` tries new ones.
+settings.register_profile("several workers", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, max_examples=1000, print_blob=True)
 settings.load_profile("several workers")
+# A shell that starts the suite in the background has it ignore Ctrl-C, and so would every process of the suite.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -86,12 +80,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--on-vllm", action="store_true", help="the gateway's tests of an LLM, over vLLM in place of a stand-in"
     )
     parser.addoption("--on-torch", action="store_true", help="tests of runners, engines and servers, over torch")
+    parser.addoption("--record-seconds", action="store_true", help="write what files take into tests/seconds.toml")
     parser.addoption("--quick", action="store_true", help="only tests that start no process, server or model library")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("on_torch"):
         use_torch()
+    if config.getoption("--record-seconds") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -120,15 +117,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if _is_of_any_engine(item)]
     if config.getoption("on_torch"):
         items[:] = [item for item in items if item.get_closest_marker("openvino") is None and _is_on_torch(item)]
-    slow = [item for item in items if not is_quick(item)]
+    if missing := [str(each) for each in _LONG_PATHS if not each.exists()]:
+        raise pytest.UsageError(f"_LONG in tests/conftest.py names files that are not there: {missing}")
+    seconds = read_seconds()
     if config.getoption("--quick"):
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if is_quick(item)]
-    num_slow = Counter(item.path for item in slow)
-    first = {TESTS / each for each in _FIRST}
-    if missing := [str(each) for each in (*first, *_LONG_PATHS) if not each.exists()]:
-        raise pytest.UsageError(f"_FIRST or _LONG in tests/conftest.py names files that are not there: {missing}")
-    items.sort(key=lambda item: (item.path not in first, -num_slow[item.path]))
+        quick = [item for item in items if item.path not in seconds and is_quick(item)]
+        config.hook.pytest_deselected(items=[*{*items} - {*quick}])
+        items[:] = quick
+    items.sort(key=lambda item: -seconds.get(item.path, 0.0))
 
 
 def _is_of_any_engine(item: pytest.Item) -> bool:
@@ -142,15 +138,13 @@ def _is_on_torch(item: pytest.Item) -> bool:
     return item.get_closest_marker("stand_in") is None and bool(fixtures or not is_of_http)
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection_finish() -> None:
     """Spare the garbage collector the thousands of tests and the libraries: a collection takes a tenth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
     fork_server()  # in the environment that no test has changed
-    if session.config.getoption("--quick"):
-        refuse_processes()
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,12 +1,12 @@
-"""The choice of `make quick`: tests that start no process, no server and no library that runs models.
+"""The choice of `make quick`: tests that start no process and no library that runs models, in files of which none takes
+long (tests/seconds.py). A server in the process of the tests is asked over a file (tests/gateway/http/portless.py).
 
 A test is left out if its function, its fixtures, or a function or class of the tests that these refer to, refers to one
-of STARTERS. A test that runs torch, or starts something through the product's own code, has a marker (`torch`, `slow`).
-One that lacks it fails as soon as it starts a process.
+of STARTERS. A test that runs torch, or starts something costly through the product's own code, has a marker (`torch`,
+`slow`).
 """
 
 import inspect
-import sys
 from collections.abc import Iterator
 from functools import _lru_cache_wrapper, cache
 from types import CodeType, FunctionType, ModuleType
@@ -19,9 +19,6 @@ STARTERS = (
     "engine.client.process",
     "engine.runners.openvino",
     "gateway.assembly",
-    "gateway.grpc.server",
-    "gateway.http.server",
-    "grpc",
     "moto",
     "multiprocessing",
     "onnxruntime",
@@ -34,7 +31,6 @@ STARTERS = (
     "subprocess",
     "tests.load.scripted_server",
     "tests.pipelines.rag.bundled.serving",
-    "uvicorn",
 )
 """Modules, classes and functions; what stands below them is meant too."""
 _BELOW_STARTERS = tuple(f"{each}." for each in STARTERS)
@@ -45,23 +41,13 @@ _HARMLESS: dict[int, Any] = {}
 
 def is_quick(item: pytest.Item) -> bool:
     """Say whether neither the test nor its fixtures start anything."""
-    is_marked = any(item.get_closest_marker(name) for name in ("slow", "torch"))
+    is_marked = any(item.get_closest_marker(name) for name in ("long", "slow", "torch"))
     if is_marked or not isinstance(item, pytest.Function):
         return False
     fixtures = (definitions[-1].func for definitions in item._fixtureinfo.name2fixturedefs.values())
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     makers = (each for each in parameters if isinstance(each, FunctionType | type))
     return not any(_starts(each) for each in (item.function, *fixtures, *makers))
-
-
-def refuse_processes() -> None:
-    """Let every start of a process fail from now on."""
-    sys.addaudithook(_refuse)
-
-
-def _refuse(event: str, _: object) -> None:
-    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
-        raise RuntimeError("a test of `make quick` starts a process; give it the marker `slow`")
 
 
 @cache

@@ -6,7 +6,7 @@ TOGETHER = (
     ("tests/gateway/http/anthropic/",),
     ("tests/gateway/http/ollama/",),
     ("tests/serving/repository/stores/",),
-    ("tests/triton/test_c", "tests/triton/test_streams.py"),
+    ("tests/triton/test_c", "tests/triton/test_exam.py", "tests/triton/test_response", "tests/triton/test_streams.py"),
 )
 """Beginnings of the names of files that share what is costly to start or to import. One worker runs them all."""
 

@@ -1,12 +1,14 @@
 """The code keeps within tests/bounds.toml, and that file only tightens."""
 
+import ast
 import subprocess
 from itertools import pairwise
+from textwrap import indent
 
 import pytest
 
 from tests.paths import ROOT
-from tests.tools.bounds import FILE, PATHS, Bound, loosened, measure, read_bounds, tighten
+from tests.tools.bounds import FILE, PATHS, Bound, loosened, measure, num_time_bars, read_bounds, tighten
 
 VERSIONS = 40
 """How many of the file's last versions are compared."""
@@ -64,3 +66,18 @@ def test_a_row_is_a_number_and_an_issue() -> None:
 def test_tightening_lowers_and_never_raises() -> None:
     text = "[lines]\nengine = { most = 100, issue = 36 }\nload = { most = 5 }\n"
     assert tighten(text, {"lines.engine": 90, "lines.load": 9}) == text.replace("100", "90")
+
+
+@pytest.mark.parametrize(
+    ("claims", "num"),
+    [
+        ("began = monotonic()\nassert time.monotonic() - began < 2", 1),
+        ("spent = process_time() - 1\nlongest = max(0, spent)\nassert 0.2 > longest", 1),
+        ("waits.append(loop.time())\nassert 0 <= min(waits) < 0.9", 1),
+        ("began = monotonic()\nassert monotonic() - began >= 2", 0),
+        ("until = monotonic() + 90\nwhile not ready():\n    assert monotonic() < until", 0),
+        ("assert clock.now < 5", 0),
+    ],
+)
+def test_an_assertion_that_time_is_short_is_counted(claims: str, num: int) -> None:
+    assert num_time_bars(ast.parse(f"if True:\n{indent(claims, '    ')}").body[0]) == num

@@ -77,9 +77,9 @@ class Prometheus:
         result: list[dict[str, Any]] = self.get("query", query=promql)["result"]
         return [series for series in result if series["value"][1] != "NaN"]
 
-    def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until the condition holds. Fails after a deadline."""
-        wait_until(lambda: condition(), lambda: f"{what}\n{self._log_path.read_text()[-3000:]}")
+    def wait(self, condition: Callable[[], bool], what: object) -> None:
+        """Wait until the condition holds. Fails after a deadline, and says `what` is missing then."""
+        wait_until(condition, lambda: f"{what}\n{self._log_path.read_text()[-3000:]}")
 
     def is_ready(self) -> bool:
         try:

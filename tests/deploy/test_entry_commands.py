@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import sysconfig
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tests.deploy.container import IMAGE, USER, Container, made_container
 from tests.deploy.dockerfile import DOCKERFILES
 from tests.paths import ROOT
 from tests.server_process import running_server
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 KEY = "a key"
 
@@ -65,9 +64,7 @@ def test_the_image_s_command_serves_and_its_probe_says_so(container: Container, 
     assert not container.is_healthy("http://127.0.0.1:1")
     log_path = tmp_path / "log"
     with container.serving(log_path, SLUICE_API_KEY=KEY) as (process, base_url):
-        deadline = time.monotonic() + PATIENCE_S
-        while not container.is_healthy(base_url):
-            assert time.monotonic() < deadline, log_path.read_text()
+        wait_until(lambda: container.is_healthy(base_url), lambda: log_path.read_text())
         with httpx.Client(base_url=base_url, headers={"authorization": f"Bearer {KEY}"}, timeout=PATIENCE_S) as client:
             body = {"model": "rill", "messages": [{"role": "user", "content": "Hello!"}]}
             answer = client.post("/v1/chat/completions", json=body)

@@ -12,15 +12,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.layers import PACKAGES, imports_of, modules
+from tests.layers import PACKAGES, imports_of, modules, statements
 from tests.paths import TESTS
 from tests.tools.structure import num_lines, repeated_classes
 
 FILE = TESTS / "bounds.toml"
 PATHS = "path"
 """The table of bounds that `tests/docs/test_structure.py` measures, with a running server."""
-_STARTERS = frozenset({"subprocess", "multiprocessing", "tests.server_process", "tests.fork_server"})
+_STARTERS = re.compile(
+    r"^\s*(from|import) (subprocess|multiprocessing|tests\.server_process|tests\.fork_server)(\s|,|$)", re.MULTILINE
+)
 """Imports by which a test file starts processes itself."""
+_LARGE_LINES = 100
+"""A class of fewer lines is not the one with the most attributes."""
+
+
+_CLOCKS = re.compile(r"(.+\.)?((perf_counter|monotonic|process_time|thread_time)(_ns)?)|loop\.time")
+"""A test that asserts at most so much of them asserts how fast the machine is, and how busy."""
 
 
 class Bound(NamedTuple):
@@ -63,10 +71,13 @@ def measure() -> dict[str, int]:
 
 
 def _measure_code() -> dict[str, int]:
-    classes = [node for path in modules().values() for node in _nodes(path) if isinstance(node, ast.ClassDef)]
+    trees = (ast.parse(path.read_text(), str(path)) for path in modules().values())
+    classes = [node for tree in trees for node in statements(tree) if isinstance(node, ast.ClassDef)]
     return {
         "code.protocols": sum(any(_name(base) == "Protocol" for base in node.bases) for node in classes),
-        "code.attributes_of_the_largest_class": max(len({*_attributes(node)}) for node in classes),
+        "code.attributes_of_the_largest_class": max(
+            len({*_attributes(node)}) for node in classes if (node.end_lineno or 0) - node.lineno > _LARGE_LINES
+        ),
         "code.imports_of_the_widest_module": max(
             len(imports_of(path) & modules().keys()) for path in modules().values()
         ),
@@ -75,23 +86,20 @@ def _measure_code() -> dict[str, int]:
 
 
 def _measure_waits(tests: list[Path]) -> dict[str, int]:
-    sleeps = loops = starters = 0
-    for path in tests:
-        imported: set[str | None] = set()
-        for node in _nodes(path):
+    sleeps = loops = bars = 0
+    texts = [path.read_text() for path in tests]
+    for text in filter(re.compile(rf"sleep\(|{_CLOCKS.pattern}").search, texts):
+        tree = ast.parse(text)
+        bars += sum(map(num_time_bars, tree.body))
+        for node in ast.walk(tree):
             sleeps += _is_sleep(node)
             loops += isinstance(node, ast.While) and any(map(_is_sleep, ast.walk(node)))
-            match node:
-                case ast.Import(names):
-                    imported |= {alias.name for alias in names}
-                case ast.ImportFrom(module):
-                    imported.add(module)
-        starters += not _STARTERS.isdisjoint(imported)
-    return {"tests.sleeps": sleeps, "tests.waiting_loops": loops, "tests.files_that_start_processes": starters}
-
-
-def _nodes(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(), str(path)))
+    return {
+        "tests.sleeps": sleeps,
+        "tests.waiting_loops": loops,
+        "tests.files_that_start_processes": sum(bool(_STARTERS.search(text)) for text in texts),
+        "tests.time_bars": bars,
+    }
 
 
 def _name(node: ast.expr) -> str:
@@ -118,6 +126,43 @@ def _attributes(node: ast.ClassDef) -> Iterator[str]:
 
 def _is_sleep(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and _name(node.func) == "sleep"
+
+
+def num_time_bars(definition: ast.stmt) -> int:
+    """Count the assertions that time is short: of a clock, or of what a function has taken from one. A deadline in a
+    loop that waits is none."""
+    nodes = [*ast.walk(definition)]
+    looping = {id(each) for node in nodes if isinstance(node, ast.While) for each in ast.walk(node)}
+    timed: set[str] = set()
+    for _ in range(2):  # what is taken from what was taken
+        for node in nodes:
+            match node:
+                case ast.Assign([ast.Name(name)], value) if _tells_time(value, timed):
+                    timed.add(name)
+                case ast.Call(ast.Attribute(ast.Name(name), "append"), [value]) if _tells_time(value, timed):
+                    timed.add(name)
+    asserted = [node.test for node in nodes if isinstance(node, ast.Assert) and id(node) not in looping]
+    return sum(_is_bar(each, timed) for test in asserted for each in ast.walk(test))
+
+
+def _is_bar(node: ast.AST, timed: set[str]) -> bool:
+    if not isinstance(node, ast.Compare):
+        return False
+    less = zip([node.left, *node.comparators], node.ops, strict=False)
+    more = zip(node.comparators, node.ops, strict=True)
+    return any(isinstance(op, ast.Lt | ast.LtE) and _tells_time(left, timed) for left, op in less) or any(
+        isinstance(op, ast.Gt | ast.GtE) and _tells_time(right, timed) for right, op in more
+    )
+
+
+def _tells_time(value: ast.AST, timed: set[str]) -> bool:
+    for each in ast.walk(value):
+        match each:
+            case ast.Call(function) if _CLOCKS.fullmatch(ast.unparse(function)):
+                return True
+            case ast.Name(name) if name in timed:
+                return True
+    return False
 
 
 def tighten(text: str, measures: Mapping[str, int]) -> str:

@@ -62,7 +62,9 @@ def render(values: Values | None = None, release: str = "sluice", namespace: str
     if "error" in answer:
         raise RenderError(answer["error"])
     texts = {path.partition("/templates/")[2]: text for path, text in answer["texts"].items()}
-    documents = (each for name, text in texts.items() if name != NOTES for each in yaml.safe_load_all(text))
+    documents = (
+        each for name, text in texts.items() if name != NOTES for each in yaml.load_all(text, yaml.CSafeLoader)
+    )
     return Rendered(texts, tuple(each for each in documents if each is not None))
 
 

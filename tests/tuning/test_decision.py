@@ -38,6 +38,8 @@ async def decide(
     decision = Decision(GOAL, NUM_ROUNDS, SPACE, store, measure, steps)
     rounds, verdict = await decision.decide(trials)
     assert len(rounds) == NUM_ROUNDS
+    numbers = [trial.round for trial in store.of(Stage.ROUND) if trial.point["seqs"] != 16]
+    assert numbers == [*range(1, len(numbers) + 1)], "each of the points has rounds, and seeds, of its own"
     assert {trial.point["seqs"] for trial in rounds[0]} == {16, verdict.found["seqs"]}
     return verdict, steps
 

@@ -1,5 +1,6 @@
 """`sluice rag ingest` against a real server."""
 
+import asyncio
 import hashlib
 import io
 import json
@@ -335,6 +336,8 @@ def test_interrupted(rag: RagServer, handbook: Path, monkeypatch: pytest.MonkeyP
     async def kills_at_the_second(*arguments: Any) -> None:
         if next(kills, False):
             os.kill(process.pid, signal.SIGINT)
+            # Answered meanwhile, the command might end before it sees the signal.
+            await asyncio.to_thread(process.wait, PATIENCE_S)
         await put_document(*arguments)
 
     monkeypatch.setattr(rag.store, "put_document", kills_at_the_second)

@@ -1,6 +1,7 @@
 """Releases of the chart that tests render: the defaults, each example, and values that turn on all the rest."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -95,7 +96,9 @@ VALUES: dict[str, Values] = {
 each_release = pytest.mark.parametrize("name", VALUES)
 
 
+@cache
 def release(name: str) -> Rendered:
+    """Return one that tests share, and leave as it is."""
     return render(VALUES[name])
 
 

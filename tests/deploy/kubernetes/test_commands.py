@@ -4,30 +4,23 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from typing import Any
 
 import pytest
 
 from gateway.lifecycle import HANG_TIMEOUT_S
-from gateway.options.command_line import ACCEPTED_FLAGS, parse_flags
-from gateway.options.config import GROUPS, find_unknown_variables, list_options, read_config
+from gateway.options.command_line import parse_flags
+from gateway.options.config import find_unknown_variables, read_config
 from tests.deploy.dockerfile import DOCKERFILES, stages
 from tests.deploy.kubernetes.releases import VALUES, container, containers, each_release, needs_helm, release
 from tests.paths import DOCS, ROOT
 from tests.tools.helm import Manifest, Rendered, render
 
 pytestmark = needs_helm
-# What the chart uses and is not there yet. Delete each as it comes: a test finds those that are known.
-PENDING_OF_SERVE: set[str] = set()
-PENDING_COMMANDS: set[str] = set()
-PENDING_METRICS: set[str] = set()
 # Options that `sluice engine` has and `sluice serve` has not.
 OF_ENGINES = {"--listen", "--curve-key", "--allowed-clients", "--health-host", "--health-port", "--insecure"}
 COMMANDS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["sluice.commands"]
-FLAGS = {
-    *(declared.flag for group in GROUPS.values() for _, _, declared in list_options(group)),
-    *(flag.flag for flag in ACCEPTED_FLAGS),
-}
 METRICS = set(re.findall(r"\bsluice_\w+", (DOCS / "metrics.md").read_text()))
 
 
@@ -36,12 +29,6 @@ def commands(rendered: Rendered) -> list[tuple[Manifest, Manifest]]:
     found = [(each, pod) for each, pod in containers(rendered) if each["name"] in ("server", "gateway", "engine")]
     assert found
     return found
-
-
-def split(arguments: list[str], flags: set[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments with one of `flags`, and the others. Every flag of the chart has its value after `=`."""
-    ours = [each for each in arguments if each.partition("=")[0] in flags]
-    return ours, [each for each in arguments if each not in ours]
 
 
 def environment(described: Manifest) -> dict[str, str]:
@@ -54,6 +41,7 @@ def environment(described: Manifest) -> dict[str, str]:
     }
 
 
+@cache
 def flags_of(command: str) -> set[str]:
     """Return the flags in a command's help."""
     made = subprocess.run(
@@ -64,12 +52,11 @@ def flags_of(command: str) -> set[str]:
 
 
 def config_of(described: Manifest) -> Any:
-    """Return the configuration that `sluice serve` reads from a container, without what is pending."""
+    """Return the configuration that `sluice serve` reads from a container."""
     command, *arguments = described["args"]
     assert command == "serve"
-    _, known = split(arguments, PENDING_OF_SERVE)
     image = stages(DOCKERFILES[0])[-1].environment()
-    return read_config(parse_flags(known), image | environment(described))
+    return read_config(parse_flags(arguments), image | environment(described))
 
 
 @each_release
@@ -85,13 +72,12 @@ def test_engines_have_options_of_sluice_engine(name: str) -> None:
     """An engine has its own options, and those of `sluice serve` that concern engines."""
     for described, _ in commands(release(name)):
         command, *arguments = described["args"]
-        assert command in COMMANDS.keys() | PENDING_COMMANDS
+        assert command in COMMANDS
         if command == "engine":
-            own, known = split(arguments, OF_ENGINES)
-            assert own
-            read_config(parse_flags(known), environment(described))
-            if command not in PENDING_COMMANDS:
-                assert {each.partition("=")[0] for each in arguments if each.startswith("-")} <= flags_of(command)
+            shared = [each for each in arguments if each.partition("=")[0] not in OF_ENGINES]
+            assert len(shared) < len(arguments)
+            read_config(parse_flags(shared), environment(described))
+            assert {each.partition("=")[0] for each in arguments if each.startswith("-")} <= flags_of(command)
 
 
 def test_flags_of_a_command_are_read_from_its_help() -> None:
@@ -99,18 +85,11 @@ def test_flags_of_a_command_are_read_from_its_help() -> None:
     assert "--listen" not in flags_of("serve")
 
 
-def test_pending_options_are_not_there_yet() -> None:
-    """Delete from the lists above what this finds: it has come."""
-    assert sorted(PENDING_OF_SERVE & FLAGS) == []
-    assert sorted(PENDING_COMMANDS & COMMANDS.keys()) == []
-    assert sorted(PENDING_METRICS & METRICS) == []
-
-
 def test_scalers_ask_for_metrics_that_are_served() -> None:
     for name in ("all-single", "all-fleet", "fleet"):
         scalers = release(name).find_all("HorizontalPodAutoscaler") | release(name).find_all("ScaledObject")
         asked = set(re.findall(r"\bsluice_\w+", str(scalers)))
-        assert asked and asked <= METRICS | PENDING_METRICS
+        assert asked and asked <= METRICS
 
 
 @each_release

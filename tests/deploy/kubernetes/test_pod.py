@@ -6,7 +6,6 @@ The container is the image's: its user, without capabilities, on a read-only roo
 import json
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Queue
@@ -19,7 +18,7 @@ from tests.deploy.container import Container, made_container
 from tests.deploy.kubernetes.releases import container as described_container
 from tests.deploy.kubernetes.releases import needs_helm
 from tests.tools.helm import Manifest, render
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = needs_helm
 NUM_TOKENS = 600
@@ -117,10 +116,13 @@ def test_a_pod_starts_serves_and_ends_its_streams(container: Container, tmp_path
     log_path = tmp_path / "log"
     with container.serving(log_path, arguments) as (process, base_url):
         probe = prober(pod, base_url)
-        deadline = time.monotonic() + 120.0
-        while probe("startupProbe") != 200:
-            assert time.monotonic() < deadline and process.poll() is None, log_path.read_text()
+
+        def has_started() -> bool:
+            assert process.poll() is None, log_path.read_text()
             assert probe("livenessProbe") == 200, "a pod that loads would be killed"
+            return probe("startupProbe") == 200
+
+        wait_until(has_started, lambda: log_path.read_text())
         assert probe("readinessProbe") == 200
         streams = Streams(base_url)
         streams.next_start()

