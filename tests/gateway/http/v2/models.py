@@ -12,6 +12,7 @@ from serving.job import InferJob
 from serving.model import Model
 from serving.request import InferRequest, InferResponse
 from serving.spec import build_spec
+from serving.tensors.datatypes import DATA_TYPES
 from serving.tensors.tensor import Tensor
 from tests.gateway.v2.recorded_models import NAMES, RecordedModel
 
@@ -85,8 +86,19 @@ def held(is_decoupled: bool) -> Held:
     return Held(config_of("held", "INPUT0 TYPE_INT32", "OUTPUT0 TYPE_INT32", more=more))
 
 
-def all_types() -> Model:
-    return RecordedModel("alltypes")
+def all_types() -> Computed:
+    """OUT_FP32 is IN_FP32, and so on for every type; BYTES is called STRING. Triton's own has no BF16."""
+    names = [each.config_name.removeprefix("TYPE_") for each in DATA_TYPES.values()]
+    text = 'name: "alltypes" backend: "python" '
+    for name in names:
+        text += f'input {{ name: "IN_{name}" data_type: TYPE_{name} dims: [-1] optional: true }} '
+        text += f'output {{ name: "OUT_{name}" data_type: TYPE_{name} dims: [-1] }} '
+
+    def compute(request: InferRequest) -> list[Tensor]:
+        given = request.inputs
+        return [given[f"IN_{name}"].renamed(f"OUT_{name}") for name in names if f"IN_{name}" in given]
+
+    return Computed(text_format.Parse(text, ModelConfig()), compute)
 
 
 def text_once() -> Model:
