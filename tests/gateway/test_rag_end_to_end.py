@@ -123,3 +123,17 @@ def test_the_command_line_ingests_and_asks(bundled: ServerProcess, tmp_path: Pat
     asked = run("query", "How many cars does the Oake ferry carry?", "--collection", "ferries")
     assert "34 cars" in asked.stdout
     assert "ferry.md" in asked.stdout
+
+
+def test_model_stream_infer_gives_sources_first(bundled: ServerProcess) -> None:
+    answers: list[Any] = []
+    with tritonclient.grpc.InferenceServerClient(bundled.grpc_address) as client:
+        client.start_stream(lambda result, error: answers.append((result, error)))
+        query = tritonclient.grpc.InferInput("query", [1, 1], "BYTES")
+        query.set_data_from_numpy(np.array([[QUESTION.encode()]], dtype=object))
+        client.async_stream_infer("rag_pipeline", [query], parameters={"max_tokens": 64, "stream": True})
+        client.stop_stream()
+    assert not any(error for _, error in answers)
+    assert answers[0][0].as_numpy("sources") is not None
+    texts = [result.as_numpy("response") for result, _ in answers]
+    assert b"".join(text.ravel()[0] for text in texts if text is not None).decode() == ANSWER
