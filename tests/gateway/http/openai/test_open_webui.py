@@ -52,7 +52,7 @@ def test_a_chat(live: LiveServer, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("limit", [{"max_completion_tokens": 6}, {"max_tokens": 6}])
 def test_titles_tags_and_follow_ups(live: LiveServer, limit: dict[str, int]) -> None:
     task = {"task": "title_generation", "task_body": {"model": MODEL, "messages": TURNS}, "chat_id": "c"}
-    body = {"model": MODEL, "messages": [{"role": "user", "content": TASK}], "stream": False, **limit}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": TASK}], "stream": False, "seed": 7, **limit}
     for sent in (body, body | {"metadata": task}):
         answer = live.post("/v1/chat/completions", sent)
         assert answer.status_code == 200, answer.text
