@@ -44,7 +44,7 @@ test: $(VENV)/.dev ## the test suite; one part: make test ARGS="tests/engine -k 
 test-long: $(VENV)/.dev ## what the suite leaves out: faults at length, every family in every type, browsers
 	$(BIN)/python -m pytest $(PARALLEL) -m "long and not torch" $(ARGS)
 
-quick: $(VENV)/.dev ## the tests that start no process and no model library and take no time, in 45 seconds
+quick: $(VENV)/.dev ## the tests that start no process and no model library and take no time, in a minute
 	$(BIN)/python -m pytest $(PARALLEL) --quick $(ARGS)
 
 prove: $(VENV)/.dev ## the suite N=20 times beside four busy processes, and what failed in any run

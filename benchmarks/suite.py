@@ -1,4 +1,4 @@
-"""What the tests cost and hold: lines, cases, seconds, branches of the product that they run, faults that they find."""
+"""This part measures the tests: lines, cases, seconds, branches of the product that they run, faults that they find."""
 
 import json
 import re

@@ -47,13 +47,17 @@ def _git(*arguments: str) -> str:
     [
         ({"path.chat": Bound(72)}, []),
         ({"path.chat": Bound(71)}, []),
-        ({"path.chat": Bound(73)}, ["path.chat rose from 72 to 73: name the issue that allows it"]),
+        (
+            {"path.chat": Bound(73)},
+            ["path.chat rose from 72 to 73: name another issue, which allows it"],
+        ),
         ({"path.chat": Bound(73, issue=36)}, []),
+        ({"path.chat": Bound(73, issue=12)}, ["path.chat rose from 72 to 73: name another issue, which allows it"]),
         ({}, ["path.chat is gone"]),
     ],
 )
 def test_a_bound_falls_freely_and_rises_with_an_issue(after: dict[str, Bound], wrong: list[str]) -> None:
-    assert loosened({"path.chat": Bound(72)}, after) == wrong
+    assert loosened({"path.chat": Bound(72, issue=12)}, after) == wrong
 
 
 def test_a_row_is_a_number_and_an_issue() -> None:

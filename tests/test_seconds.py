@@ -1,4 +1,4 @@
-"""What `--record-seconds` writes: files that take long, those of other runs as they were, none that are gone."""
+"""`--record-seconds` writes files that take long, keeps those of other runs, and drops those that are gone."""
 
 from pathlib import Path
 from types import SimpleNamespace

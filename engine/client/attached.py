@@ -5,13 +5,11 @@ import contextvars
 import logging
 import os
 from pathlib import Path
-from time import perf_counter
 
 import zmq
 
 from engine.client.counters import NO_STATS
 from engine.client.link import EngineLink, LinkedEngineClient
-from engine.client.timers import Clock
 from engine.config import EngineConfig
 from engine.frames import Attach, Command, EngineView, LoadFailed, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
 from engine.process.curve import ClientCurve
@@ -47,11 +45,10 @@ class AttachedEngineClient(LinkedEngineClient):
         curve: ClientCurve | None = None,
         heartbeat_timeout_s: float = 10.0,
         give_up_after_s: float | None = None,
-        clock: Clock = perf_counter,
     ) -> None:
         """`place` is the path of the launcher's shared socket, or an endpoint `tcp://HOST:PORT` with the keys `curve`.
         Without `give_up_after_s` the client waits for an engine over TCP as long as it takes."""
-        super().__init__(config, heartbeat_timeout_s, clock)
+        super().__init__(config, heartbeat_timeout_s)
         self._socket = place if isinstance(place, Path) else None
         self.endpoint = f"ipc://{place}" if isinstance(place, Path) else place
         self._curve = curve

@@ -4,6 +4,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
+from time import perf_counter
 
 import msgspec
 import zmq
@@ -128,7 +129,7 @@ class LinkedEngineClient(EngineClient):
 
     can_restart = True
 
-    def __init__(self, config: EngineConfig, heartbeat_timeout_s: float, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, heartbeat_timeout_s: float, clock: Clock = perf_counter) -> None:
         super().__init__(config, clock)
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self.viewer = EngineViewer(self._send)

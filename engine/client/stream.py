@@ -7,6 +7,7 @@ from typing import Self
 
 from engine.client.spans import GenerationSpans
 from engine.client.supervision import Standing, build_resumed_request
+from engine.client.timers import Clock
 from engine.types import (
     BlockSource,
     EventDetail,
@@ -53,7 +54,7 @@ class GenerationStream:
         request: GenerateRequest,
         cancel: Callable[[int], None],
         relay: EventRelay | None = None,
-        clock: Callable[[], float] = perf_counter,
+        clock: Clock = perf_counter,
     ) -> None:
         """`relay` is shared by the streams of an engine; without one the iterator gets all events."""
         self.stream_id = stream_id

@@ -185,7 +185,9 @@ class StepRecorder(WorkRecorder):
     def begin(self, now: float) -> None:
         """Begin a step."""
         self._began, self._runner_seconds = now, 0.0
-        self._is_profiled, self._parts, self._marked = now < self._profiled_until, [], now
+        self._is_profiled = now < self._profiled_until
+        if self._is_profiled:
+            self._parts, self._marked = [], now
 
     def mark(self, part: str) -> None:
         """Note that a part has ended, which began with the end of the one before."""

@@ -136,6 +136,8 @@ class Wire:
         """Sees what the engine sends and returns what comes, None for nothing."""
         self.is_deaf = False
         """Whether what the client sends is lost."""
+        self.client_number = 0
+        """The file number of the client's socket, once it is connected."""
 
     def socket(self, kind: int) -> "_Socket":
         return _Router(self) if kind == zmq.ROUTER else _Dealer(self)
@@ -145,7 +147,7 @@ class Wire:
 
 
 class _Socket:
-    """What both ends need of a ZeroMQ socket."""
+    """Either end, with as much of a ZeroMQ socket as it is asked for."""
 
     linger = 0
     closed = False
@@ -170,7 +172,7 @@ class _Socket:
 
 class _Dealer(_Socket):
     def connect(self, endpoint: str) -> None:
-        self.wire.to_client_fd = self._number  # type: ignore[attr-defined]
+        self.wire.client_number = self._number
 
     def send(self, content: bytes, flags: int = 0) -> None:
         if not self.wire.is_deaf:
@@ -203,7 +205,7 @@ class _Router(_Socket):
             self.wire.to_client.append(content)
             loop = asyncio.get_running_loop()
             assert isinstance(loop, VirtualLoop)
-            loop.signal(self.wire.to_client_fd)  # type: ignore[attr-defined]
+            loop.signal(self.wire.client_number)
 
 
 class ProcessDiedError(BaseException):
@@ -236,7 +238,7 @@ class FaultyRunner(EchoRunner):
 
 @dataclass
 class Plan:
-    """What becomes of the engines of a client, one after the other. An engine without a fault goes on for ever."""
+    """A plan says what becomes of a client's engines, one after the other. One without a fault goes on for ever."""
 
     faults: list[Fault] = field(default_factory=list)
     make_runner: Callable[[], Runner] = FaultyRunner
@@ -250,17 +252,17 @@ class Plan:
 class VirtualEngine(EngineProcess):
     """An engine on the event loop of its client."""
 
-    def __init__(self, config: EngineConfig, plan: Plan) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.wire = Wire()
         self.wire.on_frame = self._pass
         super().__init__(self.wire)  # type: ignore[arg-type]
-        self._config = config
         self._plan = plan
         self.fault = plan.faults.pop(0) if plan.faults else None
         self.num_frames = 0
         """Messages since it was ready."""
         self._is_ready = self._is_over = False
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
+        """Runs the engine. It raises what would end a real process."""
         plan.engines.append(self)
 
     @property
@@ -268,15 +270,17 @@ class VirtualEngine(EngineProcess):
         return None if self._exit is None else id(self)
 
     async def _start(self, command: Sequence[str]) -> asyncio.Future[int]:
-        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._run(ended), name="virtual-engine")
-        return ended
+        content = Path(command[-1]).read_bytes()  # noqa: ASYNC240 - time stands still
+        config = msgspec.json.decode(content, type=EngineConfig)
+        self.task = asyncio.create_task(self._run(config), name="virtual-engine")
+        self.task.add_done_callback(lambda task: None if self.wire.is_deaf else self._end(1))
+        return asyncio.get_running_loop().create_future()
 
     def kill(self) -> None:
         super().kill()
         self._end(KILLED)
 
-    async def _run(self, ended: asyncio.Future[int]) -> None:
+    async def _run(self, config: EngineConfig) -> None:
         loads = self._plan.load_s
         await asyncio.sleep((loads.pop(0) if len(loads) > 1 else loads[0]) if loads else LOAD_S)
         clock = asyncio.get_running_loop().time
@@ -286,9 +290,8 @@ class VirtualEngine(EngineProcess):
             runner = self._plan.make_runner()
         except SluiceError as error:
             transport.send_all(LoadFailed(error.code, error.message))
-            ended.set_result(1)
             return
-        executor = InflightExecutor(runner, self._config, transport, transport.emit, clock)
+        executor = InflightExecutor(runner, config, transport, transport.emit, clock)
         transport.offer_prefixes(executor.kv.pool)
         transport.offer_view(executor.view)
         transport.send_all(Ready(executor.info))
@@ -300,7 +303,8 @@ class VirtualEngine(EngineProcess):
                 self._end(KILLED)
             except HangsError:
                 self._fall_silent()
-            executor.check_invariants()
+            else:
+                executor.check_invariants()
             await asyncio.sleep(STEP_S)
         if not self.wire.is_deaf:
             self._end(0)
@@ -358,7 +362,7 @@ class VirtualClient(ProcessEngineClient):
         self.engine.fault = Fault(how)
 
     def _make_process(self) -> EngineProcess:
-        return VirtualEngine(self.config, self.plan)
+        return VirtualEngine(self.plan)
 
     @property
     def engine(self) -> VirtualEngine:
@@ -368,7 +372,7 @@ class VirtualClient(ProcessEngineClient):
 
 @asynccontextmanager
 async def virtual(plan: Plan | None = None, **limits: object) -> AsyncIterator[VirtualClient]:
-    """Start the client of virtual engines."""
+    """Start the client of virtual engines. Raises what one of them has failed with."""
     fields = {"model_path": "", "max_num_seqs": 8, "max_num_batched_tokens": 16, **limits}
     client = VirtualClient(plan or Plan(), msgspec.convert(fields, EngineConfig))
     try:
@@ -376,3 +380,6 @@ async def virtual(plan: Plan | None = None, **limits: object) -> AsyncIterator[V
         yield client
     finally:
         await client.stop()
+    for engine in client.plan.engines:
+        if engine.task is not None and engine.task.done():
+            engine.task.result()

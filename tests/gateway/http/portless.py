@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S
 T = TypeVar("T")
 
 BASE_URL = "http://sluice.test"
-"""What clients without a port call the server, and what it calls itself to them."""
+"""Clients without a port call the server so, and it calls itself so to them."""
 _BACKLOG = 2048
 
 

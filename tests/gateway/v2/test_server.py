@@ -1,4 +1,4 @@
-"""What both protocols say of models, as far as the recorded answers do not show it."""
+"""Both protocols describe models in the same way, where the recorded answers do not show it."""
 
 import json
 
