@@ -20,8 +20,8 @@ def draw_block_map(
     kv: KvCacheManager, running: Collection[Sequence], num_reserved: int, max_cells: int = MAX_CELLS
 ) -> BlockMap:
     """Draw the blocks in the order of their numbers. `num_reserved` are those that `running` hold or may still need. A
-    cell of several blocks has the state that most of those have that are not free, so that a few sequences are seen in
-    a large cache; of two as frequent ones the higher."""
+    cell of several blocks has the state that most of those have that are held, else cached, so that a few sequences are
+    seen in a large cache; of two as frequent ones the higher."""
     states = kv.block_states()
     num_shared = int(np.count_nonzero(states == BlockState.SHARED))
     named = sorted(running, key=lambda sequence: -sequence.num_allocated_blocks)
@@ -42,9 +42,9 @@ def _merge(states: NDArray[np.uint8], per_cell: int) -> NDArray[np.uint8]:
     num_cells, num_states = -(-len(states) // per_cell), len(BlockState)
     places = np.arange(len(states)) // per_cell * num_states + states
     counts = np.bincount(places, minlength=num_cells * num_states).reshape(num_cells, num_states)
-    counts[:, BlockState.FREE] = counts[:, BlockState.FREE] == counts.sum(1)
-    merged: NDArray[np.uint8] = (num_states - 1 - counts[:, ::-1].argmax(1)).astype(np.uint8)
-    return merged
+    for state in (BlockState.FREE, BlockState.CACHED):  # it gives way to all above it
+        counts[counts[:, state + 1 :].any(1), state] = 0
+    return np.asarray(num_states - 1 - counts[:, ::-1].argmax(1), np.uint8)
 
 
 def _pad(values: NDArray[np.uint8], per_cell: int) -> NDArray[np.uint8]:

@@ -109,3 +109,13 @@ def test_a_cell_of_several_blocks_shows_what_is_in_them() -> None:
     drawn = cache.draw(max_cells=3)
     assert list(drawn.cells) == [2, 0, 0], "two are owned, one is shared"
     assert drawn.holders[drawn.owners[0] - 1].request_id == "a", "the first owned block of the cell"
+
+
+def test_cached_blocks_hide_no_sequence_of_their_cell() -> None:
+    cache = Cache(8)
+    blocks = cache.kv.pool.allocate(3)
+    for number, block in enumerate(blocks):
+        cache.kv.pool.index(block, BlockHash(bytes([number]) * 16))
+    cache.kv.pool.release(blocks[:2])
+    cache.kv.tables.append(cache.kv.tables.open(), blocks[2:])
+    assert list(cache.draw(max_cells=2).cells) == [BlockState.OWNED, BlockState.FREE]

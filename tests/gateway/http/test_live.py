@@ -92,7 +92,7 @@ def test_the_engine_and_its_blocks_are_seen(seen: dict[str, Any], server: Server
     assert drawn is not None and drawn.blocks_per_cell == -(-blocks.total // 4096)
     cells = base64.b64decode(drawn.cells)
     assert len(cells) == drawn.num_cells == -(-blocks.total // drawn.blocks_per_cell)
-    assert any(cells)  # what others have left in the cache may be more than what is owned
+    assert any(cell >= BlockState.OWNED for cell in cells)
     owners = base64.b64decode(drawn.owners)
     assert len(owners) == drawn.num_cells and set(owners) <= {0, 1, 2, 3, OTHER_HOLDER, RESERVED}
     assert all(bool(owner) or cell < BlockState.OWNED for cell, owner in zip(cells, owners, strict=True))
