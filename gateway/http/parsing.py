@@ -93,6 +93,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     # Ollama's
     "template": ("",),
     "options.mirostat": (0,),
+    "options.thinking_token_budget": (-1,),
     "options.tfs_z": (1, 1.0),
     "options.penalize_newline": (True,),
 }

@@ -188,6 +188,7 @@ _UNSUPPORTED = (
     _unsupported("use_beam_search", "BOOL", False),
     _unsupported("logprobs", "INT32"),
     _unsupported("prompt_logprobs", "INT32"),
+    _unsupported("thinking_token_budget", "INT32", -1),
     _unsupported("return_logprobs", "BOOL", False),
     _unsupported("include_stop_str_in_output", "BOOL", False),
     _unsupported("skip_special_tokens", "BOOL", True),

@@ -55,7 +55,9 @@ class AnthropicRoutes:
         fields, ignored = await read_body(request, MessagesRequest, self._options)
         request_id = get_request_id(request)
         scheduling = parse_scheduling(request.headers, self._defaults)
-        queued = scheduling.fields(None, session=None if fields.metadata is None else fields.metadata.user_id)
+        queued = scheduling.fields(
+            fields.priority, session=None if fields.metadata is None else fields.metadata.user_id
+        )
         base = TextRequest(request_id=request_id, prompt="", protocol=PROTOCOL, **queued)
         work = partial(parse_messages_request, fields, base)
         text_request = await parse_with_schemas(fields, work, lambda parsed: parsed)

@@ -192,6 +192,7 @@ class MessagesRequest(CountTokensRequest, _SamplingFields):  # type: ignore[misc
         None, max_length=MAX_LIST, fail_fast=True, description="vLLM's; words that must not come."
     )
     output_config: OutputConfig | None = None
+    priority: WholeNumber | None = Field(None, ge=-(2**31), lt=2**31, description="vLLM's; lower runs earlier.")
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = Field(None, description=_ACCEPTED)
     cache_control: dict[str, Any] | None = Field(None, description="Accepted: prefixes are always kept.")
