@@ -30,6 +30,7 @@ from gateway.service import InferenceService
 from gateway.telemetry.metrics import GatewayMetrics
 from tests.gateway.http.sse import events_of
 from tests.gateway.repositories import empty_repository, llm_model
+from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.paths import PYTHONPATH
 from tests.waiting import PATIENCE_S
 
@@ -173,6 +174,7 @@ def _as_list(value: Any) -> list[Any]:
 def answering_stand_in(config: EngineConfig, version: str) -> Iterator[Answering]:
     """Serve the model of `config` by a version of TensorRT-LLM's stand-in, in an engine process."""
     with pytest.MonkeyPatch.context() as patch:
+        fork_engines(patch)
         patch.setenv("PYTHONPATH", PYTHONPATH)
         patch.setenv("STAND_IN_VERSION", version)
         with answering(lambda: ProcessEngineClient(config, module=_MODULE), Path(config.model_path)) as running:

@@ -1,13 +1,15 @@
 """From a model folder to answers: a real checkpoint, computed exactly, in an engine process of its own."""
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,13 @@ import pytest
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig, Runtime, SchedulerPolicy
 from pipelines.llm.backend import LlmBackend, load_checkpoint
-from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.fields import INPUTS, OUTPUTS
 from pipelines.llm.model import LlmModel
 from pipelines.llm.model_folder import CheckpointFolder, find_checkpoint, read_vllm_arguments
 from pipelines.llm.services import LlmServices
+from pipelines.text.tokenizer import Tokenizer
 from pipelines.text.types import SamplingOverrides, TextRequest
 from serving.backend import BackendContext
-from serving.backends.registry import BackendRegistry
 from serving.config.completion import fill_defaults
 from serving.config.validation import check_structure, check_tensors
 from serving.model import Model, infer_one
@@ -116,12 +117,6 @@ class TestConfiguration:
         assert config.input
         assert not config.model_transaction_policy.decoupled
 
-    def test_the_one_of_a_bare_checkpoint_is_complete(self) -> None:
-        config = default_llm_config("tiny")
-        assert (config.name, config.backend, config.max_batch_size) == ("tiny", "llm", 0)
-        check_structure(config)
-        check_tensors(config)
-
     @pytest.mark.parametrize(
         ("text", "words"),
         [
@@ -144,10 +139,6 @@ class TestConfiguration:
             async with loaded(source(folder, text)):
                 pass
         assert caught.value.code is ErrorCode.INVALID
-
-    @pytest.mark.parametrize("name", ["llm", "tensorrtllm", "vllm"])
-    def test_each_name_is_registered(self, name: str) -> None:
-        assert isinstance(BackendRegistry().get(name), LlmBackend)
 
 
 class TestCheckpoint:
@@ -226,9 +217,17 @@ with ThreadPoolExecutor(4) as pool:
     assert done.stdout == "4\n", done.stderr
 
 
+@pytest.fixture
+def without_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 class TestServing:
     @pytest.mark.slow
-    async def test_a_checkpoint_alone(self, folder: Path) -> None:
+    async def test_a_checkpoint_alone_whose_engine_is_replaced_when_it_dies(self, folder: Path) -> None:
         async with loaded(source(folder, "max_batch_size: 4")) as model:
             assert model.is_ready
             expected = await direct(model, PROMPT, 12)
@@ -238,6 +237,12 @@ class TestServing:
             assert "".join(part["text_output"] for part in parts) == expected
             await self._token_face_agrees(model, expected)
             await self._batch_is_its_rows(model)
+            assert isinstance(model.engine, ProcessEngineClient) and model.engine.pid is not None
+            os.kill(model.engine.pid, signal.SIGKILL)
+            async with asyncio.timeout(PATIENCE_S):
+                await until(lambda: not model.is_ready)
+                await until(lambda: model.is_ready)
+            assert (await ask(model, {"text_input": PROMPT}))["finish_reason"] == "length"
 
     @staticmethod
     async def _token_face_agrees(model: LlmModel, expected: str) -> None:
@@ -297,6 +302,17 @@ class TestServing:
             assert model.engine.config.max_queued_requests == 5
             assert model.text.formats.tools is not None and model.text.formats.tools.name == "hermes"
 
+    @pytest.mark.usefixtures("without_garbage_collection")
+    async def test_an_unloaded_model_s_tokenizer_does_not_wait_for_the_garbage_collector(self, folder: Path) -> None:
+        async def unloaded() -> "weakref.ref[Tokenizer]":
+            async with loaded(source(folder)) as model:
+                await ask(model, {"text_input": PROMPT, "max_tokens": 4})
+                assert model.statistics.count_pending() == 0
+                await model.unload()
+                return weakref.ref(model.text.tokenizer)
+
+        assert (await unloaded())() is None
+
     async def test_a_checkpoint_that_cannot_be_loaded_leaves_no_process(self, tmp_path: Path, checkpoint: Path) -> None:
         shutil.copytree(checkpoint, tmp_path / "1", ignore=shutil.ignore_patterns("tokenizer*"))
         children = _children()
@@ -304,17 +320,6 @@ class TestServing:
             async with loaded(source(tmp_path)):
                 pass
         assert _children() == children
-
-    async def test_an_engine_that_dies_is_replaced(self, folder: Path) -> None:
-        async with loaded(source(folder)) as model:
-            engine = model.engine
-            assert isinstance(engine, ProcessEngineClient)
-            assert engine.pid is not None
-            os.kill(engine.pid, signal.SIGKILL)
-            async with asyncio.timeout(PATIENCE_S):
-                await until(lambda: not model.is_ready)
-                await until(lambda: model.is_ready)
-            assert (await ask(model, {"text_input": PROMPT}))["finish_reason"] == "length"
 
     async def test_a_bare_checkpoint_over_an_engine_that_is_starting(self, checkpoint: Path) -> None:
         engine = ProcessEngineClient(engine_config(str(checkpoint)))

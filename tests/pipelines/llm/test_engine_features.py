@@ -94,15 +94,6 @@ async def test_refuses(
     assert capable_engine.requests == []
 
 
-@pytest.mark.parametrize("lora", [{"lora_name": "french"}, {"lora_task_id": 1}])
-async def test_without_adapters_they_are_refused_by_name(model: LlmModel, lora: dict[str, Any]) -> None:
-    [name] = lora
-    with pytest.raises(
-        SluiceError, match=f"input '{name}' is not supported, as .* LoRA adapters; leave it out or send "
-    ):
-        await ask(model, {"text_input": PROMPT}, parameters=lora)
-
-
 async def test_sampling_fields_reach_the_engine(capable: LlmModel, capable_engine: CapableEngine) -> None:
     fields = {"text_input": PROMPT, "beam_width": 4, "len_penalty": 1.0}
     parameters = {
@@ -119,14 +110,6 @@ async def test_sampling_fields_reach_the_engine(capable: LlmModel, capable_engin
     assert type(sampling.early_stopping) is int
     assert (sampling.beam_search_diversity_rate, sampling.no_repeat_ngram_size) == (0.5, 3)
     assert (sampling.top_p_min, sampling.top_p_decay, sampling.top_p_reset_ids) == (0.25, 0.5, 9)
-
-
-async def test_neutral_values_are_not_sent_to_the_engine(capable: LlmModel, capable_engine: CapableEngine) -> None:
-    off = {"no_repeat_ngram_size": 0, "top_p_min": 0.0, "top_p_decay": 0.0, "beam_search_diversity_rate": 0.0}
-    await ask(capable, {"text_input": PROMPT, "beam_width": 1}, parameters=off)
-    sampling = capable_engine.asked.sampling
-    await ask(capable, {"text_input": PROMPT})
-    assert sampling == capable_engine.asked.sampling
 
 
 async def test_what_the_sampler_refuses_is_refused_in_the_engine_s_words(

@@ -68,13 +68,6 @@ async def test_cancelling_before_it_began_ends_it(model: LlmModel, records: list
     assert (received, records, job.is_finished) == ([], [], True)
 
 
-async def test_closing_the_stream_cancels(model: LlmModel, engine: InProcessEngineClient) -> None:
-    async with aclosing(responses(model, LONG | {"stream": True})) as parts:
-        await anext(parts)
-    await idle(model)
-    await until_free(engine, model)
-
-
 async def test_a_batch_that_is_cancelled_frees_every_row(batched: LlmModel, engine: InProcessEngineClient) -> None:
     fields = {
         "text_input": np.array([[b"a"], [b"b"], [b"c"]], np.object_),
@@ -86,21 +79,6 @@ async def test_a_batch_that_is_cancelled_frees_every_row(batched: LlmModel, engi
     job.cancel()
     await idle(batched)
     await until_free(engine, batched)
-
-
-async def test_a_failure_in_the_middle_ends_the_stream(
-    model: LlmModel, runner: SteppedRunner, records: list[Record]
-) -> None:
-    parts = []
-    async for part in responses(model, LONG | {"stream": True}):
-        parts.append(part)
-        runner.error = RuntimeError("the kernel broke")
-    assert parts[0].error is None
-    assert parts[-1].is_final
-    assert parts[-1].error is not None
-    assert parts[-1].error.code is ErrorCode.INTERNAL
-    assert records[0].error is parts[-1].error
-    assert records[0].is_closed
 
 
 async def test_a_deadline_ends_it(model: LlmModel, runner: SteppedRunner) -> None:
@@ -156,13 +134,6 @@ async def test_every_event_is_recorded(model: LlmModel, records: list[Record]) -
     assert sum(event.num_tokens for event in record.events) == 7
 
 
-async def test_token_pieces_are_recorded(model: LlmModel, records: list[Record]) -> None:
-    await ask(model, {"input_ids": [70, 71], "max_tokens": 7})
-    (record,) = records
-    assert sum(event.num_tokens for event in record.events) == 7
-    assert record.events[-1].prompt_tokens == 2
-
-
 async def test_statistics(model: LlmModel) -> None:
     await ask(model, {"text_input": "hello", "max_tokens": 3})
     parts = [part async for part in responses(model, {"text_input": "hello", "max_tokens": 3, "stream": True})]
@@ -215,11 +186,6 @@ async def test_unloading_lets_it_end(model: LlmModel) -> None:
     assert (await answer)["finish_reason"] == "length"
     with pytest.raises(SluiceError, match="model 'echo' version 1 is being unloaded"):
         await ask(model, {"text_input": "hello"})
-
-
-async def test_the_openai_routes_use_the_same_model(model: LlmModel, engine: InProcessEngineClient) -> None:
-    assert model.text.engine is model.engine is engine
-    assert (model.name, model.version, model.text.name) == ("echo", 1, "echo")
 
 
 async def test_unloading_waits_for_requests_of_the_openai_routes(model: LlmModel, runner: SteppedRunner) -> None:

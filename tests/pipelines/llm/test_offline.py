@@ -143,37 +143,33 @@ def test_a_model_s_folder_in_a_repository_is_loaded_and_closing_ends_the_engine(
     assert (error.code, error.message) == (ErrorCode.UNAVAILABLE, "this LLM is closed")
 
 
-def test_the_bundled_model_is_loaded_by_its_name() -> None:
-    with LLM("rill", num_threads=1) as llm:
-        assert llm.generate("Hello", max_tokens=1).token_ids
-
-
-def test_a_model_of_the_hub_is_downloaded(tmp_path: Path) -> None:
-    version = MODELS / "rill" / "1"
-    files = {each.name: each.read_bytes() for each in version.iterdir() if each.is_file()}
-    script = "from sluice import LLM\nprint(LLM('acme/tiny', num_threads=1).generate('Hello', max_tokens=1).token_ids)"
-    with fake_hub({"acme/tiny": files}) as hub:
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}  # noqa: TID251 - the child's
-        environment.pop("HF_HUB_OFFLINE", None)
-        done = subprocess.run(
-            [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-        )
-    assert re.fullmatch(r"\[\d+\]\n", done.stdout), done.stderr
-
-
-def test_the_last_reference_ends_the_engine() -> None:
-    llm = LLM(num_threads=1)
+def test_the_bundled_model_is_loaded_by_its_name_and_the_last_reference_ends_its_engine() -> None:
+    llm = LLM("rill", num_threads=1)
     pid = engine_pid(llm)
+    assert llm.generate("Hello", max_tokens=1).token_ids
     del llm
     gc.collect()
     assert not psutil.pid_exists(pid)
 
 
-def test_the_interpreter_s_end_ends_the_engine() -> None:
-    script = "from sluice import LLM\nllm = LLM(num_threads=1)\nprint(llm._engine._engine.pid)"
-    run = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S
+def test_a_model_of_the_hub_is_downloaded_and_the_interpreter_s_end_ends_its_engine(tmp_path: Path) -> None:
+    version = MODELS / "rill" / "1"
+    files = {each.name: each.read_bytes() for each in version.iterdir() if each.is_file()}
+    script = (
+        "from sluice import LLM\nllm = LLM('acme/tiny', num_threads=1)\n"
+        "print(llm._engine._engine.pid, llm.generate('Hello', max_tokens=1).token_ids)"
     )
-    [pid] = re.findall(r"\d+", run.stdout)
-    assert not psutil.pid_exists(int(pid))
-    assert not run.stderr
+    with fake_hub({"acme/tiny": files}) as hub:
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}  # noqa: TID251 - the child's
+        environment.pop("HF_HUB_OFFLINE", None)
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+    found = re.fullmatch(r"(\d+) \[\d+\]\n", done.stdout)
+    assert found and "Traceback" not in done.stderr, done.stderr
+    assert not psutil.pid_exists(int(found[1]))

@@ -22,6 +22,7 @@ from serving.spec import ModelSource
 from sluice.errors import SluiceError
 from tests.pipelines.llm.calls import Record, ask
 from tests.serving.config.parts import parse_config
+from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.model_folders import BUILT, make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 from tests.waiting import PATIENCE_S
@@ -36,14 +37,18 @@ class NoModels:
         raise AssertionError("an LLM calls no other model")
 
 
-@pytest.fixture(params=["1.2.1", "1.3.0"])
+BOTH_VERSIONS = pytest.mark.parametrize("version", ["1.2.1", "1.3.0"], indirect=True)
+
+
+@pytest.fixture
 def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+    return str(getattr(request, "param", "1.3.0"))
 
 
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str) -> Path:
     """TensorRT-LLM of that version is installed. The file gets what it is given."""
+    fork_engines(monkeypatch)
     monkeypatch.syspath_prepend(str(STAND_INS))
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH, prepend=os.pathsep)
     monkeypatch.setenv("STAND_IN_VERSION", version)
@@ -116,7 +121,6 @@ async def test_parameters_reach_the_constructor(tmp_path: Path, record: Path, ve
 
 
 @pytest.mark.usefixtures("record")
-@pytest.mark.parametrize("version", ["1.3.0"], indirect=True)
 async def test_an_engine_that_cannot_be_tried_is_a_load_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_FAULT", "exit_after=2")  # the engine's own try is the first
     with pytest.raises(SluiceError, match="the model failed when it was tried: this request crashed the engine twice"):
@@ -124,6 +128,7 @@ async def test_an_engine_that_cannot_be_tried_is_a_load_error(tmp_path: Path, mo
             pass
 
 
+@BOTH_VERSIONS
 async def test_a_model_yaml_reaches_it(tmp_path: Path, record: Path, version: str) -> None:
     folder, beams = make_model(tmp_path / "m"), 1 if version == "1.2.1" else 2
     (folder / "1" / "model.yaml").write_text(
@@ -163,6 +168,7 @@ async def test_the_command_line_may_choose_code(tmp_path: Path, record: Path) ->
         assert constructed(record)["trust_remote_code"] is True
 
 
+@BOTH_VERSIONS
 async def test_an_engine_of_nvidias_layout(tmp_path: Path, record: Path, version: str) -> None:
     """Its tokenizer is elsewhere, and 1.3 has engines no more."""
     (tmp_path / "m" / "1").mkdir(parents=True)

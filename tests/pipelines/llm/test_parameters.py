@@ -95,69 +95,29 @@ OBEYED_WITH_A_NOTE: list[tuple[str, str, dict[str, Any], str]] = [
     ("kv_cache_dtype", "fp8_e5m2", {"kv_cache_dtype": "u8"}, "u8 holds as many tokens"),
 ]
 
-WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
-    "batch_scheduler_policy": ("fastest", "'fastest' is no policy; guaranteed_no_evict holds"),
-    "max_queue_delay_microseconds": ("5000", "joins the running batch"),
-    "enable_chunked_context": ("false", "in chunks all the same"),
-    "enable_trt_overlap": ("true", "no GPU"),
-    "kv_cache_onboard_blocks": ("true", "always come back"),
-    "cross_kv_cache_fraction": ("0.5", "no encoder"),
-    "max_attention_window_size": ("4096", "whole context"),
-    "sink_token_length": ("4", "whole context"),
-    "decoding_mode": ("medusa", "no tokens are drafted by medusa"),
-    "normalize_log_probs": ("true", "there is one"),
-    "medusa_choices": ("{0}", "not here"),
-    "eagle_choices": ("{0}", "not here"),
-    "lookahead_window_size": ("4", "not here"),
-    "lookahead_ngram_size": ("4", "not here"),
-    "lookahead_verification_set_size": ("4", "not here"),
-    "speculative_decoding_fast_logits": ("1", "not here"),
-    "guided_decoding_backend": ("xgrammar", "llguidance"),
-    "xgrammar_tokenizer_info_path": ("/x.json", "no file"),
-    "tokenizer_type": ("auto", "as its files say"),
-    "executor_worker_path": ("/opt/trtllmExecutorWorker", "a process of its own"),
-    "gpu_device_ids": ("0,1", "no GPU"),
-    "participant_ids": ("1", "one process"),
-    "num_nodes": ("2", "one device"),
-    "gpu_weights_percent": ("0.5", "no GPU"),
-    "multi_block_mode": ("true", "no GPU"),
-    "enable_context_fmha_fp32_acc": ("true", "no GPU"),
-    "cuda_graph_mode": ("true", "no GPU"),
-    "cuda_graph_cache_size": ("4", "no GPU"),
-    "FORCE_CPU_ONLY_INPUT_TENSORS": ("no", "no GPU"),
-    "cancellation_check_period_ms": ("100", "at once"),
-    "stats_check_period_ms": ("100", "at once"),
-    "recv_poll_period_ms": ("0", "at once"),
-    "iter_stats_max_iterations": ("1000", "at once"),
-    "request_stats_max_iterations": ("0", "at once"),
-    "lora_cache_optimal_adapter_size": ("8", "LoRA"),
-    "lora_cache_max_adapter_size": ("64", "LoRA"),
-    "lora_cache_gpu_memory_fraction": ("0.05", "LoRA"),
-    "lora_cache_host_memory_bytes": ("1", "LoRA"),
-    "lora_prefetch_dir": ("/lora", "LoRA"),
-    "lora_dir": ("/lora", "LoRA"),
-    "engine_launcher": ("mpirun -n 2", "one process"),
-    "moe_expert_parallel_size": ("8", "only TensorRT-LLM has it, and the model runs on OpenVINO"),
-    "tensor_parallel_size": ("2", "one device"),
-    "pipeline_parallel_size": ("2", "one device"),
-    "data_parallel_size": ("2", "one device"),
-    "distributed_executor_backend": ("mp", "no GPU"),
-    "enforce_eager": ("true", "no GPU"),
-    "swap_space": ("4", "swapped out"),
-    "cpu_offload_gb": ("4", "no GPU"),
-    "block_size": ("16", "32 tokens"),
-    "seed": ("0", "one of its own"),
-    "trust_remote_code": ("true", "no code"),
-    "speculative_config": ('{"method": "eagle"}', "only the method ngram"),
-    "scheduling_policy": ("fcfs", "fair share"),
-    "served_model_name": ("other", "as its folder"),
-    "disable_log_stats": ("true", "metrics page"),
-    "disable_log_requests": ("true", "not logged"),
-    "enable_metrics": ("true", "metrics page"),
-    "REPORT_CUSTOM_METRICS": ("yes", "metrics page"),
-    "quantization": ("awq", "as the checkpoint has them"),
-    "unheard_of": ("x", "is unknown and has no effect"),
+VALUES = """
+batch_scheduler_policy=fastest max_queue_delay_microseconds=5000 enable_chunked_context=false enable_trt_overlap=true
+kv_cache_onboard_blocks=true cross_kv_cache_fraction=0.5 max_attention_window_size=4096 sink_token_length=4
+decoding_mode=medusa normalize_log_probs=true lookahead_window_size=4 lookahead_ngram_size=4
+lookahead_verification_set_size=4 speculative_decoding_fast_logits=1 guided_decoding_backend=xgrammar
+xgrammar_tokenizer_info_path=/x.json tokenizer_type=auto executor_worker_path=/opt/trtllmExecutorWorker
+gpu_device_ids=0,1 participant_ids=1 num_nodes=2 gpu_weights_percent=0.5 multi_block_mode=true
+enable_context_fmha_fp32_acc=true cuda_graph_mode=true cuda_graph_cache_size=4 FORCE_CPU_ONLY_INPUT_TENSORS=no
+cancellation_check_period_ms=100 stats_check_period_ms=100 recv_poll_period_ms=0 iter_stats_max_iterations=1000
+request_stats_max_iterations=0 lora_cache_optimal_adapter_size=8 lora_cache_max_adapter_size=64
+lora_cache_gpu_memory_fraction=0.05 lora_cache_host_memory_bytes=1 lora_prefetch_dir=/lora lora_dir=/lora
+moe_expert_parallel_size=8 tensor_parallel_size=2 pipeline_parallel_size=2 data_parallel_size=2
+distributed_executor_backend=mp enforce_eager=true swap_space=4 cpu_offload_gb=4 block_size=16 seed=0
+trust_remote_code=true scheduling_policy=fcfs served_model_name=other disable_log_stats=true disable_log_requests=true
+enable_metrics=true REPORT_CUSTOM_METRICS=yes quantization=awq unheard_of=x
+"""
+WITHOUT_EFFECT = dict(each.split("=") for each in VALUES.split()) | {
+    "medusa_choices": "{0}",
+    "eagle_choices": "{0}",
+    "engine_launcher": "mpirun -n 2",
+    "speculative_config": '{"method": "eagle"}',
 }
+"""A value for each parameter that changes nothing here. The words of its note are for people."""
 
 REFUSED: list[tuple[str, str, str]] = [
     ("max_beam_width", "4", "beam search is not offered.*set max_beam_width to 1, got '4'"),
@@ -194,9 +154,9 @@ def test_is_obeyed_with_a_note(key: str, text: str, fields: dict[str, Any], word
     check_fields_and_note(GIVEN, key, text, fields, words)
 
 
-@pytest.mark.parametrize(("key", "text", "words"), [(key, *rest) for key, rest in WITHOUT_EFFECT.items()])
-def test_has_no_effect_and_a_note(key: str, text: str, words: str) -> None:
-    check_fields_and_note(GIVEN, key, text, {}, words)
+@pytest.mark.parametrize(("key", "text"), WITHOUT_EFFECT.items())
+def test_has_no_effect_and_a_note(key: str, text: str) -> None:
+    check_fields_and_note(GIVEN, key, text, {}, "")
 
 
 @pytest.mark.parametrize(("key", "text", "words"), REFUSED)

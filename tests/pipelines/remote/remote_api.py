@@ -13,6 +13,9 @@ from gateway.http.server import HttpServer
 from gateway.listeners import listen, listener_url
 from tests.waiting import PATIENCE_S
 
+_TURNS_TO_CLOSE = 10
+"""Turns of the loop in which a server closes its listener and its connections."""
+
 
 @dataclass
 class Exchange:
@@ -98,7 +101,11 @@ async def remote_api() -> AsyncIterator[RemoteApi]:
     try:
         yield api
     finally:
-        await server.stop(0)
+        server.begin_stop()
+        for _ in range(_TURNS_TO_CLOSE):
+            await asyncio.sleep(0)
+        server.task.cancel()  # uvicorn waits for a tenth of a second when all is closed
+        await asyncio.wait((server.task,))
         listener.close()
 
 

@@ -1,12 +1,10 @@
 """The options that config.pbtxt may have for an API, and their completion."""
 
 import builtins
-import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tritonclient.grpc.model_config_pb2 import DataType
 
 from pipelines.remote.backend import OpenAIBackend
 from pipelines.remote.options import ApiDialect, Endpoint, parse_options
@@ -158,13 +156,6 @@ async def test_certificates_that_are_none(load: Load, tmp_path: Path) -> None:
         await load(ca_file="other.pem")
 
 
-async def test_certificates_of_ones_own(load: Load, tmp_path: Path) -> None:
-    usual = ssl.get_default_verify_paths().cafile
-    if usual is None:
-        pytest.skip("this machine has no file of certificates")
-    await load(ca_file=usual)
-
-
 async def test_the_check_at_load(api: RemoteApi, load: Load) -> None:
     api.answer = replying({"object": "list", "data": [{"id": "gpt-x"}]})
     await load(model="gpt-x", check_on_load="true")
@@ -214,13 +205,3 @@ async def test_the_examples_load(
     outputs = {"embeddings"} if endpoint is Endpoint.EMBEDDINGS else {"text_output"}
     assert outputs <= model.spec.outputs.keys()
     assert model.spec.inputs.keys() & {"text", "messages"}
-
-
-def test_the_types_of_completed_tensors() -> None:
-    from pipelines.remote.fields import complete_config
-
-    config = config_of("", {"base_url": URL})
-    inputs = {each.name: each.data_type for each in complete_config(config, parse_options(config)).input}
-    assert inputs["messages"] == DataType.TYPE_STRING
-    assert inputs["stream"] == DataType.TYPE_BOOL
-    assert inputs["temperature"] == DataType.TYPE_FP32

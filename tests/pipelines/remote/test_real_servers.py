@@ -68,14 +68,6 @@ async def test_the_answer_is_that_of_the_other_gateway(gateway: LiveServer, load
     assert pieces[-1]["num_output_tokens"] == 12
 
 
-async def test_a_completion_of_the_other_gateway(gateway: LiveServer, load: Load) -> None:
-    body = {"model": MODEL, "prompt": "once", "max_tokens": 5, "temperature": 0}
-    expected = (await asyncio.to_thread(gateway.post, "/v1/completions", body)).json()
-    model = await load(base_url=f"{gateway.url}/v1", model=MODEL, endpoint="completions")
-    answer = await ask(model, {"text_input": "once", "max_tokens": 5, "temperature": 0.0})
-    assert answer["text_output"] == expected["choices"][0]["text"]
-
-
 async def test_a_disconnect_frees_the_other_gateway(gateway: LiveServer, load: Load) -> None:
     model = await load(base_url=f"{gateway.url}/v1", model=MODEL)
     gateway.runner.hold_after(3)

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,11 +147,9 @@ def test_any_text_is_an_answer(answer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["." * 16_000 + "x", "[1†" * 8_000, "a [1]`b` " * 4_000, "One two three four five. " * 4_000]
+    "answer", ["." * 400_000 + "x", "[1†" * 130_000, "a [1]`b` " * 20_000, "One two three four five. " * 16_000]
 )
 def test_any_answer_takes_linear_time(answer: str) -> None:
-    """It is read on the event loop, and a model may say anything."""
+    """It is read on the event loop, and a model may say anything. What is quadratic takes many minutes for these."""
     many = [source(number, " ".join(f"w{number}x{word}" for word in range(150))) for number in range(100)]
-    started_s = time.process_time()
-    cite(answer, many)
-    assert time.process_time() - started_s < 2
+    assert len({each.end for each in cite(answer, many)}) == (20_000 if "`" in answer else 0)

@@ -9,10 +9,12 @@ from tokenizers import Tokenizer, decoders
 from pipelines.text.detokenizer import (
     ByteLevelDetokenizer,
     Detokenizer,
+    TokenTexts,
     UnspacedDetokenizer,
     WindowDetokenizer,
     detokenizer_factory,
 )
+from pipelines.text.types import TokenText
 from tests.pipelines.text import vocabularies
 from tests.pipelines.text.vocabularies import id_of
 
@@ -51,7 +53,7 @@ def streamed(detokenizer: Detokenizer, token_ids: Sequence[int], cuts: random.Ra
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(data=st.data(), cuts=st.randoms(use_true_random=False))
 def test_pieces_join_to_the_whole_text(name: str, data: st.DataObject, cuts: random.Random) -> None:
     tokenizer = TOKENIZERS[name]
@@ -62,7 +64,7 @@ def test_pieces_join_to_the_whole_text(name: str, data: st.DataObject, cuts: ran
     assert "".join(streamed(SHOWING[name](), token_ids, cuts)) == shown
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     token_ids=st.lists(st.sampled_from([*BYTE_TOKENS, *range(len(BYTE_TOKENS))]), max_size=30),
     cuts=st.randoms(use_true_random=False),
@@ -73,7 +75,7 @@ def test_runs_of_byte_tokens_join_to_the_whole_text(token_ids: list[int], cuts: 
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(text=st.lists(st.sampled_from([*vocabularies.LINES, " ", "😀", "漢", "e\u0301", "\n"])).map("".join))
 def test_pieces_of_real_text_have_no_half_characters(name: str, text: str) -> None:
     detokenizer = FACTORIES[name]()
@@ -157,3 +159,43 @@ def test_byte_level_among_others_is_refused() -> None:
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     with pytest.raises(ValueError, match="ByteLevel, Strip"):
         detokenizer_factory(tokenizer)
+
+
+def letters(text: str) -> str:
+    """Without what a decoder adds between words and at borders, and without unknown words."""
+    return "".join(text.replace("<unk>", "").replace("[UNK]", "").split())
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_texts_of_tokens_joined_are_the_text_but_for_spaces(name: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    texts = TokenTexts(tokenizer)
+    for line in vocabularies.LINES:
+        ids = tokenizer.encode(line, add_special_tokens=False).ids
+        spelled = b"".join(texts[token_id].spelled for token_id in ids).decode()
+        shown = tokenizer.decode(ids, skip_special_tokens=True)
+        assert letters(spelled) == letters(shown)
+
+
+def test_part_of_a_character_has_its_bytes() -> None:
+    for tokenizer, token in ((TOKENIZERS["byte_level"], "ð"), (TOKENIZERS["byte_fallback"], "<0xF0>")):
+        token_id = id_of(tokenizer, token)
+        assert TokenTexts(tokenizer)[token_id] == TokenText(token_id, "\ufffd", b"\xf0")
+
+
+def test_a_token_keeps_the_space_before_it() -> None:
+    tokenizer = TOKENIZERS["byte_fallback"]
+    assert TokenTexts(tokenizer)[id_of(tokenizer, "▁quick")].text == " quick"
+
+
+def test_special_tokens_read_as_they_are_written() -> None:
+    for tokenizer, token in (
+        (TOKENIZERS["byte_level"], "<|end|>"),
+        (TOKENIZERS["byte_fallback"], "</s>"),
+        (TOKENIZERS["word_piece"], "[CLS]"),
+    ):
+        assert TokenTexts(tokenizer)[id_of(tokenizer, token)].text == token
+
+
+def test_ids_that_the_vocabulary_lacks_are_empty() -> None:
+    assert TokenTexts(TOKENIZERS["byte_level"])[99999] == TokenText(99999, "", b"")

@@ -77,54 +77,86 @@ async def render(tokenizer: Tokenizer, *messages: ChatMessage, **options: Any) -
     return tokenizer.decode(ids, skip_special_tokens=False)
 
 
-async def test_arguments_are_text_where_a_template_joins_them(rill_path: Path) -> None:
-    """As the client sent them, to the space."""
-    text = await render(with_template(rill_path, AS_TEXT), USER, calling('{"city":"Paris"}'), RAIN)
-    assert text == '[user Weather?][CALL weather {"city":"Paris"}][assistant ][tool rain]'
+SYSTEM, LATER, ANSWER = (
+    ChatMessage("system", "Be brief."),
+    ChatMessage("system", "Now."),
+    ChatMessage("assistant", "Hi."),
+)
+SUN = ChatMessage("tool", "sun", tool_call_id="call_2")
+MERGED = "[system Be brief.\n\nNow.][user Weather?][assistant Hi.][user Weather?]"
+RENDERED: dict[str, tuple[str, tuple[ChatMessage, ...], str]] = {
+    "arguments are text, to the space, where a template joins them": (
+        AS_TEXT,
+        (USER, calling('{"city":"Paris"}'), RAIN),
+        '[user Weather?][CALL weather {"city":"Paris"}][assistant ][tool rain]',
+    ),
+    "a call shows where a template asks whether content is none": (
+        WHERE_CONTENT_IS_NONE,
+        (USER, calling(PARIS), RAIN),
+        f"[user Weather?][CALL weather {PARIS}][tool rain]",
+    ),
+    "the text beside such a call is a turn of its own": (
+        WHERE_CONTENT_IS_NONE,
+        (USER, calling(PARIS, content="Wait."), RAIN),
+        f"[user Weather?][assistant Wait.][CALL weather {PARIS}][tool rain]",
+    ),
+    "text joins the thinking where a template refuses both": (
+        ONE_CALL_AND_THINKING,
+        (USER, calling(PARIS, content="Wait.", reasoning="Hm."), RAIN),
+        f"[user Weather?][THINK Hm.\n\nWait.][CALL weather {PARIS}][tool rain]",
+    ),
+    "parallel calls stand by their results where a template has one in a turn": (
+        ONE_CALL_AND_THINKING,
+        (USER, calling(PARIS, '{"city": "Rome"}', reasoning="Hm."), RAIN, SUN),
+        f"[user Weather?][THINK Hm.][CALL weather {PARIS}][tool rain]"
+        '[THINK ][CALL weather {"city": "Rome"}][tool sun]',
+    ),
+    "a system that comes later is merged where it must be first": (
+        SYSTEM_FIRST,
+        (SYSTEM, USER, ANSWER, LATER, USER),
+        MERGED,
+    ),
+    "a system that comes later is merged where the last one wins": (
+        LAST_SYSTEM_WINS,
+        (SYSTEM, USER, ANSWER, LATER, USER),
+        MERGED,
+    ),
+    "what the system says later begins a conversation without one": (
+        SYSTEM_FIRST,
+        (USER, LATER),
+        "[system Now.][user Weather?]",
+    ),
+    "the system stays at its place where a template takes it": (
+        EACH + PLAIN,
+        (SYSTEM, USER, LATER, USER),
+        "[system Be brief.][user Weather?][system Now.][user Weather?]",
+    ),
+    "the user says it where a template has no system": (
+        NO_SYSTEM,
+        (SYSTEM, USER, ANSWER, USER),
+        "[user Be brief.\n\nWeather?][assistant Hi.][user Weather?]",
+    ),
+    "turns in a row are one where roles must alternate": (
+        ALTERNATING,
+        (USER, LATER, USER, ANSWER, ANSWER, USER),
+        "[system Now.][user Weather?\n\nWeather?][assistant Hi.\n\nHi.][user Weather?]",
+    ),
+}
 
 
-async def test_a_call_shows_where_a_template_asks_whether_content_is_none(rill_path: Path) -> None:
-    tokenizer = with_template(rill_path, WHERE_CONTENT_IS_NONE)
-    assert await render(tokenizer, USER, calling(PARIS), RAIN) == f"[user Weather?][CALL weather {PARIS}][tool rain]"
-
-
-async def test_the_text_beside_such_a_call_is_a_turn_of_its_own(rill_path: Path) -> None:
-    text = await render(with_template(rill_path, WHERE_CONTENT_IS_NONE), USER, calling(PARIS, content="Wait."), RAIN)
-    assert text == f"[user Weather?][assistant Wait.][CALL weather {PARIS}][tool rain]"
-
-
-async def test_text_joins_the_thinking_where_a_template_refuses_both(rill_path: Path) -> None:
-    tokenizer = with_template(rill_path, ONE_CALL_AND_THINKING)
-    text = await render(tokenizer, USER, calling(PARIS, content="Wait.", reasoning="Hm."), RAIN)
-    assert text == f"[user Weather?][THINK Hm.\n\nWait.][CALL weather {PARIS}][tool rain]"
-
-
-async def test_parallel_calls_stand_by_their_results_where_a_template_has_one_in_a_turn(rill_path: Path) -> None:
-    sun = ChatMessage("tool", "sun", tool_call_id="call_2")
-    text = await render(
-        with_template(rill_path, ONE_CALL_AND_THINKING),
-        USER,
-        calling(PARIS, '{"city": "Rome"}', reasoning="Hm."),
-        RAIN,
-        sun,
-    )
-    first = f"[user Weather?][THINK Hm.][CALL weather {PARIS}][tool rain]"
-    assert text == first + '[THINK ][CALL weather {"city": "Rome"}][tool sun]'
+@pytest.mark.parametrize("name", RENDERED)
+async def test_turns_have_the_form_that_a_template_takes(rill_path: Path, name: str) -> None:
+    template, messages, expected = RENDERED[name]
+    assert await render(with_template(rill_path, template), *messages) == expected
 
 
 async def test_ids_are_short_where_a_template_checks_their_length(rill_path: Path) -> None:
-    text = await render(with_template(rill_path, SHORT_IDS), USER, calling(PARIS), RAIN)
-    _, _, rest = text.partition("[CALL ")
-    call_id = rest[:9]
+    tokenizer = with_template(rill_path, SHORT_IDS)
+    text = await render(tokenizer, USER, calling(PARIS), RAIN)
+    call_id = text.partition("[CALL ")[2][:9]
     assert call_id.isalnum() and text.endswith(f"[tool rain {call_id}]")
-
-
-async def test_an_id_of_the_right_length_stays(rill_path: Path) -> None:
-    turns = (
-        ChatMessage("assistant", "", tool_calls=(ToolCall("abcDEF123", "weather", PARIS),)),
-        ChatMessage("tool", "rain", tool_call_id="abcDEF123"),
-    )
-    assert "[CALL abcDEF123 weather" in await render(with_template(rill_path, SHORT_IDS), USER, *turns)
+    right = ChatMessage("assistant", "", tool_calls=(ToolCall("abcDEF123", "weather", PARIS),))
+    assert "[CALL abcDEF123 weather" in await render(tokenizer, right, ChatMessage("tool", "", "", (), "abcDEF123"))
 
 
 CUT_OFF = '{"city": "Par'
@@ -150,41 +182,6 @@ async def test_arguments_that_are_no_object_are_what_they_have_of_one_elsewhere(
 async def test_the_bundled_template_shows_a_call_that_was_cut_off_as_it_is() -> None:
     bundled = Tokenizer.load(MODELS / "rill" / "1")
     assert f'"arguments": {CUT_OFF}}}' in await render(bundled, USER, calling(CUT_OFF), RAIN)
-
-
-SYSTEM, LATER, ANSWER = (
-    ChatMessage("system", "Be brief."),
-    ChatMessage("system", "Now."),
-    ChatMessage("assistant", "Hi."),
-)
-
-
-@pytest.mark.parametrize("template", [SYSTEM_FIRST, LAST_SYSTEM_WINS])
-async def test_the_system_is_merged_into_the_first_turn_where_it_cannot_stand_later(
-    rill_path: Path, template: str
-) -> None:
-    text = await render(with_template(rill_path, template), SYSTEM, USER, ANSWER, LATER, USER)
-    assert text == "[system Be brief.\n\nNow.][user Weather?][assistant Hi.][user Weather?]"
-
-
-async def test_what_the_system_says_later_begins_a_conversation_without_a_system(rill_path: Path) -> None:
-    text = await render(with_template(rill_path, SYSTEM_FIRST), USER, LATER)
-    assert text == "[system Now.][user Weather?]"
-
-
-async def test_the_system_stays_at_its_place_where_a_template_takes_it(rill_path: Path) -> None:
-    text = await render(with_template(rill_path, EACH + PLAIN), SYSTEM, USER, LATER, USER)
-    assert text == "[system Be brief.][user Weather?][system Now.][user Weather?]"
-
-
-async def test_the_user_says_it_where_a_template_has_no_system(rill_path: Path) -> None:
-    text = await render(with_template(rill_path, NO_SYSTEM), SYSTEM, USER, ANSWER, USER)
-    assert text == "[user Be brief.\n\nWeather?][assistant Hi.][user Weather?]"
-
-
-async def test_turns_in_a_row_are_one_where_roles_must_alternate(rill_path: Path) -> None:
-    text = await render(with_template(rill_path, ALTERNATING), USER, LATER, USER, ANSWER, ANSWER, USER)
-    assert text == "[system Now.][user Weather?\n\nWeather?][assistant Hi.\n\nHi.][user Weather?]"
 
 
 async def test_a_clients_own_template_gets_the_forms_that_it_takes(rill: Tokenizer) -> None:

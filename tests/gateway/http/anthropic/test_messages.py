@@ -99,14 +99,6 @@ def test_events_have_anthropics_names_and_order(live: LiveServer) -> None:
     assert names[-3:] == ["content_block_stop", "message_delta", "message_stop"]
 
 
-def test_a_stop_sequence_is_named(live: LiveServer, client: "anthropic.Anthropic") -> None:
-    text = expected(live)
-    stop = text[6:9]
-    answer = client.messages.create(**SENT, stop_sequences=["never there", stop])
-    assert (answer.stop_reason, answer.stop_sequence) == ("stop_sequence", stop)
-    assert text_of(answer) == text[: text.index(stop)]
-
-
 def test_blocks_and_turns_of_one_role_are_joined_and_thoughts_left_out(
     live: LiveServer, client: "anthropic.Anthropic"
 ) -> None:
@@ -140,22 +132,6 @@ def test_the_answer_goes_on_with_a_last_turn_of_the_assistant(live: LiveServer, 
     assert client.messages.count_tokens(model=MODEL, messages=turns).input_tokens == len(ids)
 
 
-def test_sampling_fields_of_chat_completions_are_obeyed() -> None:
-    sent = {
-        "min_tokens": 2,
-        "seed": -2,
-        "top_k": -1,
-        "logit_bias": {"5": 1},
-        "bad_words": ["x"],
-        "n": 1,
-        "logprobs": False,
-    }
-    fields, ignored = parse_body(MessagesRequest, json.dumps({**BODY, **sent}).encode(), True)
-    request = parse_messages_request(fields, TextRequest(request_id="r", prompt=""))
-    obeyed = {"min_tokens": 2, "seed": 2**64 - 2, "top_k": 0, "logit_bias": {5: 1.0}, "max_tokens": 24}
-    assert (request.sampling, request.bad_words, ignored) == (obeyed, ("x",), [])
-
-
 def test_the_format_of_an_answer_is_a_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["é"]}}}
     output = {"format": {"type": "json_schema", "schema": schema}, "effort": "low"}
@@ -182,8 +158,6 @@ async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_tokens": None}, "max_tokens must be a valid integer, got null"),
-        ({"max_tokens": 0}, "max_tokens must be greater than or equal to 1, got 0"),
         ({"messages": []}, "messages must not be empty"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role must be 'user', 'assistant' or 'system'"),
         ({"messages": [*TURNS, {"role": "assistant", "content": "A "}]}, "messages[1].content of the assistant"),
@@ -198,7 +172,6 @@ async def answer_in_one(*_: Any) -> AsyncIterator[TextEvent]:
         ),
         ({"tools": [{"name": "t", "input_schema": {}}]}, "no tool calls in a known format; leave out the tools"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.type must be 'disabled' or 'adaptive'"),
-        ({"temperature": "hot"}, 'temperature must be a valid number, got "hot"'),
         ({"stop_sequences": [""]}, "stop_sequences[0] must not be empty"),
         ({"logprobs": True}, "logprobs is refused, unless it is false: chat completions have them"),
         ({"stop": ["a"]}, "stop is refused: send stop_sequences"),
@@ -212,38 +185,13 @@ def test_bad_input_is_refused_in_anthropics_shape(live: LiveServer, change: dict
     assert message in answer["error"]["message"]
 
 
+def test_values_of_other_routes_that_change_nothing_are_taken(live: LiveServer) -> None:
+    assert live.post(PATH, {**BODY, "n": 1, "logprobs": False}).status_code == 200
+
+
 def test_clients_raise_their_own_errors(live: LiveServer, client: "anthropic.Anthropic") -> None:
     import anthropic
 
     with pytest.raises(anthropic.NotFoundError, match="nobody"):
         client.messages.create(**{**SENT, "model": "nobody"})
     assert live.request("GET", PATH).json()["error"]["type"] == "invalid_request_error"
-
-
-def test_a_failure_in_the_middle_ends_the_stream_with_an_error(live: LiveServer, client: "anthropic.Anthropic") -> None:
-    import anthropic
-
-    live.runner.hold_after(3)
-    try:
-        with client.messages.stream(**SENT) as stream:
-            pieces = iter(stream.text_stream)
-            next(pieces)
-            live.runner.error = RuntimeError("a broken step")
-            live.runner.release()
-            with pytest.raises(anthropic.APIError):
-                list(pieces)
-    finally:
-        live.runner.error = None
-        live.runner.release()
-
-
-def test_a_client_that_leaves_frees_its_blocks(live: LiveServer) -> None:
-    live.runner.hold_after(4)
-    connection = live.send(PATH, {**BODY, "max_tokens": 400, "stream": True})
-    try:
-        assert connection.recv(1024)
-    finally:
-        connection.close()
-        live.runner.release()
-    live.wait_idle()
-    assert live.blocks_used_after_step() == 0

@@ -105,13 +105,6 @@ def test_the_tag_latest_is_the_model(client: ollama.Client) -> None:
     assert client.generate(f"{MODEL}:latest", QUESTION, options=GREEDY).model == f"{MODEL}:latest"
 
 
-def test_a_stop_string_ends_the_answer(live: LiveServer, client: ollama.Client) -> None:
-    text = expected(live)
-    stop = text[6:9]
-    answer = client.chat(MODEL, TURNS, options={**GREEDY, "stop": ["never there", stop]})
-    assert (answer.done_reason, answer.message.content) == ("stop", text[: text.index(stop)])
-
-
 @pytest.mark.parametrize("streams", [False, True])
 def test_logprobs(live: LiveServer, streams: bool) -> None:
     response = live.post(CHAT, {**BODY, "logprobs": True, "top_logprobs": 2, "stream": streams})
@@ -121,7 +114,7 @@ def test_logprobs(live: LiveServer, streams: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "kind"), [("json", GrammarKind.JSON_OBJECT), ({}, GrammarKind.JSON_SCHEMA), ("", None)]
+    ("sent", "kind"), [("json", GrammarKind.JSON_OBJECT), ({"enum": ["é"]}, GrammarKind.JSON_SCHEMA), ("", None)]
 )
 def test_options_and_formats(sent: Any, kind: GrammarKind | None) -> None:
     options = {"repeat_penalty": 1.2, "top_k": -1, "seed": -1, "num_predict": -1, "min_p": 0.1, "num_thread": 4}
@@ -136,20 +129,12 @@ def test_options_and_formats(sent: Any, kind: GrammarKind | None) -> None:
     grammar = sampling.pop("grammar", None)
     assert sampling == {"repetition_penalty": 1.2, "top_k": 0, "min_p": 0.1}
     assert (grammar and grammar.kind, ignored) == (kind, [])
-
-
-def test_a_schema_is_a_grammar() -> None:
-    schema = {"type": "object", "properties": {"a": {"enum": ["é"]}}}
-    fields, _ = parse_body(OllamaChatRequest, json.dumps({"model": "m", "format": schema}).encode(), True)
-    grammar = parse_answer_request(fields, TextRequest(request_id="r", prompt="")).sampling["grammar"]
-    assert (grammar.kind, json.loads(grammar.text)) == (GrammarKind.JSON_SCHEMA, schema)
+    assert kind is not GrammarKind.JSON_SCHEMA or json.loads(grammar.text) == sent
 
 
 @pytest.mark.parametrize(
     ("path", "change", "message"),
     [
-        (CHAT, {"model": None}, "model must be a valid string, got null"),
-        (CHAT, {"messages": "x"}, 'messages must be a valid array, got "x"'),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages[0].content is required"),
         (CHAT, {"messages": [{"role": "none", "content": ""}]}, "messages[0].role must be 'system', 'user'"),
         (
@@ -163,7 +148,6 @@ def test_a_schema_is_a_grammar() -> None:
         (CHAT, {"format": "xml"}, "format must be '' or 'json'"),
         (CHAT, {"format": 1}, "format must be 'json' or a JSON schema"),
         (CHAT, {"top_logprobs": 2}, "top_logprobs needs logprobs"),
-        (CHAT, {"options": {"repeat_penalty": 0}}, "options.repeat_penalty must be greater than 0"),
         (CHAT, {"options": {"mirostat": 1}}, "options.mirostat is not supported, got 1; leave it out or send 0"),
         (GENERATE, {"images": ["aGk="]}, "images[0] is not supported"),
         (GENERATE, {"template": "{{ .Prompt }}"}, "template is not supported"),
@@ -225,39 +209,6 @@ def test_clients_raise_their_own_errors(live: LiveServer, client: ollama.Client)
         client.embed(MODEL, "text")
 
 
-def test_a_failure_in_the_middle_ends_the_stream_with_an_error(live: LiveServer, client: ollama.Client) -> None:
-    live.runner.hold_after(3)
-    try:
-        pieces = client.chat(MODEL, TURNS, options=GREEDY, stream=True)
-        next(pieces)
-        live.runner.error = RuntimeError("a broken step")
-        live.runner.release()
-        with pytest.raises(ollama.ResponseError):
-            list(pieces)
-    finally:
-        live.runner.error = None
-        live.runner.release()
-
-
-@pytest.mark.parametrize(("path", "body"), [(CHAT, BODY), (GENERATE, ASKED)])
-@pytest.mark.parametrize("streams", [False, True])
-def test_a_client_that_leaves_frees_its_blocks(
-    live: LiveServer, path: str, body: dict[str, Any], streams: bool
-) -> None:
-    live.runner.hold_after(4)
-    connection = live.send(path, {**body, "options": {"num_predict": 400}, "stream": streams})
-    try:
-        if streams:
-            assert connection.recv(1024)
-        else:
-            live.runner.wait_held()
-    finally:
-        connection.close()
-        live.runner.release()
-    live.wait_idle()
-    assert live.blocks_used_after_step() == 0
-
-
 def sampled(**options: Any) -> dict[str, Any]:
     fields, _ = parse_body(OllamaChatRequest, json.dumps({"model": "m", "options": options}).encode(), True)
     return dict(parse_answer_request(fields, TextRequest(request_id="r", prompt="")).sampling)
@@ -294,7 +245,7 @@ def test_a_value_that_does_not_count_is_named(live: LiveServer, options: dict[st
     assert response.headers.get("x-sluice-warning", "").removeprefix("fields without effect here: ") == named
 
 
-@pytest.mark.parametrize("num_predict", [10**6, 0, -1, -2, -3])
+@pytest.mark.parametrize("num_predict", [10**6, 0, -2])
 def test_an_answer_ends_where_the_context_does(live: LiveServer, num_predict: int) -> None:
     options = {"num_predict": num_predict, "temperature": 0}
     answer = live.post(CHAT, {**BODY, "stream": False, "options": options}).json()

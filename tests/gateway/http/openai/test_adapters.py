@@ -1,11 +1,9 @@
 """LoRA adapters as models of OpenAI's API: `base:adapter`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from prometheus_client import generate_latest
 
@@ -64,11 +62,6 @@ def test_trtllm_serves_field_says_it_too(capable: LiveServer, model: str) -> Non
     assert asked_adapter(capable) == "polite"
 
 
-def test_the_model_alone_has_none(capable: LiveServer) -> None:
-    assert ask(capable).status_code == 200
-    assert asked_adapter(capable) == ""
-
-
 @pytest.mark.parametrize(
     "fields", [{"model": "rill:rude"}, {"lora_request": {"lora_name": "rude"}}], ids=["model", "lora_request"]
 )
@@ -80,32 +73,12 @@ def test_an_unknown_one_is_not_found(capable: LiveServer, fields: dict[str, Any]
     assert error["message"] == "model 'rill' has no LoRA adapter 'rude'; available: french, polite"
 
 
-def test_a_model_without_adapters_names_none(live: LiveServer) -> None:
-    answer = ask(live, model="rill:french")
-    assert answer.status_code == 404
-    assert answer.json()["error"]["message"].endswith("available: none")
-
-
-def test_two_adapters_are_one_too_many(capable: LiveServer) -> None:
-    answer = ask(capable, model="rill:french", lora_request={"lora_name": "polite"})
-    assert answer.status_code == 404
-
-
 def test_they_count_as_their_model(capable: LiveServer) -> None:
     assert ask(capable, model="rill:polite").status_code == 200
     capable.wait_idle()
     page = generate_latest(capable.service.metrics.registry).decode()
     assert 'sluice_requests_total{model="rill",outcome="ok",protocol="openai_completions"}' in page
     assert "rill:" not in page
-
-
-def test_openais_client_takes_them(capable: LiveServer) -> None:
-    with openai.OpenAI(base_url=f"{capable.url}/v1", api_key="none") as client:
-        assert client.models.retrieve("rill:french").id == "rill:french"
-
-
-def test_folders_of_the_server_are_only_shown_for_adapters(capable: LiveServer) -> None:
-    assert str(Path(FOLDER)) not in capable.get("/v1/models/rill").text
 
 
 @pytest.fixture(scope="module")

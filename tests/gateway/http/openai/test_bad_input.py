@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from tests.gateway.http.live import LiveServer, live_server
+from tests.gateway.http.live import LiveServer
 
 CHAT: dict[str, Any] = {"model": "rill", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 TEXT: dict[str, Any] = {"model": "rill", "prompt": "hi", "max_tokens": 2}
@@ -17,8 +16,6 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
     # fields, param, message
     ({"model": 5}, "model", "model must be a valid string, got 5"),
     ({"messages": []}, "messages", "messages must not be empty"),
-    ({"messages": None}, "messages", "messages must be a valid array, got null"),
-    ({"messages": "hi"}, "messages", 'messages must be a valid array, got "hi"'),
     ({"messages": ["hi"]}, "messages[0]", 'messages[0] must be an object, got "hi"'),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is required"),
     (
@@ -64,60 +61,30 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "messages[0].tool_calls[0].function",
         "messages[0].tool_calls[0].function is required",
     ),
-    ({"max_tokens": 0}, "max_tokens", "max_tokens must be greater than or equal to 1, got 0"),
-    ({"max_tokens": -3}, "max_tokens", "max_tokens must be greater than or equal to 1, got -3"),
-    ({"max_tokens": "5"}, "max_tokens", 'max_tokens must be a valid integer, got "5"'),
     ({"max_tokens": 1.5}, "max_tokens", "max_tokens must be a valid integer, got 1.5"),
-    ({"max_tokens": True}, "max_tokens", "max_tokens must be a valid integer, got true"),
     ({"max_tokens": 10**30}, "max_tokens", "this model's context is 1024 tokens"),
     (
         {"max_completion_tokens": 3},
         "max_completion_tokens",
         "max_completion_tokens (3) and max_tokens (2) are the same limit under a new and an old name; send one of them",
     ),
-    ({"temperature": 2.5}, "temperature", "temperature must be between 0 and 2, got 2.5"),
-    ({"temperature": -1}, "temperature", "temperature must be between 0 and 2, got -1"),
-    ({"temperature": "hot"}, "temperature", 'temperature must be a valid number, got "hot"'),
-    ({"top_p": 0}, "top_p", "top_p must be greater than 0 and at most 1, got 0"),
-    ({"top_k": -2}, "top_k", "top_k must be greater than or equal to -1, got -2"),
-    ({"min_p": 1.5}, "min_p", "min_p must be between 0 and 1, got 1.5"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty must be greater than 0, got 0"),
-    ({"presence_penalty": 3}, "presence_penalty", "presence_penalty must be between -2 and 2, got 3"),
-    ({"frequency_penalty": -3}, "frequency_penalty", "frequency_penalty must be between -2 and 2, got -3"),
     ({"seed": -(2**63) - 1}, "seed", "seed must be greater than or equal to -9223372036854775808, got -92"),
     ({"seed": 2**64}, "seed", "seed must be between 0 and"),
-    ({"min_tokens": 5}, "min_tokens", "min_tokens must be between 0 and max_tokens (2), got 5"),
     ({"stop": ""}, "stop", "stop[0] has 0 characters; from 1 to 1024 are allowed"),
-    ({"stop": ["a", ""]}, "stop", "stop[1] has 0 characters; from 1 to 1024 are allowed"),
     ({"stop": ["a", 5]}, "stop[1]", "stop[1] must be a valid string, got 5"),
-    ({"stop": 5}, "stop", "stop must be a string or an array of strings, got 5"),
-    ({"stop": ["x"] * 65}, "stop", "stop has 65 strings; at most 64 are allowed"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids", "stop_token_ids must be between 0 and 2147483647, got -1"),
     ({"stop_token_ids": [2**70]}, "stop_token_ids", f"stop_token_ids must be between 0 and 2147483647, got {2**70}"),
     ({"top_k": 2**70}, "top_k", f"top_k must be between 0 (off) and 2147483647, got {2**70}"),
     ({"early_stopping": "never"}, "early_stopping", 'early_stopping must be true, false or an integer, got "never"'),
     ({"stream": "yes"}, "stream", 'stream must be a valid boolean, got "yes"'),
     ({"stream_options": 5}, "stream_options", "stream_options must be an object, got 5"),
-    ({"n": 0}, "n", "n must be greater than or equal to 1, got 0"),
-    ({"n": 129}, "n", "n must be less than or equal to 128, got 129"),
-    ({"n": True}, "n", "n must be a valid integer, got true"),
-    ({"logprobs": 3}, "logprobs", "logprobs must be a valid boolean, got 3"),
     ({"top_logprobs": 2}, "top_logprobs", "top_logprobs needs logprobs to be true, got 2 without it"),
     (
         {"logprobs": True, "top_logprobs": 21},
         "top_logprobs",
         "top_logprobs must be less than or equal to 20, got 21",
     ),
-    ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs must be less than or equal to 20, got 21"),
     ({"logit_bias": {"five": 1}}, "logit_bias", "the keys of logit_bias must be token ids, got 'five'"),
-    ({"logit_bias": {"-5": 1}}, "logit_bias", "the keys of logit_bias must be token ids, got '-5'"),
-    ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias of token 5 must be between -100 and 100, got 101"),
-    ({"logit_bias": {"4096": 1}}, "logit_bias", "token ids of logit_bias must be between 0 and 4095, got 4096"),
-    ({"logit_bias": [5]}, "logit_bias", "logit_bias must be an object, got an array of 1"),
-    ({"allowed_token_ids": []}, "allowed_token_ids", "allowed_token_ids must not be empty"),
-    ({"typical_p": 0}, "typical_p", "typical_p must be greater than 0 and at most 1, got 0"),
     ({"bad_words": ["a", " "]}, "bad_words", "bad_words[1] must have from 1 to 1024 characters, and not spaces alone"),
-    ({"bad_words": "a"}, "bad_words", 'bad_words must be a valid array, got "a"'),
     ({"chat_template": "x"}, "chat_template", "chat_template is not allowed in requests to this server"),
     ({"chat_template": "x" * 65537}, "chat_template", "chat_template must have at most 65536 characters, got 65537"),
     ({"documents": [{"text": "a"}]}, "documents", "the chat template has no place for them, got 1"),
@@ -128,7 +95,6 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
         "chat_template_kwargs.messages is not allowed: the server sets that variable itself",
     ),
     ({"chat_template_kwargs": {"eos_token": "x"}}, "chat_template_kwargs.eos_token", "the server sets that variable"),
-    ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize", "the server sets that variable"),
     (
         {"chat_template_kwargs": {f"a{number}": 1 for number in range(65)}},
         "chat_template_kwargs",
@@ -142,13 +108,9 @@ REFUSED_CHAT: list[tuple[dict[str, Any], str, str]] = [
     ({"prediction": {"type": "content"}}, "prediction.content", "prediction.content is required"),
     ({"prediction": {"type": "diff", "content": "x"}}, "prediction.type", "prediction.type must be 'content'"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or at least 1, got 0"),
-    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "greater than or equal to -1, got -2"),
     ({"best_of": 2}, "best_of", "best_of is not supported, got 2; leave it out or send 1"),
     ({"use_beam_search": True}, "use_beam_search", "a beam width of 1"),
     ({"beam_width": 4}, "beam_width", "beam_width must be 1, got 4: the most that this server decodes with"),
-    ({"priority": 2**31}, "priority", "priority must be less than 2147483648, got 2147483648"),
-    ({"priority": "high"}, "priority", 'priority must be a valid integer, got "high"'),
-    ({"cache_salt": "x" * 257}, "cache_salt", "cache_salt"),
     (
         {"response_format": {"type": "xml"}},
         "response_format.type",
@@ -225,14 +187,11 @@ REFUSED_TEXT: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [[]]}, "prompt[0]", "prompt[0] must not be empty"),
     ({"prompt": [1, "a"]}, "prompt[1]", 'prompt[1] must be a valid integer, got "a"'),
     ({"prompt": ["a", 1]}, "prompt[1]", "prompt[1] must be a valid string, got 1"),
-    ({"prompt": [True]}, "prompt[0]", "prompt[0] must be a valid integer, got true"),
     ({"prompt": [[1], "a"]}, "prompt[1]", 'prompt[1] must be a valid array, got "a"'),
     ({"prompt": ["a"] * 513}, "prompt", "prompt must have at most 512 elements, got 513"),
     ({"prompt": [5] * (2**20 + 1)}, "prompt", "prompt must have at most 1048576 elements, got 1048577"),
     ({"prompt": [-1]}, "prompt", "token ids of the prompt must be between 0 and 4095, got -1"),
-    ({"prompt": [4096]}, "prompt", "token ids of the prompt must be between 0 and 4095, got 4096"),
     ({"prompt": [10**30]}, "prompt", "token ids of the prompt must be between 0 and 4095, got 1000"),
-    ({"echo": "yes"}, "echo", 'echo must be a valid boolean, got "yes"'),
     (
         {"suffix": "end"},
         "suffix",
@@ -241,10 +200,7 @@ REFUSED_TEXT: list[tuple[dict[str, Any], str, str]] = [
     ({"suffix": "end", "echo": True}, "suffix", "suffix must be left out with echo"),
     ({"suffix": "end", "prompt": [5]}, "suffix", "suffix needs a prompt of text, got token ids"),
     ({"best_of": 2, "n": 3}, "best_of", "best_of must be at least n (3), got 2"),
-    ({"best_of": 129}, "best_of", "best_of must be less than or equal to 128, got 129"),
     ({"prompt": ["a"] * 5, "n": 128}, "n", "n is 128 and there are 5 prompts; at most 512 sequences"),
-    ({"logprobs": True}, "logprobs", "logprobs must be a valid integer, got true"),
-    ({"logprobs": 21}, "logprobs", "logprobs must be less than or equal to 20, got 21"),
     ({"top_logprobs": 1}, "top_logprobs", "top_logprobs is not supported, got 1; leave it out or send 0"),
 ]
 
@@ -252,12 +208,11 @@ CASES = [("chat", CHAT | fields, param, message) for fields, param, message in R
 CASES += [("text", TEXT | fields, param, message) for fields, param, message in REFUSED_TEXT]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(
     ("route", "body", "param", "message"), CASES, ids=[f"{case[0]}-{case[3][:40]}" for case in CASES]
 )
-def test_refuses(live: LiveServer, route: str, body: dict[str, Any], param: str, message: str, stream: bool) -> None:
-    response = live.post(PATH[route], {"stream": stream} | body)
+def test_refuses(live: LiveServer, route: str, body: dict[str, Any], param: str, message: str) -> None:
+    response = live.post(PATH[route], body)
     error = response.json()["error"]
     assert response.status_code == 400
     assert error["type"] == "invalid_request_error"
@@ -266,20 +221,44 @@ def test_refuses(live: LiveServer, route: str, body: dict[str, Any], param: str,
     assert error.keys() == {"message", "type", "param", "code"}
 
 
+@pytest.mark.parametrize(
+    ("route", "fields", "param", "said"),
+    [
+        ("chat", {"max_completion_tokens": 5000}, "max_completion_tokens", "max_completion_tokens is 5000"),
+        ("chat", {"max_tokens": 5000}, "max_tokens", "max_tokens is 5000"),
+        ("chat", {"max_completion_tokens": 3, "min_tokens": 5}, "min_tokens", "max_completion_tokens (3)"),
+        ("chat", {"min_tokens": 5000}, "min_tokens", "and the default max_tokens ("),
+        ("text", {"min_tokens": 17}, "min_tokens", "and the default max_tokens (16)"),
+        ("text", {"max_tokens": 5000}, "max_tokens", "max_tokens is 5000"),
+        ("v2", {"request_output_len": 5000}, None, "request_output_len is 5000"),
+        ("v2", {"request_output_len": 0}, None, "request_output_len must be 1 or more, got 0"),
+        ("v2", {"max_tokens": 5000}, None, "max_tokens is 5000"),
+        ("v2", {"min_length": 17}, None, "and the default max_tokens (16)"),
+    ],
+)
+def test_an_error_about_the_longest_output_names_what_was_sent_or_a_default(
+    live: LiveServer, route: str, fields: dict[str, Any], param: str | None, said: str
+) -> None:
+    body = {"text_input": "hi"} if route == "v2" else {"chat": CHAT, "text": TEXT}[route]
+    refused = live.post((PATH | {"v2": "/v2/models/rill/generate"})[route], without_limit(body) | fields)
+    error = refused.json()["error"]
+    message = error if route == "v2" else error["message"]
+    assert refused.status_code == 400 and said in message, message
+    assert route == "v2" or error["param"] == param
+    if param == "max_completion_tokens" or "request_output_len" in fields:
+        assert "max_tokens" not in message.replace("max_completion_tokens", "")
+
+
+def without_limit(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "max_tokens"}
+
+
 def test_refuses_to_stream_what_is_known_only_at_the_end(live: LiveServer) -> None:
     response = live.post(PATH["text"], TEXT | {"stream": True, "best_of": 2})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
     assert "best_of must equal n (1) in a stream, got 2" in response.json()["error"]["message"]
 
 
-def test_the_newer_name_of_a_limit_is_the_one_that_is_named(live: LiveServer) -> None:
-    body = {name: value for name, value in CHAT.items() if name != "max_tokens"}
-    response = live.post(PATH["chat"], body | {"max_completion_tokens": 5000})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "max_completion_tokens"
-
-
-@pytest.mark.parametrize("route", ["chat", "text"])
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -296,8 +275,8 @@ def test_the_newer_name_of_a_limit_is_the_one_that_is_named(live: LiveServer) ->
         (b"{}", "model is required"),
     ],
 )
-def test_refuses_what_is_no_request(live: LiveServer, route: str, body: bytes, message: str) -> None:
-    response = live.post(PATH[route], body)
+def test_refuses_what_is_no_request(live: LiveServer, body: bytes, message: str) -> None:
+    response = live.post(PATH["chat"], body)
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert response.json()["error"]["message"].startswith(message)
@@ -318,61 +297,10 @@ def test_a_content_type_that_is_not_json_is_tolerated(live: LiveServer) -> None:
     assert response.status_code == 200
 
 
-@pytest.mark.parametrize(("route", "body"), [("chat", CHAT), ("text", TEXT)])
-def test_unknown_model(live: LiveServer, route: str, body: dict[str, Any]) -> None:
-    response = live.post(PATH[route], body | {"model": "nope"})
-    assert response.status_code == 404
-    assert response.json()["error"] == {
-        "message": "model 'nope' not found; available: rill",
-        "type": "invalid_request_error",
-        "param": "model",
-        "code": "model_not_found",
-    }
-
-
-def test_a_prompt_longer_than_the_context_says_both_numbers(live: LiveServer) -> None:
-    response = live.post(PATH["text"], TEXT | {"prompt": [5] * 1500})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "prompt"
-    assert "1500 tokens" in response.json()["error"]["message"]
-    assert "1024 tokens" in response.json()["error"]["message"]
-
-
-def test_a_conversation_longer_than_the_context_names_the_messages(live: LiveServer) -> None:
-    response = live.post(PATH["chat"], CHAT | {"messages": [{"role": "user", "content": "word " * 2000}]})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "messages"
-    assert "1024 tokens" in response.json()["error"]["message"]
-
-
-def test_what_can_never_fit_the_cache_is_refused_with_its_limit() -> None:
-    with live_server(num_blocks=4) as small:
-        response = small.post(PATH["text"], TEXT | {"max_tokens": 500})
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == "max_tokens"
-    assert "the whole KV cache has 4 blocks" in response.json()["error"]["message"]
-
-
-def test_too_many_queued_requests_get_429_with_retry_after() -> None:
-    limits = EngineConfig(model_path="none", max_num_seqs=1, max_queued_requests=1)
-    with live_server(engine_config=limits) as busy:
-        response = busy.post(PATH["text"], TEXT | {"prompt": ["a"] * 8, "max_tokens": 50})
-    assert response.status_code == 429
-    assert response.json()["error"]["type"] == "rate_limit_error"
-    assert int(response.headers["retry-after"]) >= 1
-
-
 def test_a_body_over_the_limit_is_refused(strict_live: LiveServer) -> None:
     response = strict_live.post(PATH["text"], TEXT | {"prompt": "a" * 5000})
     assert response.status_code == 413
     assert "--http-max-input-size" in response.json()["error"]["message"]
-
-
-def test_while_the_model_loads(loading_live: LiveServer) -> None:
-    response = loading_live.post(PATH["chat"], CHAT)
-    assert response.status_code == 503
-    assert response.json()["error"]["message"] == "model 'rill' is not ready: the server is loading its models"
-    assert int(response.headers["retry-after"]) >= 1
 
 
 class TestUnknownFields:
@@ -381,10 +309,6 @@ class TestUnknownFields:
         response = live.post(PATH["chat"], CHAT | {"messages": messages, "foo": 1, "métier\r\n": 2})
         assert response.status_code == 200
         assert response.headers["x-sluice-warning"] == (r"ignored unknown fields: foo, m\xe9tier\r\n, messages[0].x")
-
-    def test_are_named_in_a_stream_s_header(self, live: LiveServer) -> None:
-        response = live.post(PATH["chat"], CHAT | {"stream": True, "foo": 1})
-        assert response.headers["x-sluice-warning"] == "ignored unknown fields: foo"
 
     def test_are_counted_where_there_are_many(self, live: LiveServer) -> None:
         response = live.post(PATH["text"], TEXT | {f"f{number}": 1 for number in range(12)})

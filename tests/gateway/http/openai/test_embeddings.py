@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import tokenizers
 import tritonclient.http
 
-from gateway.http.openai.embeddings import MAX_INPUTS, EmbeddingRequest
+from gateway.http.openai.embeddings import MAX_INPUTS
 from pipelines.rag.encoder import TextEncoder
 from tests.gateway.http.openai.encoders import add_copy, serving_process
 from tests.paths import MODELS
@@ -42,6 +43,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add_copy(root, "sentence_encoder", "nested", matryoshka_dimensions="64, 128")
     write_sentence_files(add_copy(root, "rill", "rill_embedder") / "1")
     add_copy(root, "query_encoder", "prefixed", query_prefix="query: ", document_prefix="passage: ")
+    config = add_copy(root, "sentence_encoder", "crowded") / "config.pbtxt"
+    levels = "default_priority_level: 1"
+    config.write_text(config.read_text().replace(levels, f"{levels} default_queue_policy {{ max_queue_size: 1 }}"))
     return copy_models(root)
 
 
@@ -85,17 +89,23 @@ def refusal(server: ServerProcess, path: str = "/v1/embeddings", **body: Any) ->
     return answer.status_code, error["param"], error["message"]
 
 
-@pytest.mark.parametrize("model", ["sentence_encoder", "query_encoder"])
-def test_texts_have_the_vectors_of_retrieval_and_of_v2(
-    server: ServerProcess, stock: openai.OpenAI, root: Path, model: str
-) -> None:
-    found = stock.embeddings.create(model=model, input=SENTENCES, extra_body={"truncate_prompt_tokens": -1})
+@pytest.fixture(scope="module")
+def retrieved(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The vectors that retrieval has of the sentences."""
 
     async def retrieval() -> Any:
-        async with serving(root) as models:
-            return await TextEncoder(models, model).encode_documents(SENTENCES)
+        async with serving(copy_models(tmp_path_factory.mktemp("bundled"))) as models:
+            return await TextEncoder(models, "query_encoder").encode_documents(SENTENCES)
 
-    assert np.abs(vectors(found) - asyncio.run(retrieval())).max() < 1e-5
+    return asyncio.run(retrieval())
+
+
+@pytest.mark.parametrize("model", ["sentence_encoder", "query_encoder"])
+def test_texts_have_the_vectors_of_retrieval_and_of_v2(
+    server: ServerProcess, stock: openai.OpenAI, retrieved: Any, model: str
+) -> None:
+    found = stock.embeddings.create(model=model, input=SENTENCES, extra_body={"truncate_prompt_tokens": -1})
+    assert np.abs(vectors(found) - retrieved).max() < 1e-5
     client = tritonclient.http.InferenceServerClient(server.base_url.removeprefix("http://"))
     texts = tritonclient.http.InferInput("text", [40, 1], "BYTES")
     texts.set_data_from_numpy(np.array([[each.encode()] for each in SENTENCES[:40]], np.object_))
@@ -255,7 +265,7 @@ def test_what_is_wrong_is_named(server: ServerProcess, body: dict[str, Any], par
 
 
 def test_the_models_are_listed_and_an_unknown_one_is_not_found(server: ServerProcess, stock: openai.OpenAI) -> None:
-    names = ["nested", "prefixed", "query_encoder", "rill_embedder", "sentence_encoder"]
+    names = ["crowded", "nested", "prefixed", "query_encoder", "rill_embedder", "sentence_encoder"]
     assert [model.id for model in stock.models.list().data] == names
     assert stock.models.retrieve("sentence_encoder").model_dump()["max_model_len"] == 256
     with pytest.raises(openai.NotFoundError) as unknown:
@@ -343,39 +353,14 @@ def test_megabytes_hold_up_nobody(server: ServerProcess) -> None:
         assert client.post("/v1/embeddings", content=body + " " * 2_000_000).status_code == 413
 
 
-def test_a_full_queue_is_said_so(tmp_path: Path) -> None:
-    root = copy_models(tmp_path / "models")
-    config = root / "sentence_encoder" / "config.pbtxt"
-    levels = "default_priority_level: 1"
-    config.write_text(config.read_text().replace(levels, f"{levels} default_queue_policy {{ max_queue_size: 1 }}"))
-    with serving_process(root) as server, server.client() as client:
-        texts = ["a passage of words " * 30] * 200
+def test_a_full_queue_is_said_so(server: ServerProcess) -> None:
+    def send(num_texts: int) -> httpx.Response:
+        with server.client() as client:
+            body = {"model": "crowded", "input": ["a passage of words " * 30] * num_texts}
+            return client.post("/v1/embeddings", json=body)
 
-        def answers() -> list[httpx.Response]:
-            found: list[httpx.Response] = []
-
-            def send() -> None:
-                with server.client() as mine:
-                    found.append(mine.post("/v1/embeddings", json={"model": "sentence_encoder", "input": texts}))
-
-            threads = [threading.Thread(target=send) for _ in range(8)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            return found
-
-        refused = [each for each in answers() if each.status_code != 200]
-        assert refused and {each.status_code for each in refused} <= {429, 503}
-        assert "sentence_encoder" in refused[0].json()["error"]["message"]
-        assert client.post("/v1/embeddings", json={"model": "sentence_encoder", "input": "x"}).status_code == 200
-
-
-def test_the_document_describes_the_routes(server: ServerProcess) -> None:
-    with server.client() as client:
-        paths = client.get("/openapi.json").json()["paths"]
-    operation = paths["/v1/embeddings"]["post"]
-    body = operation["requestBody"]["content"]["application/json"]["schema"]
-    assert body["properties"].keys() == EmbeddingRequest.model_fields.keys()
-    assert [each["name"] for each in operation["parameters"]] == ["x-sluice-timeout-ms"]
-    assert "/pooling" in paths
+    with ThreadPoolExecutor(6) as pool:
+        refused = [each for each in pool.map(send, [100] * 6) if each.status_code != 200]
+    assert refused and {each.status_code for each in refused} <= {429, 503}
+    assert "crowded" in refused[0].json()["error"]["message"]
+    assert send(1).status_code == 200

@@ -78,19 +78,6 @@ def test_completions_have_the_older_shape(client: openai.OpenAI) -> None:
         assert top[token] == pytest.approx(LIKELIEST, rel=1e-5)
 
 
-@pytest.mark.openvino  # other batches give other last bits elsewhere
-@pytest.mark.parametrize("fields", [{"logprobs": 2}, {"logprobs": 1, "echo": True}, {"logprobs": 0, "n": 3, "seed": 1}])
-def test_a_completion_stream_tells_what_the_whole_answer_tells(live: LiveServer, fields: dict[str, Any]) -> None:
-    body = TEXT | fields
-    choices = live.post(TEXT_PATH, body).json()["choices"]
-    *events, _ = events_of(live.post(TEXT_PATH, body | {"stream": True}).content)
-    for whole in choices:
-        pieces = [event["choices"][0] for event in events if event["choices"][0]["index"] == whole["index"]]
-        assert "".join(piece["text"] for piece in pieces) == whole["text"]
-        for name, values in whole["logprobs"].items():
-            assert [one for piece in pieces if piece["logprobs"] for one in piece["logprobs"][name]] == values
-
-
 def test_echo_puts_the_prompt_first(live: LiveServer) -> None:
     ids = live.run(live.model.prepare(TEXT["prompt"]))
     body = TEXT | {"max_tokens": 3, "echo": True}
@@ -114,12 +101,6 @@ def test_prompt_logprobs_have_vllm_s_shape(live: LiveServer) -> None:
         assert told[str(token_id)]["decoded_token"] == live.model.tokenizer.token_texts[token_id].text
         assert {entry["rank"] for entry in told.values()} == {None, 1}
     assert choice["logprobs"] is None
-
-
-def test_prompt_logprobs_of_a_chat_stand_beside_the_choices(live: LiveServer) -> None:
-    answer = live.post(CHAT_PATH, CHAT | {"prompt_logprobs": 0, "max_tokens": 1, "n": 2}).json()
-    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
-    assert all(len(told) == 1 for told in answer["prompt_logprobs"][1:])
 
 
 def test_a_banned_token_s_log_probability_is_the_model_s_own(live: LiveServer) -> None:

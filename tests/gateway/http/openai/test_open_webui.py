@@ -1,6 +1,5 @@
 """Requests as Open WebUI sends them: of its chats, in both protocols, and of its tasks beside them."""
 
-import json
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ TURNS: Any = [
     {"role": "assistant", "content": "A band."},
     {"role": "user", "content": "And a ling?"},
 ]
-TASK = '### Task:\nGenerate a concise, 3-5 word title.\n### Output:\nJSON format: { "title": "..." }'
 OF_THE_INTERFACE: dict[str, Any] = {
     "params": {"temperature": None, "function_calling": "native"},
     "files": [],
@@ -31,7 +29,6 @@ OF_THE_INTERFACE: dict[str, Any] = {
 }
 """Fields of its own that it leaves in the requests of a direct connection."""
 OPENAI: dict[str, Any] = {"model": MODEL, "messages": TURNS, "temperature": 0.0, "max_tokens": 6}
-OLLAMA: dict[str, Any] = {"model": f"{MODEL}:latest", "messages": TURNS[:1] + TURNS[2:], "keep_alive": "5m"}
 
 
 @pytest.mark.parametrize("fields", [{}, OF_THE_INTERFACE])
@@ -47,27 +44,6 @@ def test_a_chat(live: LiveServer, fields: dict[str, Any]) -> None:
     assert (
         used["choices"] == [] and used["usage"]["completion_tokens"] == whole.json()["usage"]["completion_tokens"] == 6
     )
-
-
-@pytest.mark.parametrize("limit", [{"max_completion_tokens": 6}, {"max_tokens": 6}])
-def test_titles_tags_and_follow_ups(live: LiveServer, limit: dict[str, int]) -> None:
-    task = {"task": "title_generation", "task_body": {"model": MODEL, "messages": TURNS}, "chat_id": "c"}
-    body = {"model": MODEL, "messages": [{"role": "user", "content": TASK}], "stream": False, "seed": 7, **limit}
-    for sent in (body, body | {"metadata": task}):
-        answer = live.post("/v1/chat/completions", sent)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"][0]["message"]["content"] and answer.json()["usage"]["completion_tokens"] == 6
-
-
-def test_a_chat_with_ollama(live: LiveServer) -> None:
-    options = {"temperature": 0.0, "top_p": 0.9, "num_predict": 6, "num_ctx": 512, "seed": 7, "repeat_last_n": -1}
-    response = live.post("/api/chat", OLLAMA | {"options": options, "stream": True})
-    *lines, last = [json.loads(line) for line in response.text.splitlines()]
-    assert response.status_code == 200 and last["done"] and last["done_reason"] == "length" and last["eval_count"] == 6
-    whole = live.post("/api/chat", OLLAMA | {"options": options, "stream": False}).json()
-    assert "".join(line["message"]["content"] for line in [*lines, last]) == whole["message"]["content"] != ""
-    prompt = {"model": f"{MODEL}:latest", "prompt": TASK, "stream": False, "options": {"num_predict": 6}}
-    assert live.post("/api/generate", prompt).json()["response"]
 
 
 def test_what_it_asks_of_a_connection(live: LiveServer) -> None:

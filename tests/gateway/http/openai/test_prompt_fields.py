@@ -125,7 +125,7 @@ def test_a_template_that_fails_says_why(strict_live: LiveServer, template: str, 
 
 def test_an_endless_template_is_ended_and_others_do_not_wait(strict_live: LiveServer) -> None:
     with ThreadPoolExecutor(4) as pool:
-        endless = [pool.submit(strict_live.post, CHAT_PATH, CHAT | {"chat_template": ENDLESS}) for _ in range(3)]
+        endless = [pool.submit(strict_live.post, CHAT_PATH, CHAT | {"chat_template": ENDLESS}) for _ in range(2)]
         others = [strict_live.post(CHAT_PATH, CHAT | each).status_code for each in ({}, {"chat_template": TEMPLATE})]
         was_running = not all(each.done() for each in endless)
         answers = [each.result() for each in endless]
@@ -139,9 +139,3 @@ def test_arguments_that_a_template_does_not_use_are_named(live: LiveServer) -> N
     warning = live.post(CHAT_PATH, CHAT | fields).headers["x-sluice-warning"]
     names = "chat_template_kwargs.enable_thinking, chat_template_kwargs.messages_"
     assert warning == f"fields without effect here: {names}"
-
-
-def test_only_allowed_tokens_come(live: LiveServer) -> None:
-    fields = {"allowed_token_ids": [7, 9, 11], "temperature": 1.0, "max_tokens": 40, "return_token_ids": True}
-    [choice] = live.post(TEXT_PATH, TEXT | fields).json()["choices"]
-    assert set(choice["token_ids"]) == {7, 9, 11}

@@ -105,19 +105,3 @@ def test_what_is_not_there(live: LiveServer, method: str, path: str, status: int
     response = live.request(method, path)
     assert response.status_code == status
     assert response.json() == {"error": error}
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("POST", "/v2/health/live", 405),
-        ("POST", MODEL, 405),
-        ("GET", f"{MODEL}/generate", 405),
-        ("GET", "/v2/models", 404),
-        ("GET", f"{MODEL}/versions/{'9' * 5000}", 400),
-    ],
-)
-def test_wrong_methods_and_paths(live: LiveServer, method: str, path: str, status: int) -> None:
-    response = live.request(method, path)
-    assert response.status_code == status
-    assert response.json().keys() == {"error"}

@@ -96,7 +96,7 @@ def test_an_array_is_read_when_its_type_is_known(data: bytes) -> None:
     assert len(flat(document["data"])) == 100_000 + (2 if data == b"[1,2]" else 3)
 
 
-MANY = 60_000
+MANY = 20_000
 
 
 def infer_body(datatype: str, values: list[Any], **more: Any) -> dict[str, Any]:
