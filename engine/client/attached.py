@@ -5,11 +5,13 @@ import contextvars
 import logging
 import os
 from pathlib import Path
+from time import perf_counter
 
 import zmq
 
 from engine.client.counters import NO_STATS
 from engine.client.link import EngineLink, LinkedEngineClient
+from engine.client.timers import Clock
 from engine.config import EngineConfig
 from engine.frames import Attach, Command, EngineView, LoadFailed, PrefixChanges, ProbeTurn, Ready, Report, StepFrame
 from engine.process.curve import ClientCurve
@@ -22,8 +24,6 @@ ALIVE_S = 1.0
 """How often the engine hears that this client lives."""
 _LOOK_S = 0.5
 """How often a client without an engine looks whether there will be another."""
-
-
 _BACKOFF_S = (0.1, 2.0)
 """Seconds between two tries to connect over TCP, from the first pause to the longest."""
 
@@ -45,10 +45,11 @@ class AttachedEngineClient(LinkedEngineClient):
         curve: ClientCurve | None = None,
         heartbeat_timeout_s: float = 10.0,
         give_up_after_s: float | None = None,
+        clock: Clock = perf_counter,
     ) -> None:
         """`place` is the path of the launcher's shared socket, or an endpoint `tcp://HOST:PORT` with the keys `curve`.
         Without `give_up_after_s` the client waits for an engine over TCP as long as it takes."""
-        super().__init__(config, heartbeat_timeout_s)
+        super().__init__(config, heartbeat_timeout_s, clock)
         self._socket = place if isinstance(place, Path) else None
         self.endpoint = f"ipc://{place}" if isinstance(place, Path) else place
         self._curve = curve
@@ -87,13 +88,11 @@ class AttachedEngineClient(LinkedEngineClient):
         key = "" if self._curve is None else self._curve.server.decode()
         return BlockSource(self.endpoint, server_key=key) if self.is_serving else None
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: Command | Attach) -> None:
         assert self._link is not None
         self._link.send(command)
 
-    def _send_attach(self, message: Attach) -> None:
-        assert self._link is not None
-        self._link.send(message)
+    _send_attach = _send
 
     async def _receive(self) -> Report:
         assert self._link is not None
@@ -140,11 +139,10 @@ class AttachedEngineClient(LinkedEngineClient):
         or the engine over TCP was looked for since `began`, which is too long."""
         if self._socket is not None and self._info is not None and not os.path.lexists(self._socket):
             raise SluiceError(ErrorCode.UNAVAILABLE, "the engine was stopped")
-        if self._socket is None and self._give_up_after_s is not None:
-            if self._clock() - began < self._give_up_after_s:
-                return
+        limit_s = self._give_up_after_s
+        if self._socket is None and limit_s is not None and self._clock() - began >= limit_s:
             reason = f": {self.problem}" if self.problem else ""
-            message = f"no engine could be reached at {self.endpoint} for {self._give_up_after_s:g} s{reason}"
+            message = f"no engine could be reached at {self.endpoint} for {limit_s:g} s{reason}"
             raise SluiceError(ErrorCode.UNAVAILABLE, message)
 
     async def _supervise(self) -> None:
@@ -203,8 +201,7 @@ class AttachedEngineClient(LinkedEngineClient):
     async def _say_alive(self) -> None:
         while True:
             await asyncio.sleep(ALIVE_S)
-            assert self._link is not None
-            self._link.send(self._attachment())
+            self._send_attach(self._attachment())
 
 
 async def _greeting(link: EngineLink) -> Ready:

@@ -152,7 +152,7 @@ class LinkedEngineClient(EngineClient):
         return Attach(wants_prefixes=self.on_prefixes is not None)
 
     @abstractmethod
-    def _send_attach(self, message: Attach) -> None:
+    def _send_attach(self, command: Attach) -> None:
         """Send what a client says beside commands."""
 
     @abstractmethod

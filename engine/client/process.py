@@ -138,11 +138,10 @@ class ProcessEngineClient(LinkedEngineClient):
     def kill(self) -> None:
         self._engine.kill()
 
-    def _send(self, command: Command) -> None:
+    def _send(self, command: Command | Attach) -> None:
         self._engine.link.send(command)
 
-    def _send_attach(self, message: Attach) -> None:
-        self._engine.link.send(message)
+    _send_attach = _send
 
     async def _receive(self) -> Report:
         return await self._engine.link.receive()

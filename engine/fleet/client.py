@@ -10,11 +10,13 @@ import logging
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from math import inf
+from time import perf_counter
 
 import msgspec
 
 from engine.client.counters import NO_STATS, sum_stats
 from engine.client.stream import GenerationStream
+from engine.client.timers import Clock
 from engine.config import EngineConfig, Task
 from engine.fleet.changes import FleetAdapters, FleetSleep
 from engine.fleet.choosing import ReplicaChooser
@@ -56,6 +58,7 @@ class FleetClient:
         drain_s: float = 30.0,
         wake: WakeSettings | None = None,
         min_split_tokens: int = MIN_TOKENS,
+        clock: Clock = perf_counter,
     ) -> None:
         """Take the clients of engines, which have not started, or a `membership` that names engines, for which
         `make_client` makes clients, and whose streams have `drain_s` to end where one leaves. `config` is what the
@@ -72,8 +75,8 @@ class FleetClient:
         self._offers = OfferMaker(self.replicas, self._chooser)
         self.min_split_tokens = min_split_tokens
         self.handover = PromptHandover(self.replicas, self._chooser, min_split_tokens)
-        self._room = None if wake is None else WakingRoom(wake)
-        self._holder = StreamHolder(config, self._room)
+        self._room = None if wake is None else WakingRoom(wake, clock)
+        self._holder = StreamHolder(config, self._room, clock)
         self._mover = StreamMover(self.replicas, self._offers, self._chooser.index, self._holder)
         self._summed: tuple[list[EngineStats], EngineStats] = ([], NO_STATS)
         self._merged: tuple[list[EngineInfo], EngineInfo | None] = ([], None)

@@ -6,6 +6,7 @@ import contextvars
 from engine.client.base import EngineClient
 from engine.client.stream import GenerationStream
 from engine.client.supervision import Standing
+from engine.client.timers import Clock
 from engine.config import EngineConfig
 from engine.fleet.replica import Replica
 from engine.fleet.waking import WakingRoom
@@ -19,10 +20,10 @@ class StreamHolder(EngineClient):
     To whoever moves streams it is the client of one more replica, which never serves: what it adopts waits there, with
     the deadlines of its request, until it is released to another client."""
 
-    def __init__(self, config: EngineConfig, room: WakingRoom | None) -> None:
+    def __init__(self, config: EngineConfig, room: WakingRoom | None, clock: Clock) -> None:
         """With a `room` each stream is held for as long as a request is that waits there, and counts as one; without,
         until the request's own time is over, or `abort_all`."""
-        super().__init__(config)
+        super().__init__(config, clock)
         self.is_restarting = True
         self.replica = Replica("held", self)
         self._queue.close()

@@ -4,7 +4,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from time import perf_counter
 from weakref import WeakKeyDictionary
 
 from engine.client.stream import GenerationStream
@@ -53,8 +52,9 @@ class StreamMover:
     async def until_resumed(self, lost: Replica) -> None:
         """Wait until each stream that moved away from a lost replica has brought a token where it is now, or has ended;
         2 s at most. An engine that loads takes cores from one that computes these streams' prompts again."""
-        moved, end = self._resuming.pop(lost, WeakKeyDictionary()), perf_counter() + MOST_RESUMING_S
-        while perf_counter() < end:
+        moved, clock = self._resuming.pop(lost, WeakKeyDictionary()), asyncio.get_running_loop().time
+        end = clock() + MOST_RESUMING_S
+        while clock() < end:
             if all(moved.get(each) != len(each.output_token_ids) for each in self._served()):
                 return
             await asyncio.sleep(_POLL_S)

@@ -179,33 +179,6 @@ async def test_the_requests_of_a_session_go_to_one_replica(replicated: ServerPro
                 assert {await homes.of(path=path, body=body)} == found[session], path
 
 
-async def test_the_responses_of_a_chain_go_to_one_replica(replicated: ServerProcess) -> None:
-    body: dict[str, Any] = {"model": MODEL, "input": "Hi.", "max_output_tokens": 1}
-    async with connect(replicated) as client:
-        await until_whole(client)
-        homes = Homes(replicated, client)
-        for _ in range(4):
-            found = [await homes.of(path="/v1/responses", body=body)]
-            for _ in range(2):
-                follow_up = body | {"previous_response_id": homes.answer["id"]}
-                found.append(await homes.of(path="/v1/responses", body=follow_up))
-            assert len(set(found)) == 1
-
-
-async def test_a_session_moves_when_its_replica_is_lost_and_stays_there(replicated: ServerProcess) -> None:
-    async with connect(replicated) as client:
-        await until_whole(client)
-        homes = Homes(replicated, client)
-        sessions = list({await homes.of(each): each for each in "abcdef"}.values())
-        replicated.engines()[0].kill()
-        for session in sessions:
-            answer = await client.post("/v1/chat/completions", json=CHAT, headers={"x-session-id": session})
-            assert answer.status_code == 200, answer.text
-        await until_whole(client)
-        assert len(sessions) == 2
-        assert len({await homes.of(each) for each in sessions}) == 1
-
-
 async def test_it_is_ready_and_answers_while_one_replica_is_gone(replicated: ServerProcess) -> None:
     async with connect(replicated) as client:
         await until_whole(client)

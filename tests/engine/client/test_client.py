@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+import pytest_asyncio
 
 from engine.client.base import EngineClient
 from engine.client.process import ProcessEngineClient
@@ -22,8 +23,10 @@ from tests import paths
 from tests.engine.fake_runner import EchoRunner, echo
 from tests.engine.in_process_client import InProcessEngineClient
 from tests.engine.parts import make_request
+from tests.errors import error_of
 from tests.waiting import until
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 CHECKPOINT = paths.DATA / "checkpoints" / "llama_tiny"
 
 
@@ -45,7 +48,21 @@ def in_own_process() -> ProcessEngineClient:
     return ProcessEngineClient(EngineConfig(model_path=str(CHECKPOINT), dtype="f32", num_blocks=64))
 
 
-CLIENTS = [in_process, in_own_process]
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running() -> AsyncIterator[ProcessEngineClient]:
+    """A process that all tests share which leave it as it was."""
+    async with started(client := in_own_process()):
+        yield client
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=["thread", "process"])
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    """Either client."""
+    if request.param == "process":
+        yield request.getfixturevalue("running")
+        return
+    async with started(in_process()) as client:
+        yield client
 
 
 async def collect(stream: GenerationStream) -> tuple[list[int], FinishReason | None]:
@@ -61,12 +78,11 @@ async def until_idle(client: EngineClient) -> None:
     await until(lambda: not (client.stats.num_running or client.stats.num_waiting or client.stats.num_blocks_used))
 
 
-async def test_the_engine_gives_way_to_the_gateway() -> None:
+async def test_the_engine_gives_way_to_the_gateway(running: ProcessEngineClient) -> None:
     """The gateway needs little of the processor but at once, and an engine's threads keep every core busy."""
-    async with started(client := in_own_process()):
-        assert client.pid is not None
-        threads = [thread.id for thread in psutil.Process(client.pid).threads()]
-        niceness = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
+    assert running.pid is not None
+    threads = [thread.id for thread in psutil.Process(running.pid).threads()]
+    niceness = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
     assert niceness == {min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)}
 
 
@@ -76,35 +92,29 @@ async def test_tokens_arrive_as_the_runner_gave_them() -> None:
     assert (tokens, reason) == (echo([1, 2, 3], 6), FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize("make", CLIENTS)
-async def test_many_at_once_get_what_each_gets_alone(make: "type[EngineClient]") -> None:
-    async with started(make()) as client:  # type: ignore[call-arg]
-        prompts = [[1 + i, 2, 3 + i] for i in range(12)]
-        requests = [make_request(prompt, max_tokens=8, ignore_eos=True) for prompt in prompts]
-        alone = [await collect(client.submit(request)) for request in requests]
-        streams = [client.submit(request) for request in requests]
-        assert list(await asyncio.gather(*map(collect, streams))) == alone
-        assert all(len(tokens) == 8 for tokens, _ in alone)
+async def test_many_at_once_get_what_each_gets_alone(client: EngineClient) -> None:
+    prompts = [[1 + i, 2, 3 + i] for i in range(12)]
+    requests = [make_request(prompt, max_tokens=8, ignore_eos=True) for prompt in prompts]
+    alone = [await collect(client.submit(request)) for request in requests]
+    streams = [client.submit(request) for request in requests]
+    assert list(await asyncio.gather(*map(collect, streams))) == alone
+    assert all(len(tokens) == 8 for tokens, _ in alone)
 
 
-@pytest.mark.parametrize("make", CLIENTS)
-async def test_cancel_frees_the_blocks(make: "type[EngineClient]") -> None:
-    async with started(make()) as client:  # type: ignore[call-arg]
-        stream = client.submit(make_request([1, 2], max_tokens=500, ignore_eos=True))
-        await anext(stream)
-        stream.cancel()
-        stream.cancel()
-        await until_idle(client)
-        assert client.stats.generation_tokens_total < 500
+async def test_cancel_frees_the_blocks(client: EngineClient) -> None:
+    before = client.stats.generation_tokens_total
+    stream = client.submit(make_request([1, 2], max_tokens=500, ignore_eos=True))
+    await anext(stream)
+    stream.cancel()
+    stream.cancel()
+    await until_idle(client)
+    assert client.stats.generation_tokens_total - before < 500
 
 
-@pytest.mark.parametrize("make", CLIENTS)
-async def test_what_can_never_be_served_is_refused_at_submit(make: "type[EngineClient]") -> None:
-    async with started(make()) as client:  # type: ignore[call-arg]
-        too_long = make_request([1] * client.info.max_model_len, max_tokens=1)
-        with pytest.raises(SluiceError, match="context") as caught:
-            client.submit(too_long)
-        assert caught.value.code is ErrorCode.INVALID
+async def test_what_can_never_be_served_is_refused_at_submit(client: EngineClient) -> None:
+    too_long = make_request([1] * client.info.max_model_len, max_tokens=1)
+    refused = error_of(client.submit, too_long)
+    assert (refused.code, "context" in refused.message) == (ErrorCode.INVALID, True)
 
 
 async def test_a_full_queue_is_told_by_the_stream() -> None:
@@ -133,16 +143,14 @@ async def test_nothing_can_be_asked_before_the_start() -> None:
         _ = in_process().info
 
 
-async def test_a_silent_engine_shows_in_the_heartbeat() -> None:
-    async with started(in_own_process()) as client:
-        assert isinstance(client, ProcessEngineClient)
-        assert client.pid is not None
-        os.kill(client.pid, signal.SIGSTOP)
-        try:
-            await until(lambda: client.heartbeat_age_s() >= 1.5)
-        finally:
-            os.kill(client.pid, signal.SIGCONT)
-        await until(lambda: client.heartbeat_age_s() <= 1.0)
+async def test_a_silent_engine_shows_in_the_heartbeat(running: ProcessEngineClient) -> None:
+    assert running.pid is not None
+    os.kill(running.pid, signal.SIGSTOP)
+    try:
+        await until(lambda: running.heartbeat_age_s() >= 1.5)
+    finally:
+        os.kill(running.pid, signal.SIGCONT)
+    await until(lambda: running.heartbeat_age_s() <= 1.0)
 
 
 async def test_a_model_that_cannot_load_says_why(tmp_path: Path) -> None:

@@ -3,16 +3,13 @@
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import psutil
-import pytest
 
-from engine.client import adapters
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
 from tests.engine.client.faulty_engine import MODULE
@@ -40,16 +37,6 @@ def kill(client: ProcessEngineClient, number: signal.Signals = signal.SIGKILL) -
     os.kill(client.pid, number)
 
 
-async def test_streams_go_on_after_a_kill(tmp_path: Path) -> None:
-    prompts = harmless(16, 60)
-    async with faulty(tmp_path) as client:
-        streams = [client.submit(request(prompt)) for prompt in prompts]
-        await until(lambda: all(len(stream.output_token_ids) > 3 for stream in streams))
-        kill(client)
-        assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 60) for prompt in prompts]
-        assert (client.num_restarts, client.num_resumed, client.num_poisoned) == (1, 16, 0)
-
-
 async def test_a_stopped_process_is_found_by_its_silence_and_ended(tmp_path: Path) -> None:
     [prompt] = harmless(1, 400)
     async with faulty(tmp_path, heartbeat_timeout_s=1.0) as client:
@@ -72,18 +59,3 @@ async def test_stopping_during_recovery_leaves_no_process(tmp_path: Path) -> Non
         await client.stop()
         assert "the engine was stopped" in (await failure_of(stream)).message
         assert not psutil.pid_exists(pid)
-
-
-async def test_an_adapters_folder_of_many_files_holds_up_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places: list[threading.Thread] = []
-
-    def look(_: Path, **__: bool) -> str:
-        places.append(threading.current_thread())
-        return ""
-
-    monkeypatch.setattr(adapters, "files_mark", look)
-    async with faulty(tmp_path, enable_lora=True) as client:
-        await client.load_adapter("a", "/adapters/a")
-    assert len(places) == 1 and threading.current_thread() not in places

@@ -34,14 +34,6 @@ def add(queue: RecoveryQueue, stream_id: int) -> tuple[int, ...]:
     return take(queue)
 
 
-def test_requests_go_to_the_engine_as_they_come() -> None:
-    queue = RecoveryQueue()
-    assert add(queue, 1) == (1,)
-    assert add(queue, 2) == (2,)
-    assert queue.is_open
-    assert take(queue) == ()
-
-
 def test_nothing_is_sent_while_there_is_no_engine() -> None:
     queue = running(1)
     queue.close()
@@ -74,21 +66,6 @@ def test_suspects_come_after_the_innocent_one_by_one_and_before_the_new() -> Non
     queue.remove(4)  # the client left
     assert take(queue) == (5, 6)
     assert queue.is_open
-
-
-def test_the_only_suspect_of_a_second_crash_is_poisonous_and_the_others_survive() -> None:
-    queue = running(1, 2)
-    add(queue, 3)
-    assert queue.requeue_after_crash() == AbandonedStreams()
-    queue.open()
-    assert take(queue) == (1, 2)
-    queue.mark_proven(1)
-    queue.mark_proven(2)
-    assert take(queue) == (3,)
-    assert queue.requeue_after_crash() == AbandonedStreams(poisonous=(3,))
-    queue.remove(3)
-    queue.open()
-    assert take(queue) == (1, 2)
 
 
 def test_a_guilty_one_is_not_sent_again_even_before_it_is_dropped() -> None:
@@ -246,17 +223,6 @@ def test_one_whose_time_is_over_is_not_asked(elapsed_s: float, has_started: bool
 # -- streams that move to another engine
 
 
-def test_innocent_streams_go_on_in_another_engine_at_once() -> None:
-    lost, other = running(1, 2), running(8)
-    lost.requeue_after_crash()
-    for stream_id in (1, 2):
-        other.adopt(stream_id, lost.release(stream_id))
-    assert take(other) == (1, 2)
-    assert other.is_open
-    lost.open()
-    assert take(lost) == ()
-
-
 def test_suspects_are_probed_in_another_engine_one_by_one_and_before_the_new() -> None:
     lost, other = running(), running(8)
     assert add(lost, 1) + add(lost, 2) == (1, 2)
@@ -270,15 +236,6 @@ def test_suspects_are_probed_in_another_engine_one_by_one_and_before_the_new() -
     assert take(other) == (2,)
     other.mark_proven(2)
     assert take(other) == (9,)
-
-
-def test_suspicion_moves_along_so_that_a_second_crash_is_the_last() -> None:
-    first, second = running(), running(8)
-    add(first, 1)
-    assert first.requeue_after_crash() == AbandonedStreams()
-    second.adopt(1, first.release(1))
-    assert take(second) == (1,)
-    assert second.requeue_after_crash() == AbandonedStreams(poisonous=(1,))
 
 
 def test_nothing_is_sent_beside_a_probe_that_would_be_suspected_with_it() -> None:

@@ -1,12 +1,11 @@
-"""Engines without processes, sockets and time: the real client, link, transport and executor on one event loop, whose
-time is virtual. The wire between them breaks where a test says."""
+"""Engines without processes, sockets and time: the real clients, links, transport and executor on one event loop, whose
+time is virtual, over a network in memory that breaks where a test says."""
 
 import asyncio
 import inspect
 import selectors
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import wraps
@@ -17,14 +16,17 @@ import msgspec
 import zmq
 
 from engine.arrays import FloatArray
+from engine.client.attached import AttachedEngineClient
 from engine.client.process import EngineProcess, ProcessEngineClient
 from engine.config import EngineConfig
 from engine.frames import LoadFailed, Ready
 from engine.loop.executor import InflightExecutor
+from engine.process.block_exchange import SocketExchange
 from engine.process.transport import Transport
 from engine.runners.base import Runner, StepBatch
 from sluice.errors import SluiceError
-from tests.engine.client.faulty_engine import CRASH, HANG
+from tests.engine.client.faulty_engine import CRASH, HANG, without_poison
+from tests.engine.client.network import Network, Router
 from tests.engine.fake_runner import EchoRunner
 
 P = ParamSpec("P")
@@ -34,7 +36,6 @@ STEP_S = 0.01
 LOAD_S = 1.0
 HEARTBEAT_TIMEOUT_S = 10.0
 KILLED = -9
-_LAUNCHER = b"launcher"
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -75,7 +76,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return super().remove_reader(fd) if fd >= 0 else self._readers.pop(fd, None) is not None
 
     def signal(self, fd: int) -> None:
-        """Call the reader of a socket of a `Wire`."""
+        """Call the reader of a socket of a `Network`."""
         if fd in self._readers:
             self.call_soon(self._readers[fd])
 
@@ -126,88 +127,6 @@ class Fault:
     before_frame: int = 0
 
 
-class Wire:
-    """Both ends of a connection, in place of a ZeroMQ context: a ROUTER for the engine, a DEALER for its client."""
-
-    def __init__(self) -> None:
-        self.to_engine: deque[bytes] = deque()
-        self.to_client: deque[bytes] = deque()
-        self.on_frame: Callable[[bytes], bytes | None] = lambda content: content
-        """Sees what the engine sends and returns what comes, None for nothing."""
-        self.is_deaf = False
-        """Whether what the client sends is lost."""
-        self.client_number = 0
-        """The file number of the client's socket, once it is connected."""
-
-    def socket(self, kind: int) -> "_Socket":
-        return _Router(self) if kind == zmq.ROUTER else _Dealer(self)
-
-    def term(self) -> None:
-        pass
-
-
-class _Socket:
-    """Either end, with as much of a ZeroMQ socket as it is asked for."""
-
-    linger = 0
-    closed = False
-    _numbers = iter(range(-2, -1_000_000, -1))
-
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
-        self._number = next(self._numbers)
-
-    def fileno(self) -> int:
-        return self._number
-
-    def close(self) -> None:
-        self.closed = True
-
-    def set_hwm(self, value: int) -> None:
-        pass
-
-    def setsockopt(self, option: int, value: int) -> None:
-        pass
-
-
-class _Dealer(_Socket):
-    def connect(self, endpoint: str) -> None:
-        self.wire.client_number = self._number
-
-    def send(self, content: bytes, flags: int = 0) -> None:
-        if not self.wire.is_deaf:
-            self.wire.to_engine.append(content)
-
-    def recv(self, flags: int = 0) -> bytes:
-        if not self.wire.to_client:
-            raise zmq.Again
-        return self.wire.to_client.popleft()
-
-    def get(self, option: int) -> int:
-        return int(zmq.POLLIN) if self.wire.to_client else 0
-
-
-class _Router(_Socket):
-    def bind(self, endpoint: str) -> None:
-        pass
-
-    def poll(self, timeout_ms: int) -> int:
-        return 0
-
-    def recv_multipart(self, flags: int = 0) -> list[bytes]:
-        if not self.wire.to_engine:
-            raise zmq.Again
-        return [_LAUNCHER, self.wire.to_engine.popleft()]
-
-    def send_multipart(self, parts: Sequence[bytes], flags: int = 0) -> None:
-        content = self.wire.on_frame(parts[1])
-        if content is not None:
-            self.wire.to_client.append(content)
-            loop = asyncio.get_running_loop()
-            assert isinstance(loop, VirtualLoop)
-            loop.signal(self.wire.client_number)
-
-
 class ProcessDiedError(BaseException):
     """Raised by a runner whose process is to end."""
 
@@ -227,7 +146,7 @@ class FaultyRunner(EchoRunner):
             raise ProcessDiedError
         if HANG in batch.token_ids:
             raise HangsError
-        return super().compute(batch)
+        return without_poison(super().compute(batch))
 
     def read_adapter(self, number: int, name: str, folder: Path) -> Callable[[], None]:
         return lambda: None
@@ -247,20 +166,20 @@ class Plan:
     """How long the next engines take to load; the last holds for all others."""
     engines: list["VirtualEngine"] = field(default_factory=list)
     """All that were started."""
+    network: Network = field(default_factory=Network)
 
 
 class VirtualEngine(EngineProcess):
     """An engine on the event loop of its client."""
 
     def __init__(self, plan: Plan) -> None:
-        self.wire = Wire()
-        self.wire.on_frame = self._pass
-        super().__init__(self.wire)  # type: ignore[arg-type]
+        super().__init__(plan.network)  # type: ignore[arg-type]
         self._plan = plan
         self.fault = plan.faults.pop(0) if plan.faults else None
         self.num_frames = 0
         """Messages since it was ready."""
-        self._is_ready = self._is_over = False
+        self._is_ready = self._is_over = self._is_silent = self._is_stopped = False
+        self._transport: Transport | None = None
         self.task: asyncio.Task[None] | None = None
         """Runs the engine. It raises what would end a real process."""
         plan.engines.append(self)
@@ -269,29 +188,51 @@ class VirtualEngine(EngineProcess):
     def pid(self) -> int | None:
         return None if self._exit is None else id(self)
 
+    @property
+    def router(self) -> Router:
+        """Its socket."""
+        assert self._transport is not None
+        router: Any = self._transport._socket
+        assert isinstance(router, Router)
+        return router
+
     async def _start(self, command: Sequence[str]) -> asyncio.Future[int]:
-        content = Path(command[-1]).read_bytes()  # noqa: ASYNC240 - time stands still
-        config = msgspec.json.decode(content, type=EngineConfig)
-        self.task = asyncio.create_task(self._run(config), name="virtual-engine")
-        self.task.add_done_callback(lambda task: None if self.wire.is_deaf else self._end(1))
+        endpoint, *_, file = command[-4:]
+        config = msgspec.json.decode(Path(file).read_bytes(), type=EngineConfig)  # noqa: ASYNC240 - time stands still
+        self.task = asyncio.create_task(self._run(config, endpoint), name="virtual-engine")
+        self.task.add_done_callback(lambda task: None if self._is_silent else self.end(1))
         return asyncio.get_running_loop().create_future()
 
     def kill(self) -> None:
         super().kill()
-        self._end(KILLED)
+        self.end(KILLED)
 
-    async def _run(self, config: EngineConfig) -> None:
+    def stop(self) -> None:
+        """Stand still until `go_on`, as a process does that is stopped."""
+        self._is_stopped = True
+
+    def go_on(self) -> None:
+        self._is_stopped = False
+
+    async def _run(self, config: EngineConfig, endpoint: str) -> None:
+        clock, network = asyncio.get_running_loop().time, self._plan.network
+        transport = self._transport = Transport(endpoint, network, clock)  # type: ignore[arg-type]
+        self.router.on_frame = self._pass
+        while not transport._clients:
+            await asyncio.sleep(STEP_S)
+            with suppress(zmq.Again):
+                transport.await_launcher()
         loads = self._plan.load_s
-        await asyncio.sleep((loads.pop(0) if len(loads) > 1 else loads[0]) if loads else LOAD_S)
-        clock = asyncio.get_running_loop().time
-        transport = Transport("", self.wire, clock)  # type: ignore[arg-type]
-        transport.await_launcher()
         try:
+            transport.listen(config.listening)
+            await asyncio.sleep((loads.pop(0) if len(loads) > 1 else loads[0]) if loads else LOAD_S)
             runner = self._plan.make_runner()
+            exchange = SocketExchange(transport, config.listening)
+            exchange._context = network  # type: ignore[assignment]
+            executor = InflightExecutor(runner, config, transport, transport.emit, clock, exchange=exchange)
         except SluiceError as error:
             transport.send_all(LoadFailed(error.code, error.message))
             return
-        executor = InflightExecutor(runner, config, transport, transport.emit, clock)
         transport.offer_prefixes(executor.kv.pool)
         transport.offer_view(executor.view)
         transport.send_all(Ready(executor.info))
@@ -300,18 +241,23 @@ class VirtualEngine(EngineProcess):
             try:
                 executor.step()
             except ProcessDiedError:
-                self._end(KILLED)
+                self.end(KILLED)
             except HangsError:
                 self._fall_silent()
             else:
                 executor.check_invariants()
             await asyncio.sleep(STEP_S)
-        if not self.wire.is_deaf:
-            self._end(0)
+            if not self._is_over and not executor._is_shut_down:
+                await self.router.until_arrival(executor._idle_wait_s())
+            while self._is_stopped and not self._is_over:
+                await asyncio.sleep(STEP_S)
+        exchange.close()
+        if not self._is_silent:
+            self.end(0)
 
     def _pass(self, content: bytes) -> bytes | None:
         """Count a message of the engine, and break the wire before the one of the fault."""
-        if self._is_over or self.wire.is_deaf:
+        if self._is_over or self.router.is_deaf:
             return None
         number = self.num_frames
         self.num_frames += self._is_ready
@@ -319,10 +265,10 @@ class VirtualEngine(EngineProcess):
             return content
         match self.fault.how:
             case Break.ENDED:
-                self._end(KILLED)
+                self.end(KILLED)
                 return None
             case Break.UNREAD:
-                self._end(KILLED)
+                self.end(KILLED)
                 return content
             case Break.SILENT:
                 self._fall_silent()
@@ -332,11 +278,13 @@ class VirtualEngine(EngineProcess):
                 return content[: len(content) // 2]
 
     def _fall_silent(self) -> None:
-        self.wire.is_deaf = True
-        self._is_over = True
+        self.router.is_deaf = self._is_over = self._is_silent = True
 
-    def _end(self, code: int) -> None:
+    def end(self, code: int = KILLED) -> None:
+        """End at once. Nothing happens to one that has ended."""
         self._is_over = True
+        if self._transport is not None and not self.router.closed:
+            self.router.close()
         if self._exit is not None and not self._exit.done():
             self._exit.set_result(code)
 
@@ -344,10 +292,11 @@ class VirtualEngine(EngineProcess):
 class VirtualClient(ProcessEngineClient):
     """The client of virtual engines, which follow a plan."""
 
-    def __init__(self, plan: Plan, config: EngineConfig) -> None:
+    def __init__(self, plan: Plan, config: EngineConfig, **options: Any) -> None:
         self.plan = plan
         self._loop = asyncio.get_running_loop()
-        super().__init__(config, heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S, module="virtual", clock=self._loop.time)
+        options |= {"heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S, "module": "virtual", "clock": self._loop.time}
+        super().__init__(config, **options)
 
     def now(self) -> float:
         return self._loop.time()
@@ -369,17 +318,35 @@ class VirtualClient(ProcessEngineClient):
         """The newest engine."""
         return self.plan.engines[-1]
 
+    def check(self) -> None:
+        """Raise what one of its engines has failed with."""
+        for engine in self.plan.engines:
+            if engine.task is not None and engine.task.done():
+                engine.task.result()
+
+
+class VirtualAttached(AttachedEngineClient):
+    """A client beside the launcher of virtual engines, at a place of their network."""
+
+    def __init__(self, network: Network, config: EngineConfig, place: Path | str, **options: Any) -> None:
+        super().__init__(config, place, clock=asyncio.get_running_loop().time, **options)
+        self._context.term()
+        self._context = network  # type: ignore[assignment]
+
+
+def virtual_config(**limits: object) -> EngineConfig:
+    """Return the configuration of small engines."""
+    fields = {"model_path": "", "max_num_seqs": 8, "max_num_batched_tokens": 16, **limits}
+    return msgspec.convert(fields, EngineConfig)
+
 
 @asynccontextmanager
 async def virtual(plan: Plan | None = None, **limits: object) -> AsyncIterator[VirtualClient]:
     """Start the client of virtual engines. Raises what one of them has failed with."""
-    fields = {"model_path": "", "max_num_seqs": 8, "max_num_batched_tokens": 16, **limits}
-    client = VirtualClient(plan or Plan(), msgspec.convert(fields, EngineConfig))
+    client = VirtualClient(plan or Plan(), virtual_config(**limits))
     try:
         await client.start()
         yield client
     finally:
         await client.stop()
-    for engine in client.plan.engines:
-        if engine.task is not None and engine.task.done():
-            engine.task.result()
+    client.check()

@@ -1,52 +1,106 @@
-"""Fleets of real engine processes, whose runner echoes and fails on demand."""
+"""Fleets of virtual engines, whose runner echoes and fails on demand: of this process, or joined over the network."""
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, EngineRole
+from engine.client.stream import GenerationStream
+from engine.config import EngineRole, Listening
 from engine.fleet.client import FleetClient
+from engine.fleet.membership.members import Member, Membership
 from engine.fleet.replica import Replica
 from engine.fleet.splitting import MIN_TOKENS
-from tests.engine.client.faulty_engine import MODULE
-from tests.waiting import PATIENCE_S
+from engine.fleet.waking import WakeSettings
+from tests.engine.client.network import Network
+from tests.engine.client.test_recovery import request
+from tests.engine.client.virtual import Plan, VirtualAttached, VirtualClient, VirtualEngine, virtual_config
+from tests.waiting import until
+
+ANY_PORT = "tcp://127.0.0.1:0"
 
 
 @asynccontextmanager
 async def fleet(
-    folder: Path,
-    num_replicas: int = 2,
-    heartbeat_timeout_s: float = 10.0,
-    module: str = MODULE,
-    num_prefill: int = 0,
-    min_split_tokens: int = MIN_TOKENS,
-    **limits: object,
+    num_replicas: int = 2, num_prefill: int = 0, min_split_tokens: int = MIN_TOKENS, **limits: object
 ) -> AsyncIterator[FleetClient]:
-    config = msgspec.structs.replace(EngineConfig(model_path=str(folder)), **limits)
+    """A fleet that has started its engines, the first of which compute prompts."""
+    network, config = Network(), virtual_config(**limits)
     prefill = msgspec.structs.replace(config, role=EngineRole.PREFILL)
     configs = [*[prefill] * num_prefill, *[config] * (num_replicas - num_prefill)]
-    engines = [ProcessEngineClient(c, heartbeat_timeout_s=heartbeat_timeout_s, module=module) for c in configs]
+    engines = [VirtualClient(Plan(network=network), each) for each in configs]
     replicas = [Replica(str(number), engine) for number, engine in enumerate(engines)]
-    client = FleetClient(config, replicas, min_split_tokens=min_split_tokens)
+    clock = asyncio.get_running_loop().time
+    client = FleetClient(config, replicas, min_split_tokens=min_split_tokens, clock=clock)
     try:
-        async with asyncio.timeout(PATIENCE_S):
-            await client.start()
-            yield client
+        await client.start()
+        yield client
     finally:
         await client.stop()
+    for each in engines:
+        each.check()
 
 
-def kill(replica: Replica, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to the process of a replica."""
-    [pid] = replica.engine.pids
-    os.kill(pid, number)
+class Elsewhere:
+    """Engines elsewhere on a network, and fleets that members are named to."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.network = Network()
+
+    async def engine(self, endpoint: str = ANY_PORT, **limits: object) -> VirtualClient:
+        """Start an engine that takes clients, by its launcher."""
+        config = virtual_config(listening=Listening(endpoints=[endpoint]), **limits)
+        launcher = VirtualClient(Plan(network=self.network), config)
+        self._stack.callback(launcher.check)
+        self._stack.push_async_callback(launcher.stop)
+        await launcher.start()
+        return launcher
+
+    async def attached(self, place: str, **options: object) -> VirtualAttached:
+        """Start a client of the engine at a place."""
+        client = VirtualAttached(self.network, virtual_config(), place, **options)
+        self._stack.push_async_callback(client.stop)
+        await client.start()
+        return client
+
+    async def fleet(
+        self, membership: Membership, wake: WakeSettings | None = None, drain_s: float = 30.0, model_path: str = ""
+    ) -> FleetClient:
+        """Start a fleet of the engines that a membership names."""
+        config = virtual_config(model_path=model_path)
+
+        def make_client(member: Member) -> VirtualAttached:
+            return VirtualAttached(self.network, config, member.address)
+
+        clock = asyncio.get_running_loop().time
+        client = FleetClient(
+            config, membership=membership, make_client=make_client, drain_s=drain_s, wake=wake, clock=clock
+        )
+        self._stack.push_async_callback(client.stop)
+        await client.start()
+        return client
 
 
-def kill_first(client: FleetClient, number: signal.Signals = signal.SIGKILL) -> None:
-    kill(client.replicas[0], number)
+@asynccontextmanager
+async def elsewhere() -> AsyncIterator[Elsewhere]:
+    async with AsyncExitStack() as stack:
+        yield Elsewhere(stack)
+
+
+def member(launcher: VirtualClient, name: str = "a") -> Member:
+    return Member(name=name, address=launcher.endpoints[0])
+
+
+def engine_of(replica: Replica) -> VirtualEngine:
+    """Return the newest engine of a replica of this process."""
+    assert isinstance(replica.engine, VirtualClient)
+    return replica.engine.engine
+
+
+async def begun(client: FleetClient, *prompts: list[int], max_tokens: int, **fields: object) -> list[GenerationStream]:
+    """Return streams that have brought tokens."""
+    streams = [client.submit(request(prompt, max_tokens, **fields)) for prompt in prompts]
+    await until(lambda: all(len(stream.output_token_ids) > 3 for stream in streams))
+    return streams

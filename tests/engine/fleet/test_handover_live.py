@@ -12,15 +12,13 @@ from engine.fleet.client import FleetClient
 from engine.fleet.handover import HandoverOutcome
 from engine.fleet.local import make_engine
 from engine.fleet.replica import Replica
-from engine.types import GenerateRequest
 from sluice.errors import SluiceError
 from tests.engine.client.test_over_tcp import ANY_PORT, Keys, listening
-from tests.engine.client.test_recovery import collect, request
+from tests.engine.client.test_recovery import request
 from tests.engine.fake_runner import echo
 from tests.engine.fleet.test_handover import long_prompts, read
 from tests.engine.parts import make_request
 from tests.engine.runners.goldens import checkpoint_path
-from tests.engine.runners.test_adapters import make_adapter
 from tests.under_test import runtime
 from tests.waiting import PATIENCE_S, until
 
@@ -69,44 +67,24 @@ async def test_the_tokens_are_those_of_one_engine() -> None:
         await client.stop()
 
 
-@pytest.mark.slow
-async def test_blocks_of_an_adapter_are_handed_over_for_that_adapter_alone(tmp_path: Path) -> None:
-    base = checkpoint_path("llama_tiny")
-    adapters = {name: str(make_adapter(base, tmp_path / name, seed)) for seed, name in enumerate(("one", "two"))}
-    config = EngineConfig(model_path=str(base), runtime=runtime(), num_blocks=200, num_threads=1, lora_modules=adapters)
-    client = make_engine(config, 2, num_prefill=1, min_split_tokens=64)
-    assert isinstance(client, FleetClient)
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            await client.start()
-            decode = client.replicas[1].engine
-            fields = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0}
-
-            def requests(salt: str) -> list[GenerateRequest]:
-                return [make_request(PROMPTS[0], "r", cache_salt=salt, adapter=a, **fields) for a in ("", *adapters)]
-
-            answers = [await read(client.submit(each)) for each in requests("together")]
-            expected = [await read(decode.submit(each)) for each in requests("alone")]
-            assert [tokens for tokens, _ in answers] == [tokens for tokens, _ in expected]
-            assert len({tuple(tokens) for tokens, _ in answers}) == 3
-            check_taken(answers)
-            assert client.handover.outcomes[HandoverOutcome.HANDED_OVER] >= 1
-    finally:
-        await client.stop()
-
-
-@pytest.mark.parametrize("is_allowed", [True, False])
-async def test_engines_elsewhere_hand_over_prompts_with_keys(tmp_path: Path, is_allowed: bool) -> None:
+@pytest.mark.parametrize(
+    ("has_key", "is_allowed"), [(True, True), (True, False), (False, False)], ids=["allowed", "not allowed", "no key"]
+)
+async def test_engines_elsewhere_hand_over_prompts_with_keys(tmp_path: Path, has_key: bool, is_allowed: bool) -> None:
     """The prefill engine takes another engine as it takes gateways: its key must be in the folder."""
     keys, prompts = Keys(tmp_path), long_prompts(2, 20, 1000)
     gateway = keys.client("gateway")
     if is_allowed:
         keys.allow(keys.folder / "engine.key")
+    prefill, generate = keys.listening(), keys.listening() if has_key else Listening(endpoints=[ANY_PORT])
     async with AsyncExitStack() as stack:
-        roles = (EngineRole.PREFILL, EngineRole.GENERATE)
-        launchers = [await stack.enter_async_context(listening(tmp_path, keys.listening(), role=r)) for r in roles]
-        config = EngineConfig(model_path="")
-        clients = [AttachedEngineClient(config, each.endpoints[0], curve=gateway) for each in launchers]
+        roles = ((prefill, EngineRole.PREFILL), (generate, EngineRole.GENERATE))
+        launchers = [await stack.enter_async_context(listening(tmp_path, how, role=role)) for how, role in roles]
+        config, curves = EngineConfig(model_path=""), (gateway, gateway if has_key else None)
+        clients = [
+            AttachedEngineClient(config, each.endpoints[0], curve=curve)
+            for each, curve in zip(launchers, curves, strict=True)
+        ]
         client = FleetClient(config, [Replica(str(number), each) for number, each in enumerate(clients)])
         stack.push_async_callback(client.stop)
         async with asyncio.timeout(PATIENCE_S):
@@ -117,25 +95,6 @@ async def test_engines_elsewhere_hand_over_prompts_with_keys(tmp_path: Path, is_
             await until(lambda: client.stats.num_running == 0)
             handover = client.stats.handover
             assert (handover.received_blocks_total if handover else 0) == (62 if is_allowed else 0)
-
-
-async def test_an_engine_without_keys_computes_what_one_with_keys_has(tmp_path: Path) -> None:
-    keys, [prompt] = Keys(tmp_path), long_prompts(1, 20, 1000)
-    gateway = keys.client("gateway")
-    async with AsyncExitStack() as stack:
-        prefill = await stack.enter_async_context(listening(tmp_path, keys.listening(), role=EngineRole.PREFILL))
-        decode = await stack.enter_async_context(listening(tmp_path, Listening(endpoints=[ANY_PORT])))
-        config = EngineConfig(model_path="")
-        clients = [
-            AttachedEngineClient(config, prefill.endpoints[0], curve=gateway),
-            AttachedEngineClient(config, decode.endpoints[0]),
-        ]
-        client = FleetClient(config, [Replica(str(number), each) for number, each in enumerate(clients)])
-        stack.push_async_callback(client.stop)
-        async with asyncio.timeout(PATIENCE_S):
-            await client.start()
-            assert await collect(client.submit(request(prompt, 20))) == echo(prompt, 20)
-            await until(lambda: client.stats.handover is not None and client.stats.handover.failed_total == 1)
 
 
 @pytest.mark.parametrize(("num_replicas", "num_prefill"), [(1, 1), (2, 2)])

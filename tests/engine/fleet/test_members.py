@@ -1,10 +1,9 @@
-"""Engines of other processes that a file names: over TCP with keys, joining, leaving, crashing."""
+"""Engines elsewhere: joining, leaving, crashing, and what a file says of them."""
 
 import asyncio
-import os
-import signal
+import re
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
@@ -17,11 +16,15 @@ from engine.fleet.client import FleetClient
 from engine.fleet.membership import file
 from engine.fleet.membership.file import FileMembership, read_members
 from engine.fleet.membership.members import Member
+from engine.fleet.membership.pushed import PushedMembership
 from engine.fleet.remote import make_fleet
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.client.test_over_tcp import Keys, listening
 from tests.engine.client.test_recovery import collect, harmless, request
+from tests.engine.client.virtual import in_virtual_time
 from tests.engine.fake_runner import echo
+from tests.engine.fleet.fleets import begun, elsewhere, member
+from tests.errors import error_of
 from tests.waiting import PATIENCE_S, until
 
 
@@ -60,94 +63,103 @@ async def remote_fleet(path: Path, drain_s: float = 30.0) -> AsyncIterator[Fleet
         await client.stop()
 
 
-async def test_members_join_serve_crash_and_leave(tmp_path: Path) -> None:
-    engines, prompts = EnginesFile(tmp_path), harmless(16, 300)
-    async with AsyncExitStack() as stack:
-        launchers = [
-            await stack.enter_async_context(listening(tmp_path, engines.keys.listening(), max_num_seqs=16))
-            for _ in range(2)
-        ]
-        engines.write(entry("a", launchers[0]))
-        client = await stack.enter_async_context(remote_fleet(engines.path, drain_s=0.0))
+async def test_engines_that_a_file_names_are_joined_over_tcp_with_its_keys(tmp_path: Path) -> None:
+    engines, [prompt] = EnginesFile(tmp_path), harmless(1, 20)
+    async with (
+        listening(tmp_path, engines.keys.listening()) as first,
+        listening(tmp_path, engines.keys.listening()) as second,
+    ):
+        engines.write(entry("a", first))
+        async with remote_fleet(engines.path) as client:
+            assert await collect(client.submit(request(prompt, 20))) == echo(prompt, 20)
+            engines.write(entry("b", second))
+            await until(lambda: [each.name for each in client.replicas] == ["b"])
+            assert await collect(client.submit(request(prompt, 20))) == echo(prompt, 20)
+
+
+@in_virtual_time
+async def test_members_join_serve_crash_and_leave() -> None:
+    prompts = harmless(16, 100)
+    expected = [echo(prompt, 100) for prompt in prompts]
+    async with elsewhere() as place:
+        launchers = [await place.engine(max_num_seqs=16) for _ in range(2)]
+        membership = PushedMembership((member(launchers[0]),))
+        client = await place.fleet(membership, drain_s=0.0)
         assert [each.name for each in client.replicas] == ["a"]
-        engines.write(entry("a", launchers[0]), entry("b", launchers[1]))
+        membership.push((member(launchers[0]), member(launchers[1], "b")))
         await until(lambda: len(client.replicas) == 2)
 
-        streams = [client.submit(request(prompt, 300)) for prompt in prompts]
-        await until(lambda: all(len(stream.output_token_ids) > 3 for stream in streams))
-        assert launchers[0].pid is not None
-        os.kill(launchers[0].pid, signal.SIGKILL)
-        assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 300) for prompt in prompts]
+        streams = await begun(client, *prompts, max_tokens=100)
+        launchers[0].engine.end()
+        assert await asyncio.gather(*map(collect, streams)) == expected
         assert client.replicas[1].num_adopted == client.replicas[0].num_routed
         await until(lambda: all(each.engine.is_serving for each in client.replicas))
 
         before = client.stats.generation_tokens_total
-        streams = [client.submit(request(prompt, 300)) for prompt in prompts]
-        await until(lambda: all(stream.output_token_ids for stream in streams))
+        streams = await begun(client, *prompts, max_tokens=100)
         adopted_before = client.replicas[1].num_adopted
-        engines.write(entry("b", launchers[1]))
+        membership.push((member(launchers[1], "b"),))
         await until(lambda: [each.name for each in client.replicas] == ["b"])
         assert client.replicas[0].num_adopted > adopted_before
-        assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 300) for prompt in prompts]
+        assert await asyncio.gather(*map(collect, streams)) == expected
         assert client.stats.generation_tokens_total >= before
-        assert await collect(client.submit(request(prompts[0], 20))) == echo(prompts[0], 20)
 
 
-async def test_without_any_member_requests_are_refused_and_the_next_one_serves(tmp_path: Path) -> None:
-    engines, [prompt] = EnginesFile(tmp_path), harmless(1, 20)
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(listening(tmp_path, engines.keys.listening()))
-        second = await stack.enter_async_context(listening(tmp_path, engines.keys.listening()))
-        engines.write(entry("a", first))
-        client = await stack.enter_async_context(remote_fleet(engines.path))
+@in_virtual_time
+async def test_without_any_member_requests_are_refused_and_the_next_one_serves() -> None:
+    [prompt] = harmless(1, 20)
+    async with elsewhere() as place:
+        first, second = await place.engine(), await place.engine()
+        membership = PushedMembership((member(first),))
+        client = await place.fleet(membership)
         [replica] = client.replicas
         await client.remove(replica)
         assert (client.failure, client.is_restarting) == (None, True)
-        with pytest.raises(SluiceError, match="no engine of this model can be reached") as refused:
-            client.submit(request(prompt, 20))
-        assert refused.value.code is ErrorCode.UNAVAILABLE
-        engines.write(entry("b", second))
-        await until(lambda: bool(client.replicas))
+        refused = error_of(client.submit, request(prompt, 20))
+        assert (refused.code, refused.message) == (
+            ErrorCode.UNAVAILABLE,
+            "no engine of this model can be reached",
+        )
+        membership.push((member(second, "b"),))
+        await until(lambda: client.replicas)
         assert await collect(client.submit(request(prompt, 20))) == echo(prompt, 20)
 
 
-async def test_an_engine_that_drains_gets_no_new_requests(tmp_path: Path) -> None:
-    engines, prompts = EnginesFile(tmp_path), harmless(4, 20)
-    async with AsyncExitStack() as stack:
-        launchers = [await stack.enter_async_context(listening(tmp_path, engines.keys.listening())) for _ in range(2)]
-        engines.write(*(entry(name, each) for name, each in zip("ab", launchers, strict=True)))
-        client = await stack.enter_async_context(remote_fleet(engines.path))
+@in_virtual_time
+async def test_an_engine_that_drains_gets_no_new_requests() -> None:
+    prompts = harmless(4, 20)
+    async with elsewhere() as place:
+        launchers = [await place.engine() for _ in range(2)]
+        client = await place.fleet(PushedMembership((member(launchers[0]), member(launchers[1], "b"))))
         await until(lambda: len(client.replicas) == 2)
         launchers[0].drain()
         streams = [client.submit(request(prompt, 20)) for prompt in prompts]  # some before the client has heard of it
         assert await asyncio.gather(*map(collect, streams)) == [echo(prompt, 20) for prompt in prompts]
+        await until(lambda: launchers[1].stats.generation_tokens_total == 80)
 
 
-async def test_one_of_another_model_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engines = EnginesFile(tmp_path)
-    async with AsyncExitStack() as stack:
-        first = await stack.enter_async_context(listening(tmp_path, engines.keys.listening()))
-        engines.write(entry("a", first))
-        client = await stack.enter_async_context(remote_fleet(engines.path))
+@in_virtual_time
+async def test_one_of_another_model_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async with elsewhere() as place:
+        first, second = await place.engine(), await place.engine()
+        membership = PushedMembership((member(first),))
+        client = await place.fleet(membership)
         engine = client.replicas[0].engine
         engine._info = msgspec.structs.replace(engine.info, vocab_size=7)
-        engines.write(entry("a", first), {**entry("b", first), "address": _other_name(first.endpoints[0])})
+        membership.push((member(first), member(second, "b")))
         await until(lambda: "must have the same vocab_size: replica a has 7, replica b 4096" in caplog.text)
         assert len(client.replicas) == 1
 
 
-async def test_one_that_joins_later_gets_the_adapters_of_the_others(tmp_path: Path) -> None:
-    engines, prompts = EnginesFile(tmp_path), harmless(8, 20)
-    (tmp_path / "fr").mkdir()
-    async with AsyncExitStack() as stack:
-        launchers = [
-            await stack.enter_async_context(listening(tmp_path, engines.keys.listening(), enable_lora=True))
-            for _ in range(2)
-        ]
-        engines.write(entry("a", launchers[0]))
-        client = await stack.enter_async_context(remote_fleet(engines.path))
-        await client.load_adapter("fr", str(tmp_path / "fr"))
-        engines.write(entry("a", launchers[0]), entry("b", launchers[1]))
+@in_virtual_time
+async def test_one_that_joins_later_gets_the_adapters_of_the_others() -> None:
+    prompts = harmless(8, 20)
+    async with elsewhere() as place:
+        launchers = [await place.engine(enable_lora=True) for _ in range(2)]
+        membership = PushedMembership((member(launchers[0]),))
+        client = await place.fleet(membership)
+        await client.load_adapter("fr", "/adapters/fr")
+        membership.push((member(launchers[0]), member(launchers[1], "b")))
         await until(lambda: len(client.replicas) == 2)
         assert [each.engine.info.adapters for each in client.replicas] == [("fr",), ("fr",)]
         streams = [client.submit(request(prompt, 20, adapter="fr")) for prompt in prompts]
@@ -155,37 +167,25 @@ async def test_one_that_joins_later_gets_the_adapters_of_the_others(tmp_path: Pa
         assert all(each.num_routed for each in client.replicas)
 
 
-async def test_requests_with_an_adapter_go_where_it_is(tmp_path: Path) -> None:
-    engines, prompts = EnginesFile(tmp_path), harmless(8, 300)
-    (tmp_path / "fr").mkdir()
-    async with AsyncExitStack() as stack:
-        having = await stack.enter_async_context(
-            listening(tmp_path, engines.keys.listening(), lora_modules={"fr": str(tmp_path / "fr")})
-        )
-        plain = await stack.enter_async_context(listening(tmp_path, engines.keys.listening()))
-        engines.write(entry("a", having), entry("b", plain))
-        client = await stack.enter_async_context(remote_fleet(engines.path))
+@in_virtual_time
+async def test_requests_with_an_adapter_go_where_it_is() -> None:
+    prompts = harmless(8, 60)
+    async with elsewhere() as place:
+        having, plain = await place.engine(lora_modules={"fr": "/adapters/fr"}), await place.engine()
+        membership = PushedMembership((member(having), member(plain, "b")))
+        client = await place.fleet(membership)
         await until(lambda: len(client.replicas) == 2)
         assert client.info.adapters == ("fr",)
         by_name = {each.name: each for each in client.replicas}
-        streams = [client.submit(request(prompt, 300, adapter="fr")) for prompt in prompts]
+        streams = [client.submit(request(prompt, 60, adapter="fr")) for prompt in prompts]
         assert (by_name["a"].num_routed, by_name["b"].num_routed) == (8, 0)
-        others = [client.submit(request(prompt, 300)) for prompt in prompts]
-        await until(lambda: all(len(stream.output_token_ids) > 3 for stream in (*streams, *others)))
-        assert having.pid is not None
-        os.kill(having.pid, signal.SIGKILL)  # those with the adapter wait for it
-        expected = [echo(prompt, 300) for prompt in prompts]
-        assert await asyncio.gather(*map(collect, streams)) == expected
-        assert await asyncio.gather(*map(collect, others)) == expected
-        engines.write(entry("b", plain))
+        others = await begun(client, *prompts, max_tokens=60)
+        having.engine.end()  # those with the adapter wait for it
+        answers = await asyncio.gather(*map(collect, (*streams, *others)))
+        assert answers == 2 * [echo(prompt, 60) for prompt in prompts]
+        membership.push((member(plain, "b"),))
         await until(lambda: not client.info.adapters)
-        with pytest.raises(SluiceError, match="'fr'"):
-            client.submit(request(prompts[0], 20, adapter="fr"))
-
-
-def _other_name(endpoint: str) -> str:
-    """Another name of the same place: addresses in a file must differ."""
-    return endpoint.replace("127.0.0.1", "localhost")
+        assert "'fr'" in error_of(client.submit, request(prompts[0], 20, adapter="fr")).message
 
 
 async def test_a_file_that_becomes_unreadable_leaves_the_members(
@@ -241,7 +241,7 @@ def test_endpoints_as_llm_d_writes_them(tmp_path: Path) -> None:
     [
         ("engines: [", "cannot be read"),
         ("engines: 2024-99-99", "cannot be read: a value is none: month must be in 1..12"),
-        ("[" * 5000, "cannot be read: it is nested too deeply"),
+        ("[" * 1200, "cannot be read: it is nested too deeply"),
         ("[]", "Expected `object`, got `array`"),
         ("{}", "there must be either engines or endpoints"),
         ("engines: [{name: a}]", r"missing required field `address` - at `\$.engines\[0\]`"),
@@ -261,12 +261,15 @@ def test_endpoints_as_llm_d_writes_them(tmp_path: Path) -> None:
         ),
     ],
 )
-async def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, problem: str) -> None:
+def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "engines.yaml"
     path.write_text(text)
-    with pytest.raises(SluiceError, match=problem) as refused:
-        read_members(path)
-    assert (refused.value.code, str(path) in refused.value.message) == (ErrorCode.INVALID, True)
-    with pytest.raises(SluiceError, match=problem):
-        async with remote_fleet(path):
+    refused = error_of(read_members, path)
+    assert (refused.code, str(path) in refused.message) == (ErrorCode.INVALID, True)
+    assert re.search(problem, refused.message)
+
+
+async def test_a_fleet_does_not_start_with_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SluiceError, match="cannot be read"):
+        async with remote_fleet(tmp_path / "none.yaml"):
             pass

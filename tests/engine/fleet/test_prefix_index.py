@@ -58,7 +58,7 @@ changes = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(changes, max_size=40), st.lists(paths, min_size=1, max_size=8))
 def test_counts_what_a_naive_index_counts(
     steps: list[tuple[str, int, tuple[int, ...]]], asked: list[tuple[int, ...]]

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 import zmq
 
 from engine.frames import (
@@ -16,8 +17,10 @@ from engine.frames import (
     StepFrame,
     StepRecord,
 )
+from engine.process.curve import make_certificates, read_pair, read_public
 from engine.process.transport import MAX_READ, Transport
 from engine.statistics import EngineStats
+from sluice.errors import SluiceError
 
 
 def test_a_flood_is_read_in_parts(tmp_path: Path) -> None:
@@ -84,3 +87,19 @@ def test_who_asks_for_a_view_gets_one(tmp_path: Path) -> None:
         [content] = launcher.recv_multipart()
         assert msgspec.msgpack.decode(content, type=Report) == view(questions[0])
     transport.close()
+
+
+def test_secret_keys_are_for_one_user_and_never_replaced(tmp_path: Path) -> None:
+    public, secret = make_certificates(tmp_path / "new", "engine")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    assert read_pair(secret).public == read_public(public)
+    with pytest.raises(SluiceError, match="is there already; keys are never replaced"):
+        make_certificates(tmp_path / "new", "engine")
+    with pytest.raises(SluiceError, match=r"must be a name of a file, got '\.\./x'"):
+        make_certificates(tmp_path, "../x")
+    with pytest.raises(SluiceError, match="has no secret key"):
+        read_pair(public)
+    (tmp_path / "bad.key").write_text("nothing")
+    with pytest.raises(SluiceError, match=r"bad.key is no certificate as `sluice engine keys` makes them"):
+        read_public(tmp_path / "bad.key")

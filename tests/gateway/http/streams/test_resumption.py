@@ -57,8 +57,7 @@ def test_a_stream_that_is_cut_again_and_again_is_whole(kept_live: LiveServer, na
         stream = cut(kept_live, path, body, seed)
         assert stream.num_connections > 3
         assert stream.events == whole(kept_live, stream)
-        uncut = [event for event in kept_live.post(path, body).content.split(b"\n\n") if event]
-        assert _texts(stream.events) == _texts(uncut)
+        assert _texts(stream.events) == texts_of(kept_live.post(path, body).content)
 
 
 def _texts(events: list[bytes]) -> dict[int, str]:
@@ -74,6 +73,11 @@ def _texts(events: list[bytes]) -> dict[int, str]:
             texts[0] = texts.get(0, "") + (payload["delta"] if isinstance(payload["delta"], str) else str(payload))
     assert texts
     return texts
+
+
+def texts_of(content: bytes) -> dict[int, str]:
+    """Return the text of each choice of a whole answer."""
+    return _texts([event for event in content.split(b"\n\n") if event])
 
 
 def test_an_answer_under_a_grammar_survives_cuts(kept_chat_live: LiveServer) -> None:

@@ -1,4 +1,5 @@
-"""Two gateways with one Redis: each goes on with the streams of the other, also when that is killed."""
+"""Two gateways with one Redis, of which one is killed or stopped: the other goes on with its streams, of all kinds.
+`test_takeover.py` has them in one process, at each point of a stream."""
 
 import asyncio
 import json
@@ -20,7 +21,7 @@ from tests.gateway.tiny_checkpoint import write_tiny_checkpoint
 from tests.pipelines.chat.chat_folder import HERMES_TEMPLATE
 from tests.server_process import MODEL, ServerProcess, running_server
 from tests.serving.caching.parts import RedisServer
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 READ_S = 120.0
@@ -73,14 +74,6 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
 def gateways(checkpoint: Path, redis: RedisServer, tmp_path: Path) -> Iterator[list[ServerProcess]]:
     """Two that a test may do with as it likes."""
     with running_pair(checkpoint, redis, tmp_path) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def lasting(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ServerProcess]]:
-    """Two for all tests that leave them as they were."""
-    folder = tmp_path_factory.mktemp("lasting")
-    with running_redis(folder) as server, running_pair(checkpoint, server, folder) as found:
         yield found
 
 
@@ -150,86 +143,6 @@ async def test_streams_of_a_gateway_that_ends_go_on_at_the_other(gateways: list[
     assert len(json.loads(fold(streams["tools"].events)[0]["calls"].removeprefix("count"))["n"]) == 300
 
 
-async def test_engines_that_crash_meanwhile_change_nothing(gateways: list[ServerProcess]) -> None:
-    """The engine of the first gateway is killed, then that gateway, then the engine of the one that goes on."""
-    first, second = gateways
-    names = ("seeded", "several", "grammar", "tools")
-    streams = {name: stream_of([first, second], name) for name in names}
-    reading = [asyncio.create_task(each.read(READ_S)) for each in streams.values()]
-
-    async def come(num_events: int) -> None:
-        counts = {name: len(stream.events) for name, stream in streams.items()}
-        await until(lambda: all(len(streams[name].events) >= counts[name] + num_events for name in names))
-
-    await come(5)
-    first.engine().kill()
-    await come(5)
-    first.process.kill()
-    await come(5)
-    second.engine().kill()
-    assert not any(each.done() for each in reading)
-    await asyncio.gather(*reading)
-    await check_answers(second, streams)
-
-
-async def test_streams_are_read_on_at_whichever_gateway(lasting: list[ServerProcess]) -> None:
-    streams = {name: stream_of(lasting, name, cuts=6, seed=2) for name in REQUESTS}
-    await asyncio.gather(*(each.read(READ_S) for each in streams.values()))
-    assert all(each.num_connections > 2 for each in streams.values())
-    await check_answers(lasting[1], streams)
-    assert "goes on here" not in lasting[0].log + lasting[1].log
-
-
-async def test_without_redis_a_stream_goes_on_at_its_own_gateway(
-    gateways: list[ServerProcess], redis: RedisServer
-) -> None:
-    first, second = gateways
-    stream = stream_of([first], "greedy", cuts=8)
-    reading = asyncio.create_task(stream.read(READ_S))
-    await until(lambda: len(stream.events) > 5)
-    redis.kill()
-    await reading
-    await check_answers(second, {"greedy": stream})
-    with first.client() as client:
-        assert any("stream store is away" in each for each in client.get("/health").json()["degraded"])
-        kept = client.get(f"/v1/streams/{stream.stream_id}?starting_after={len(stream.events) - 1}")
-        assert kept.status_code == 200
-    await redis.start()
-    with first.client() as client:
-        await until(lambda: "degraded" not in client.get("/health").json())
-    shared = stream_of(gateways, "greedy", cuts=4)
-    await shared.read(READ_S)
-    await check_answers(first, {"greedy": shared})
-
-
-async def test_what_redis_loses_goes_on_at_its_own_gateway(gateways: list[ServerProcess], redis: RedisServer) -> None:
-    first, second = gateways
-    stream = stream_of([first], "several", cuts=8)
-    reading = asyncio.create_task(stream.read(READ_S))
-    await until(lambda: len(stream.events) > 5)
-    client = Redis(port=redis.port)
-    await client.flushall()
-    await client.aclose()
-    await reading
-    await check_answers(second, {"several": stream})
-
-
-async def test_what_redis_loses_is_not_cancelled_at_the_other_gateway(
-    gateways: list[ServerProcess], redis: RedisServer
-) -> None:
-    first, second = gateways
-    stream = stream_of([first, second], "greedy")
-    stream.cuts = Cuts(random.Random(1), most=1, most_bytes=4000)
-    reading = asyncio.create_task(stream.read(READ_S))
-    await until(lambda: stream.num_connections == 2 and len(stream.events) > 60)
-    client = Redis(port=redis.port)
-    await client.flushall()
-    await client.aclose()
-    await reading
-    assert stream.num_connections > 2, "it was broken off at the second gateway"
-    await check_answers(first, {"greedy": stream})
-
-
 async def test_after_an_outage_of_redis_no_gateway_is_gone_at_once(
     gateways: list[ServerProcess], redis: RedisServer
 ) -> None:
@@ -254,53 +167,9 @@ async def test_after_an_outage_of_redis_no_gateway_is_gone_at_once(
     await check_answers(first, {"greedy": stream})
 
 
-async def test_redis_has_no_more_than_its_gateways_keep(checkpoint: Path, redis: RedisServer, tmp_path: Path) -> None:
-    """Past the bounds of a gateway its streams that ended first leave Redis, too."""
-    store = f"redis://127.0.0.1:{redis.port}/0"
-    options = ("--stream-resume-secs=60", f"--stream-store={store}", "--stream-store-count=3")
-    client = Redis(port=redis.port)
-    with running_server(checkpoint, tmp_path / "a.log", *options) as server:
-        server.wait_ready()
-        with server.client() as http:
-            await until(lambda: "degraded" not in http.get("/health").json())
-        for _ in range(6):
-            await CutStream([address_of(server)], COMPLETION, BRIEF, Cuts(random.Random(1), 0, 0)).read()
-        async with asyncio.timeout(PATIENCE_S):
-            while len(await client.keys("sluice:streams:*:head")) != 3:
-                await asyncio.sleep(0.05)
-    await client.aclose()
-
-
-async def test_one_gateway_answers_for_both_under_one_key(lasting: list[ServerProcess]) -> None:
-    body = {"model": MODEL, "prompt": "One", "max_tokens": 40, "ignore_eos": True}
-    headers = {"idempotency-key": "once"}
-    async with httpx.AsyncClient(timeout=30) as client:
-        posts = [client.post(each.base_url + COMPLETION, json=body, headers=headers) for each in lasting * 3]
-        answers = await asyncio.gather(*posts)
-        assert {each.status_code for each in answers} == {200}
-        assert len({each.content for each in answers}) == 1
-        assert sorted(each.headers.get("idempotent-replayed", "") for each in answers) == ["", *["true"] * 5]
-        other = await client.post(lasting[1].base_url + COMPLETION, json=body | {"prompt": "Two"}, headers=headers)
-        assert other.status_code == 422
-
-
-async def test_a_stream_is_cancelled_at_whichever_gateway(lasting: list[ServerProcess]) -> None:
-    body = REQUESTS["greedy"][1] | {"max_tokens": 20_000}
-    stream = CutStream([address_of(lasting[0])], COMPLETION, body, Cuts(random.Random(1), 0, 0))
-    reading = asyncio.create_task(stream.read(READ_S))
-    await until(lambda: len(stream.events) > 5)
-    with lasting[1].client() as client:
-        assert client.delete(f"/v1/streams/{stream.stream_id}").status_code == 204
-        assert client.get(f"/v1/streams/{stream.stream_id}").status_code == 404
-    with pytest.raises(Exception, match="was cancelled"):
-        await reading
-    with lasting[0].client() as client:
-        assert client.get(f"/v1/streams/{stream.stream_id}").status_code == 404
-
-
-async def test_a_response_in_the_background_is_followed_at_whichever_gateway(lasting: list[ServerProcess]) -> None:
+async def test_a_response_in_the_background_is_followed_at_whichever_gateway(gateways: list[ServerProcess]) -> None:
     body = {"model": MODEL, "input": "Well?", "max_output_tokens": 1000, "stream": True, "background": True}
-    with lasting[0].client() as client, lasting[1].client() as other:
+    with gateways[0].client() as client, gateways[1].client() as other:
         with client.stream("POST", "/v1/responses", json=body) as answer:
             lines = answer.iter_lines()
             assert next(lines) == "event: response.created"
