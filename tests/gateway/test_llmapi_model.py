@@ -1,7 +1,6 @@
-"""NVIDIA's llmapi model, served on two runtimes beside a model with the names of inflight_batcher_llm."""
+"""NVIDIA's llmapi model, served beside a model with the names of inflight_batcher_llm."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +15,7 @@ import tritonclient.http as httpclient
 
 from cli.repository.command import command
 from tests import paths
-from tests.server_process import ServerProcess, running_command
-from tests.stand_ins.model_folders import make_checkpoint
-from tests.stand_ins.paths import PYTHONPATH
+from tests.gateway.serving_here import HereServer, serving_here
 
 REPOSITORY = paths.DATA / "tensorrt_llm_llmapi"
 LLMAPI, TEXT = "tensorrt_llm", "text"
@@ -29,12 +26,12 @@ DEFAULT_NUM_TOKENS = 32
 PATIENCE_S = "120"
 
 
-def write_repository(folder: Path, checkpoint: Path, runtime: str) -> Path:
+def write_repository(folder: Path, checkpoint: Path) -> Path:
     """Write the llmapi model, filled in like a user's, and a model of the same checkpoint with all other names."""
     shutil.copytree(REPOSITORY, folder)
     yaml = folder / LLMAPI / "1" / "model.yaml"
     yaml.write_text(Template(yaml.read_text()).substitute(model=checkpoint, decoupled="true"))
-    runs = f'parameters {{ key: "runtime" value {{ string_value: "{runtime}" }} }}\n'
+    runs = 'parameters { key: "runtime" value { string_value: "openvino" } }\n'
     config = folder / LLMAPI / "config.pbtxt"
     config.write_text(config.read_text() + runs)
     (folder / TEXT / "1").mkdir(parents=True)
@@ -43,32 +40,16 @@ def write_repository(folder: Path, checkpoint: Path, runtime: str) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=["openvino", "tensorrt_llm"])
-def server(
-    request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServerProcess]:
-    folder = tmp_path_factory.mktemp("llmapi")
-    flags, environment = ["--dtype", "f32"], None
-    if request.param == "tensorrt_llm":
-        checkpoint = make_checkpoint(folder / "checkpoint", with_tokenizer=True)
-        (checkpoint / "model.safetensors").touch()
-        library = {"PYTHONPATH": PYTHONPATH, "STAND_IN_VERSION": "1.3.0"}
-        flags, environment = [], {**os.environ, **library}  # noqa: TID251 - the process needs PATH and more
-    repository = write_repository(folder / "models", checkpoint, request.param)
-    arguments = ["--model-repository", str(repository), "--engine-heartbeat-timeout-secs", PATIENCE_S, *flags]
-    with running_command(folder / "log", *arguments, environment=environment) as running:
-        running.wait_ready()
+@pytest.fixture(scope="module")
+def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HereServer]:
+    repository = write_repository(tmp_path_factory.mktemp("llmapi") / "models", checkpoint)
+    arguments = ["--model-repository", str(repository), "--engine-heartbeat-timeout-secs", PATIENCE_S, "--dtype", "f32"]
+    with serving_here(*arguments) as running:
         yield running
 
 
-@pytest.fixture
-def sampling(server: ServerProcess) -> None:
-    if f"model '{TEXT}' runs on tensorrt_llm" in server.log:
-        pytest.skip("the stand-in takes the likeliest token whatever is asked")
-
-
 @pytest.fixture(scope="module")
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
+def client(server: HereServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
 
@@ -108,7 +89,7 @@ def test_an_answer_is_that_of_the_other_names(client: httpx.Client, fields: dict
 def test_check_finds_nothing_wrong_with_it(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(["check", str(write_repository(tmp_path / "models", checkpoint, "openvino"))]) == 0
+    assert command(["check", str(write_repository(tmp_path / "models", checkpoint))]) == 0
     assert "2 models: 2 ok, 0 with notes, 0 would not load" in capsys.readouterr().out
 
 
@@ -117,14 +98,12 @@ def test_without_a_length_the_llm_class_s_own_applies(client: httpx.Client) -> N
     assert generate(client, LLMAPI)["text_output"] == expected
 
 
-@pytest.mark.usefixtures("sampling")
 def test_a_temperature_alone_samples_as_the_llm_class_does(client: httpx.Client) -> None:
     asked = {"sampling_param_temperature": 2.0, "sampling_param_max_tokens": NUM_TOKENS}
     texts = {generate(client, LLMAPI, **asked, sampling_param_seed=seed)["text_output"] for seed in range(1, 6)}
     assert len(texts) > 1
 
 
-@pytest.mark.usefixtures("sampling")
 def test_a_top_p_of_0_is_greedy_beside_a_top_k(client: httpx.Client) -> None:
     asked = {"sampling_param_top_p": 0.0, "sampling_param_top_k": 40, "sampling_param_temperature": 2.0}
     answer = generate(client, LLMAPI, **asked, sampling_param_max_tokens=NUM_TOKENS, sampling_param_seed=3)
@@ -160,14 +139,14 @@ def test_generate_stream_gives_the_text_in_pieces(client: httpx.Client) -> None:
     assert events[-1]["finish_reason"] == "length"
 
 
-def test_infer_gives_the_text(server: ServerProcess, client: httpx.Client) -> None:
+def test_infer_gives_the_text(server: HereServer, client: httpx.Client) -> None:
     triton = httpclient.InferenceServerClient(server.base_url.removeprefix("http://"))
     found = triton.infer(LLMAPI, _inputs(httpclient))
     assert found.as_numpy("text_output").tolist() == [_text(client).encode()]
     triton.close()
 
 
-def test_model_stream_infer_gives_the_text_in_responses(server: ServerProcess, client: httpx.Client) -> None:
+def test_model_stream_infer_gives_the_text_in_responses(server: HereServer, client: httpx.Client) -> None:
     found: list[Any] = []
     with grpcclient.InferenceServerClient(server.grpc_address) as triton:
         triton.start_stream(lambda result, error: found.append(error or result))

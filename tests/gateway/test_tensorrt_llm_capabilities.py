@@ -11,12 +11,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from engine.config import EngineConfig, Runtime
 from gateway.telemetry.trt_llm import TrtLlmCollector
 from pipelines.text.tokenizer import Tokenizer
-from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
 from tests.engine.fake_runner import echo_next
 from tests.gateway.answering import Answering, answering_stand_in
 from tests.stand_ins.model_folders import VOCAB_SIZE, make_adapter, make_checkpoint
 
-ONLY_WITH_BEAMS = pytest.mark.parametrize("theirs", ["1.3.0"], indirect=True)
+VERSION = "1.3.0"
 """1.2 starts with one beam alone."""
 ADAPTER_SHIFT = 31
 """Amount that the stand-in adds to each token for each place of an adapter."""
@@ -35,20 +34,17 @@ def checkpoint(folder: Path) -> Path:
     return make_checkpoint(folder / "model", with_tokenizer=True)
 
 
-@pytest.fixture(scope="module", params=FLAVOURS)
-def theirs(request: pytest.FixtureRequest, folder: Path, checkpoint: Path) -> Iterator[Answering]:
-    adapters = {
-        name: make_adapter(folder / f"{name}-{request.param}", seed=seed)
-        for seed, name in enumerate(("french", "polite"))
-    }
+@pytest.fixture(scope="module")
+def theirs(folder: Path, checkpoint: Path) -> Iterator[Answering]:
+    adapters = {name: make_adapter(folder / name, seed=seed) for seed, name in enumerate(("french", "polite"))}
     config = EngineConfig(
         model_path=str(checkpoint),
         tokenizer_path=str(checkpoint),
         runtime=Runtime.TENSORRT_LLM,
         lora_modules=adapters,
-        runtime_settings={"max_beam_width": str(MAX_BEAM_WIDTH)} if request.param == "1.3.0" else {},
+        runtime_settings={"max_beam_width": str(MAX_BEAM_WIDTH)},
     )
-    with answering_stand_in(config, request.param) as running:
+    with answering_stand_in(config, VERSION) as running:
         yield running
 
 
@@ -84,32 +80,11 @@ def test_each_adapter_answers_for_itself(theirs: Answering, tokenizer: Tokenizer
     assert answer.json()["model"] == model
 
 
-@pytest.mark.parametrize(
-    ("fields", "place"),
-    [({}, 0), ({"lora_task_id": 0}, 0), ({"lora_task_id": 2}, 2), ({"lora_name": "french"}, 1)],
-    ids=str,
-)
-def test_v2_names_adapters_by_inputs(theirs: Answering, fields: dict[str, Any], place: int) -> None:
-    assert generate(theirs, **fields).json()["output_ids"] == tokens_of(place)
+def test_v2_names_adapters_by_inputs(theirs: Answering) -> None:
+    assert generate(theirs, lora_task_id=2).json()["output_ids"] == tokens_of(2)
+    assert generate(theirs, lora_name="french").json()["output_ids"] == tokens_of(1)
 
 
-def test_adapters_are_listed(theirs: Answering) -> None:
-    listed = theirs.client.get("/v1/models").json()["data"]
-    assert [each["id"] for each in listed] == ["rill", "rill:french", "rill:polite"]
-    assert [each.get("parent") for each in listed] == [None, "rill", "rill"]
-    assert [each["root"] for each in listed[1:]] == [
-        Path(folder).name for folder in theirs.engine.config.lora_modules.values()
-    ]
-
-
-def test_unknown_adapters(theirs: Answering) -> None:
-    answer = complete(theirs, model="rill:rude")
-    assert answer.status_code == 404
-    assert "available: french, polite" in answer.json()["error"]["message"]
-    assert "(1 french, 2 polite), got 'rude'" in generate(theirs, lora_name="rude").json()["error"]
-
-
-@ONLY_WITH_BEAMS
 @pytest.mark.parametrize("fields", [{"use_beam_search": True, "best_of": 2}, {"beam_width": MAX_BEAM_WIDTH}], ids=str)
 def test_a_beam_search_is_answered_with_one_beam(theirs: Answering, fields: dict[str, Any]) -> None:
     answer = complete(theirs, **fields, length_penalty=1.0, early_stopping=True)
@@ -118,14 +93,6 @@ def test_a_beam_search_is_answered_with_one_beam(theirs: Answering, fields: dict
     assert answer.json()["usage"]["completion_tokens"] == NUM_TOKENS
 
 
-@ONLY_WITH_BEAMS
-def test_v2_has_beams_too(theirs: Answering) -> None:
-    answer = generate(theirs, beam_width=2, len_penalty=0.5, early_stopping=False, beam_search_diversity_rate=0.2)
-    assert answer.status_code == 200, answer.text
-    assert len(answer.json()["output_ids"]) == NUM_TOKENS
-
-
-@ONLY_WITH_BEAMS
 @pytest.mark.parametrize("width", [MAX_BEAM_WIDTH + 1, 0])
 def test_more_beams_than_the_engine_has_are_refused(theirs: Answering, width: int) -> None:
     answer = generate(theirs, beam_width=width)

@@ -2,7 +2,6 @@
 replicas over the stand-in."""
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,30 +14,29 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests.server_process import MODEL, ServerProcess, running_command
+from tests.engine.delegated.tensorrt_llm.over_stand_in import echo
+from tests.gateway.serving_here import HereServer, serving_here
 from tests.stand_ins.model_folders import make_adapter, make_checkpoint
-from tests.stand_ins.paths import PYTHONPATH
 
+MODEL = "tiny"
 PROMPT = list(range(100, 180))
 """Two blocks of it can be found in the cache."""
 NUM_TOKENS = 300
+EXPECTED = echo(PROMPT, NUM_TOKENS)
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HereServer]:
     folder = tmp_path_factory.mktemp("changes")
     checkpoint = make_checkpoint(folder / "checkpoint", with_tokenizer=True)
-    library = {"PYTHONPATH": PYTHONPATH, "STAND_IN_VERSION": "1.4.0", "STAND_IN_STEP_MS": "4"}
     arguments = ["--runtime", "tensorrt_llm", "--replicas", "2", "--engine-heartbeat-timeout-secs", "120"]
     allowed = ["--allow-runtime-lora-updating", "--enable-sleep-mode", "--served-model-name", MODEL]
-    environment = {**os.environ, **library}  # noqa: TID251 - the process needs PATH and more
-    with running_command(folder / "log", str(checkpoint), *arguments, *allowed, environment=environment) as running:
-        running.wait_ready()
+    with serving_here(str(checkpoint), *arguments, *allowed, VERSION="1.4.0", STEP_MS="4") as running:
         yield running
 
 
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[httpx.Client]:
+def client(server: HereServer) -> Iterator[httpx.Client]:
     with server.client() as client:
         yield client
 
@@ -55,9 +53,9 @@ def complete(client: httpx.Client, model: str = MODEL, num_tokens: int = 8) -> l
 
 
 @contextmanager
-def streaming(client: httpx.Client, model: str = MODEL) -> Iterator[Iterator[list[int]]]:
+def streaming(client: httpx.Client, model: str = MODEL, num_tokens: int = NUM_TOKENS) -> Iterator[Iterator[list[int]]]:
     """The token ids of each event of a stream that has begun."""
-    with client.stream("POST", "/v1/completions", json=body(model, NUM_TOKENS, stream=True)) as response:
+    with client.stream("POST", "/v1/completions", json=body(model, num_tokens, stream=True)) as response:
         assert response.status_code == 200, response.read()
         events = (ids_of(line) for line in response.iter_lines() if line and not line.endswith("[DONE]"))
         yield chain([next(events)], events)
@@ -97,7 +95,7 @@ def test_an_adapter_comes_is_replaced_and_goes_under_traffic(client: httpx.Clien
             now = complete(client, f"{MODEL}:sql")
             assert unload(client, "sql").status_code == 200
             assert [*chain.from_iterable(before)] == whole, "a request keeps the adapter that it began with"
-        assert [*chain.from_iterable(base)] == complete(client, num_tokens=NUM_TOKENS)
+        assert [*chain.from_iterable(base)] == EXPECTED
     assert len({tuple(ids[:8]) for ids in (whole, now, complete(client))}) == 3
     assert client.post("/v1/completions", json=body(f"{MODEL}:sql", 1)).status_code == 404
 
@@ -127,7 +125,7 @@ Q = "layers__0__self_attn__q_proj__lora_"
     ids=["rank", "half", "width", "layer", "module", "head", "empty"],
 )  # fmt: skip
 def test_what_does_not_fit_never_reaches_the_engine(
-    client: httpx.Client, server: ServerProcess, tmp_path: Path, rank: int, shapes: dict[str, Any] | None, words: str
+    client: httpx.Client, server: HereServer, tmp_path: Path, rank: int, shapes: dict[str, Any] | None, words: str
 ) -> None:
     pids = {each.pid for each in server.engines()}
     path = make_adapter(tmp_path / "odd", rank)
@@ -158,22 +156,21 @@ def test_files_that_are_no_adapter(client: httpx.Client, tmp_path: Path) -> None
 
 
 def test_streams_end_before_a_sleep_that_waits(client: httpx.Client) -> None:
-    expected = complete(client, num_tokens=NUM_TOKENS)
     with streaming(client) as events, ThreadPoolExecutor(1) as pool:
         assert post(client, "/sleep?level=1&mode=wait") == {"status": "sleeping", "level": 1}
-        assert [*chain.from_iterable(events)] == expected
+        assert [*chain.from_iterable(events)] == EXPECTED
         assert client.get("/is_sleeping").json() == {"is_sleeping": True}
         assert (client.get("/health").status_code, client.get("/v2/health/live").status_code) == (503, 200)
         late = pool.submit(complete, client)
         assert post(client, "/wake_up?tags=weights")["status"] == "sleeping"
         assert not late.done()
         assert post(client, "/wake_up?tags=kv_cache")["status"] == "awake"
-        assert late.result() == expected[:8], "no block of before the sleep is found"
+        assert late.result() == EXPECTED[:8], "no block of before the sleep is found"
     assert client.get("/health").status_code == 200
 
 
 def test_a_sleep_that_aborts_says_so(client: httpx.Client) -> None:
-    with streaming(client) as events:
+    with streaming(client, num_tokens=900) as events:
         assert post(client, "/sleep")["level"] == 1
         with pytest.raises(AssertionError, match="the engine was put to sleep"):
             list(events)
@@ -189,9 +186,8 @@ def test_a_sleep_that_aborts_says_so(client: httpx.Client) -> None:
     ],
 )
 def test_a_sleep_that_cannot_be_hurts_nobody(client: httpx.Client, asked: str, status: int, words: str) -> None:
-    expected = complete(client, num_tokens=NUM_TOKENS)
     with streaming(client) as events:
         refused = client.post(f"/sleep?{asked}")
         assert (refused.status_code, words in refused.json()["error"]["message"]) == (status, True), refused.text
-        assert [*chain.from_iterable(events)] == expected
+        assert [*chain.from_iterable(events)] == EXPECTED
     assert post(client, "/wake_up")["status"] == "awake", "the replica without requests may sleep"

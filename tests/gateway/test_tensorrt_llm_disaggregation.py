@@ -1,4 +1,4 @@
-"""Context and generation servers of TensorRT-LLM behind one gateway: replicas here, and engines that join it."""
+"""Context and generation servers of TensorRT-LLM that join one gateway from elsewhere."""
 
 import json
 import os
@@ -14,8 +14,8 @@ import pytest
 
 from pipelines.text.tokenizer import Tokenizer
 from tests.engine.fake_runner import echo_next
+from tests.gateway.serving_here import HereServer, serving_here
 from tests.paths import ROOT
-from tests.server_process import ServerProcess, running_command
 from tests.stand_ins.model_folders import VOCAB_SIZE, make_checkpoint
 from tests.stand_ins.paths import PYTHONPATH
 from tests.waiting import PATIENCE_S
@@ -34,39 +34,36 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("disaggregation") / MODEL, with_tokenizer=True)
 
 
-def start_engine(stack: ExitStack, checkpoint: Path, *options: str) -> str:
-    """Start an engine for gateways elsewhere, and return its address."""
+def start_engine(stack: ExitStack, checkpoint: Path, *options: str) -> "subprocess.Popen[str]":
+    """Start an engine for gateways elsewhere, which says where it is ready."""
     command = (sys.executable, "-m", "cli", "engine", str(checkpoint), "--listen=tcp://127.0.0.1:0", *RUNTIME, *options)
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
     stack.callback(process.communicate)
     stack.callback(process.kill)
+    return process
+
+
+@pytest.fixture(scope="module")
+def server(checkpoint: Path) -> Iterator[HereServer]:
+    setting = "cache_transceiver_config.backend=DEFAULT"
+    options = {"context": ("--role", "prefill"), "generation": ("--engine-setting", setting)}
+    with ExitStack() as stack:
+        processes = {name: start_engine(stack, checkpoint, *each) for name, each in options.items()}
+        engines = [{"name": name, "address": address_of(process)} for name, process in processes.items()]
+        file = checkpoint.parent / "engines.json"
+        file.write_text(json.dumps({"engines": engines}))
+        yield stack.enter_context(serving_here(str(checkpoint), f"--engines={file}", "--prefill-min-tokens=64"))
+
+
+def address_of(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     found = re.search(r"ready at (tcp://\S+)", process.stdout.readline())
     assert found is not None
     return found[1]
 
 
-@pytest.fixture(scope="module", params=["replicas", "engines elsewhere"])
-def server(request: pytest.FixtureRequest, checkpoint: Path) -> Iterator[ServerProcess]:
-    options = [*RUNTIME, "--replicas=3", "--prefill-replicas=1"]
-    with ExitStack() as stack:
-        if request.param != "replicas":
-            prefill = start_engine(stack, checkpoint, "--role", "prefill")
-            setting = "cache_transceiver_config.backend=DEFAULT"
-            generate = start_engine(stack, checkpoint, "--engine-setting", setting)
-            engines = [{"name": "context", "address": prefill}, {"name": "generation", "address": generate}]
-            file = checkpoint.parent / "engines.json"
-            file.write_text(json.dumps({"engines": engines}))
-            options = [f"--engines={file}"]
-        log = checkpoint.parent / f"{request.param}.log"
-        arguments = (str(checkpoint), *options, "--prefill-min-tokens=64")
-        server = stack.enter_context(running_command(log, *arguments, environment=ENVIRONMENT))
-        server.wait_ready()
-        yield server
-
-
 @pytest.fixture
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
+def client(server: HereServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="-", timeout=PATIENCE_S, max_retries=0) as client:
         yield client
 
@@ -85,7 +82,7 @@ def expected(tokenizer: Tokenizer, prompt: list[int]) -> str:
     return detokenizer.feed(ids[len(prompt) :]) + detokenizer.flush()
 
 
-def counted(server: ServerProcess, counter: str) -> float:
+def counted(server: HereServer, counter: str) -> float:
     with server.client() as client:
         page = client.get(server.metrics_url).text
     return sum(float(value) for value in re.findall(rf"^{re.escape(counter)}.* (\S+)$", page, re.MULTILINE))
@@ -93,7 +90,7 @@ def counted(server: ServerProcess, counter: str) -> float:
 
 @pytest.mark.parametrize(("place", "temperature"), [(0, 0.0), (2, 0.8)], ids=["greedy", "sampled"])
 def test_an_answer_is_that_of_one_engine_streamed_or_not(
-    server: ServerProcess, client: openai.OpenAI, tokenizer: Tokenizer, place: int, temperature: float
+    server: HereServer, client: openai.OpenAI, tokenizer: Tokenizer, place: int, temperature: float
 ) -> None:
     before = counted(server, HANDED_OVER)
     how = {"model": MODEL, "max_tokens": NUM_TOKENS, "temperature": temperature, "extra_body": {"ignore_eos": True}}
@@ -112,7 +109,7 @@ def test_an_answer_is_that_of_one_engine_streamed_or_not(
 
 
 def test_what_cannot_change_engines_is_answered_whole_and_alike(
-    server: ServerProcess, client: openai.OpenAI, tokenizer: Tokenizer
+    server: HereServer, client: openai.OpenAI, tokenizer: Tokenizer
 ) -> None:
     """A penalty is such; one that is as small changes no token here."""
     before = {reason: counted(server, SPLITS.format(reason)) for reason in ("split", "whole")}

@@ -16,6 +16,7 @@ from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig, Runtime
 from tests.gateway.answering import Answering, answering
 from tests.pipelines.rag.test_llm_encoder import write_sentence_files
+from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.model_folders import MAX_POSITIONS, make_checkpoint
 from tests.stand_ins.paths import PYTHONPATH
 from tests.stand_ins.tensorrt_llm._stand_in.encoder import echo_vector
@@ -38,6 +39,7 @@ def serving(folder: Path, checkpoint: Path, fault: str) -> Iterator[Answering]:
         max_num_batched_tokens=64,
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
+        fork_engines(patch)
         patch.setenv("PYTHONPATH", PYTHONPATH)
         settings = {"VERSION": "1.4.0", "FAULT": fault, "FAULT_ONCE": str(folder / "fault")}
         for name, value in {**settings, "RECORD": str(folder / f"{checkpoint.name}.record")}.items():

@@ -50,7 +50,6 @@ class GatedRun:
     ) -> None:
         """Without `sharing` there is no gate. One that `sees_late` learns of a step when the next one has begun."""
         self.simulation = Simulation(workload)
-        self.most_running = 0
         self._num_never_begun = 0
         """Requests that were cancelled before the runtime had them."""
         self._workload = workload
@@ -76,7 +75,6 @@ class GatedRun:
         self._hand_over()
         self.simulation.look_up()
         step = self._schedule()
-        self.most_running = max(self.most_running, len(step.contexts) + len(step.generations))
         if self._sees_late:
             self._follow()
         self.simulation.apply(step)

@@ -10,7 +10,7 @@ from engine.blocks import HashChain
 from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig, Runtime
 from engine.types import GenerateRequest, SamplingParams
-from tests.engine.client.test_over_tcp import Mirror
+from tests.engine.client.test_attached import Mirror
 from tests.vllm.conftest import BLOCK_SIZE, PATIENCE_S, RILL
 
 pytestmark = pytest.mark.vllm

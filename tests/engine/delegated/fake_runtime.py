@@ -2,16 +2,23 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from time import perf_counter
 from typing import Any
 
 from engine.blocks import HashChain, blocks_for
+from engine.config import EngineConfig
 from engine.delegated.cached_prefixes import CachedPrefixes
+from engine.delegated.executor import DelegatedExecutor
 from engine.delegated.interface import RequestHandle, ResponseDelta, RuntimeFailure, StatisticsListener, internal_error
 from engine.delegated.sequence import DelegatedSequence
 from engine.delegated.sharing import BlockSharing
-from engine.frames import Submit
+from engine.frames import Shutdown, StepFrame, Submit
 from engine.statistics import IterationStats
 from engine.types import EngineInfo, FinishReason, GenerateRequest, SamplingParams
+from tests.waiting import PATIENCE_S
+
+Frames = asyncio.Queue[StepFrame]
 
 INFO = EngineInfo(
     runtime="fake",
@@ -51,6 +58,15 @@ class SilentHandle(FakeHandle):
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         await asyncio.Event().wait()
+        yield None
+
+
+class EndlessHandle(FakeHandle):
+    """A request that only an abort ends."""
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        await self.aborted.wait()
+        self.is_finished = True
         yield None
 
 
@@ -126,3 +142,27 @@ def make_sequence(stream_id: int, request: GenerateRequest) -> DelegatedSequence
         submitted_at=0.0,
         predicted_wait_s=0.0,
     )
+
+
+@asynccontextmanager
+async def running_executor(
+    runtime: FakeRuntime, info: EngineInfo = INFO, clock: Callable[[], float] = perf_counter, **limits: Any
+) -> AsyncIterator[tuple[DelegatedExecutor, Frames]]:
+    """Run an executor over `runtime`: with the queue of what it emits, and until it is told to shut down."""
+    frames: Frames = asyncio.Queue()
+    executor = DelegatedExecutor(runtime, info, EngineConfig(model_path="", **limits), frames.put_nowait, clock)
+    task = asyncio.create_task(executor.run())
+    async with asyncio.timeout(PATIENCE_S):
+        yield executor, frames
+        executor.obey([Shutdown()])
+        await task
+
+
+async def outcomes(frames: Frames, count: int) -> dict[int, Any]:
+    """Return of each stream the event with its end, or its failure."""
+    ended: dict[int, Any] = {}
+    while len(ended) < count:
+        frame = await frames.get()
+        ended |= {event.stream_id: event for event in frame.events if event.finish_reason is not None}
+        ended |= {failure.stream_id: failure for failure in frame.failures}
+    return ended

@@ -1,8 +1,7 @@
 """Prompts with images on a runtime that says how many tokens they take: lengths, blocks, cancellation, failures."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -10,20 +9,28 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
 from engine.delegated.abilities import ExpandedPrompt
 from engine.delegated.cached_prefixes import CachedPrefixes, Owner
-from engine.delegated.executor import DelegatedExecutor
-from engine.frames import Cancel, Command, Shutdown, StepFrame, Submit
+from engine.frames import Cancel, Command, Shutdown, Submit
 from engine.types import FinishReason, GenerateRequest
 from sluice.errors import ErrorCode, invalid
-from tests.engine.delegated.fake_runtime import INFO, FakeHandle, FakeRuntime, SilentHandle, make_request, make_submit
-from tests.waiting import PATIENCE_S, until
+from tests.engine.delegated.fake_runtime import (
+    INFO,
+    EndlessHandle,
+    FakeHandle,
+    FakeRuntime,
+    SilentHandle,
+    make_request,
+    make_submit,
+    outcomes,
+    running_executor,
+)
+from tests.waiting import until
 
 IMAGE = 9
 """The placeholder's token."""
 SEES = msgspec.structs.replace(INFO, num_blocks=20, image_placeholders=("<image>", "<image>"))
-Frames = asyncio.Queue[StepFrame]
+running = partial(running_executor, info=SEES)
 
 
 class SeeingRuntime(FakeRuntime):
@@ -51,30 +58,9 @@ class SeeingRuntime(FakeRuntime):
         return request
 
 
-@asynccontextmanager
-async def running(runtime: FakeRuntime, **limits: Any) -> AsyncIterator[tuple[DelegatedExecutor, Frames]]:
-    frames: Frames = asyncio.Queue()
-    executor = DelegatedExecutor(runtime, SEES, EngineConfig(model_path="", **limits), frames.put_nowait)
-    task = asyncio.create_task(executor.run())
-    async with asyncio.timeout(PATIENCE_S):
-        yield executor, frames
-        executor.obey([Shutdown()])
-        await task
-
-
 def submit(stream_id: int, *images: bytes, max_tokens: int = 1, **fields: Any) -> Submit:
     request = make_request(1, *[IMAGE] * len(images), 2, max_tokens=max_tokens)
     return Submit(stream_id, msgspec.structs.replace(request, images=[*images], **fields))
-
-
-async def outcomes(frames: Frames, count: int) -> dict[int, Any]:
-    """Return of each stream the event with its end, or its failure."""
-    ended: dict[int, Any] = {}
-    while len(ended) < count:
-        frame = await frames.get()
-        ended |= {event.stream_id: event for event in frame.events if event.finish_reason is not None}
-        ended |= {failure.stream_id: failure for failure in frame.failures}
-    return ended
 
 
 async def test_the_tokens_of_images_count_as_the_prompts() -> None:
@@ -154,15 +140,6 @@ async def test_an_adapter_that_goes_before_its_images_are_tokens() -> None:
         runtime.may_expand.set()
         refused = (await outcomes(frames, 1))[1]
     assert (refused.code, "no adapter 'poet'" in refused.message) == (ErrorCode.INVALID, True)
-
-
-class EndlessHandle(FakeHandle):
-    """A request that only an abort ends."""
-
-    async def __aiter__(self) -> AsyncIterator[Any]:
-        await self.aborted.wait()
-        self.is_finished = True
-        yield None
 
 
 class ReplacingRuntime(FakeRuntime):

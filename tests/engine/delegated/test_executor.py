@@ -1,6 +1,9 @@
-"""Unforeseen failures: one request's failure is its own, the loop's failure is the engine's end."""
+"""The executor over any runtime: its queue and its deadlines; and unforeseen failures, of which one request's is its
+own, and the loop's the engine's end."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,21 +13,27 @@ from engine.delegated.executor import DelegatedExecutor
 from engine.delegated.in_flight import ABORT_GRACE_S
 from engine.delegated.interface import EngineLost, RequestHandle
 from engine.delegated.watchdog import STALL_SETTING
-from engine.frames import Cancel, Command, Shutdown, Sleep, SleepMode, SleepOutcome, StepFrame, WakeUp
+from engine.frames import AskView, Cancel, Command, Shutdown, Sleep, SleepMode, SleepOutcome, StepFrame, Submit, WakeUp
 from engine.types import BlockSource, FinishReason, GenerateRequest
 from sluice.errors import ErrorCode
 from tests.clock import ManualClock
 from tests.engine.delegated.fake_runtime import (
     INFO,
+    EndlessHandle,
     FakeHandle,
     FakeRuntime,
     SilentHandle,
     UnreadableHandle,
+    make_request,
     make_submit,
+    outcomes,
+    running_executor,
 )
 from tests.waiting import PATIENCE_S, until
 
 UNLUCKY = 13
+NUM_HANDED = INFO.max_num_seqs + 1
+"""Requests that the runtime gets: one more than can run."""
 CONFIG = EngineConfig(model_path="")
 
 
@@ -38,32 +47,87 @@ class FailingRuntime(FakeRuntime):
 
 
 async def test_a_request_that_cannot_be_prepared_fails_alone() -> None:
-    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
-    executor = DelegatedExecutor(FailingRuntime(), INFO, CONFIG, frames.put_nowait)
-    running = asyncio.create_task(executor.run())
-    executor.obey([make_submit(1, 5), make_submit(2, UNLUCKY), make_submit(3, 6)])
-    ended: dict[int, FinishReason | ErrorCode | None] = {}
-    async with asyncio.timeout(PATIENCE_S):
-        while len(ended) < 3:
-            frame = await frames.get()
-            ended |= {event.stream_id: event.finish_reason for event in frame.events}
-            ended |= {failure.stream_id: failure.code for failure in frame.failures}
-        executor.obey([Shutdown()])
-        await running
-    assert ended == {1: FinishReason.LENGTH, 2: ErrorCode.INTERNAL, 3: FinishReason.LENGTH}
+    async with running_executor(FailingRuntime()) as (executor, frames):
+        executor.obey([make_submit(1, 5), make_submit(2, UNLUCKY), make_submit(3, 6)])
+        ended = await outcomes(frames, 3)
+    assert ended[2].code is ErrorCode.INTERNAL
+    assert ended[1].finish_reason is ended[3].finish_reason is FinishReason.LENGTH
+
+
+async def test_a_request_may_take_the_whole_cache_and_no_more() -> None:
+    most = INFO.num_blocks * INFO.block_size - 1
+    async with running_executor(FakeRuntime()) as (executor, frames):
+        executor.obey([Submit(each, make_request(1, max_tokens=most + each)) for each in (0, 1)])
+        ended = await outcomes(frames, 2)
+    assert (ended[0].finish_reason, ended[1].code) == (FinishReason.LENGTH, ErrorCode.INVALID)
 
 
 async def test_what_was_handed_over_to_a_runtime_that_takes_nothing_over_is_computed() -> None:
-    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
-    executor = DelegatedExecutor(FakeRuntime(), INFO, CONFIG, frames.put_nowait)
-    running = asyncio.create_task(executor.run())
-    executor.obey([msgspec.structs.replace(make_submit(1, 5), source=BlockSource("tcp://127.0.0.1:1", handover=b"x"))])
-    async with asyncio.timeout(PATIENCE_S):
-        while not (events := (await frames.get()).events):
-            pass
-        executor.obey([Shutdown()])
-        await running
-    assert [each.stream_id for each in events] == [1]
+    handed = msgspec.structs.replace(make_submit(1, 5), source=BlockSource("tcp://127.0.0.1:1", handover=b"x"))
+    async with running_executor(FakeRuntime()) as (executor, frames):
+        executor.obey([handed])
+        assert (await outcomes(frames, 1))[1].finish_reason is FinishReason.LENGTH
+
+
+def submit(stream_id: int, **fields: Any) -> Submit:
+    return Submit(stream_id, msgspec.structs.replace(make_request(stream_id), **fields))
+
+
+async def test_deadlines_of_those_who_wait_and_those_who_run() -> None:
+    clock = ManualClock(100.0)
+    handles = [EndlessHandle() for _ in range(NUM_HANDED)]
+    unused = iter(handles)
+    async with running_executor(FakeRuntime(lambda request: next(unused)), clock=clock) as (executor, frames):
+        running = [submit(each, timeout_s=5.0 if each == 0 else None) for each in range(NUM_HANDED)]
+        executor.obey([*running, submit(NUM_HANDED, queue_timeout_s=1.0)])
+        await until(lambda: executor.stats().num_waiting == 2)
+        ended: dict[int, Any] = {}
+        for due in (101.0, 105.0):
+            clock.now = due - 0.001
+            executor.obey([])
+            await asyncio.sleep(0)
+            assert executor.stats().timeouts_total == len(ended)
+            clock.now = due
+            executor.obey([])
+            ended |= await outcomes(frames, 1)
+    for each, words in ((NUM_HANDED, "waited for longer"), (0, "not complete")):
+        assert (ended[each].code, words in ended[each].message) == (ErrorCode.DEADLINE, True)
+    assert handles[0].aborted.is_set()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "first"),
+    [
+        ([{"priority": 1}, {"priority": 1}, {"priority": 0}], [12]),
+        ([{"tenant": "small"}] * 4 + [{"tenant": "large"}] * 4, [10, 14, 15, 16]),
+    ],
+    ids=["by priority", "by the weights of tenants"],
+)
+async def test_the_queue_is_ours(waiting: list[dict[str, Any]], first: list[int]) -> None:
+    handed: list[int] = []
+
+    def answer(request: GenerateRequest) -> FakeHandle:
+        [number] = request.prompt_token_ids
+        handed.append(number)
+        return EndlessHandle() if number < NUM_HANDED else FakeHandle()
+
+    async with running_executor(FakeRuntime(answer), tenant_weights={"large": 3.0}) as (executor, frames):
+        executor.obey([submit(each) for each in range(NUM_HANDED)])
+        await until(lambda: len(handed) == NUM_HANDED)
+        executor.obey([submit(number, **fields) for number, fields in enumerate(waiting, 10)])
+        await until(lambda: executor.stats().num_waiting == len(waiting) + 1)
+        executor.obey([Cancel(each) for each in range(NUM_HANDED)])
+        await outcomes(frames, NUM_HANDED + len(waiting))
+    assert handed[NUM_HANDED:][: len(first)] == first
+
+
+async def test_each_token_is_charged_to_its_tenant() -> None:
+    async with running_executor(FakeRuntime()) as (executor, frames):
+        executor.view(AskView())
+        executor.obey([submit(each, tenant="a") for each in range(3)])
+        await outcomes(frames, 3)
+        told = executor.view(AskView()).tenants["a"]
+    assert (told.prompt, told.generated) == (3, 3)
 
 
 async def test_a_loop_that_fails_ends_the_engine() -> None:
@@ -81,19 +145,41 @@ async def test_a_loop_that_fails_ends_the_engine() -> None:
             await running
 
 
-async def test_a_request_whose_response_cannot_be_read_is_aborted() -> None:
-    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
+async def test_a_request_whose_response_cannot_be_read_is_aborted_and_counts_nowhere() -> None:
     handle = UnreadableHandle()
-    executor = DelegatedExecutor(FakeRuntime(lambda request: handle), INFO, CONFIG, frames.put_nowait)
-    running = asyncio.create_task(executor.run())
-    executor.obey([make_submit(1, 5)])
-    async with asyncio.timeout(PATIENCE_S):
-        while not (failures := (await frames.get()).failures):
-            pass
-        assert failures[0].code is ErrorCode.INTERNAL
+    async with running_executor(FakeRuntime(lambda request: handle)) as (executor, frames):
+        executor.obey([make_submit(1, 5)])
+        assert (await outcomes(frames, 1))[1].code is ErrorCode.INTERNAL
         await handle.aborted.wait()
-        executor.obey([Shutdown()])
-        await running
+        await until(lambda: not executor.stats().num_running)
+        assert executor.stats().prompt_tokens_total == 0
+
+
+class LateHandle(FakeHandle):
+    """A request whose answer is whole before its last response."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        yield None
+        await self.may_end.wait()
+        self.is_finished = True
+        yield None
+
+
+async def test_a_request_holds_its_place_until_its_last_response_and_then_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handle = LateHandle()
+    async with running_executor(FakeRuntime(lambda request: handle)) as (executor, frames):
+        executor.obey([make_submit(1, 5)])
+        assert (await outcomes(frames, 1))[1].finish_reason is FinishReason.LENGTH
+        assert executor.stats().num_running == 1
+        handle.may_end.set()
+        await until(lambda: not executor.stats().num_running)
+    assert "requests that have ended; they are forgotten" not in caplog.text
 
 
 class HangingRuntime(FakeRuntime):

@@ -3,7 +3,7 @@ has credit for blocks that others hold. And in front of vLLM's, which evicts whe
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.delegated.sharing import BlockSharing
@@ -15,16 +15,19 @@ RULES = {True: BlockSharing.AWAITED, False: BlockSharing.RUNNING}
 """How the gate counts, by whether candidates have credit."""
 
 
+@settings(max_examples=40)
 @given(workload=workloads())
 def test_behind_the_gate_every_request_ends(workload: Workload) -> None:
     GatedRun(workload, RULES[workload.has_credit]).run()
 
 
+@settings(max_examples=40)
 @given(workload=workloads())
 def test_the_gate_keeps_vllm_from_running_out_of_blocks(workload: Workload) -> None:
     EvictingRun(workload, BlockSharing.AWAITED).run()
 
 
+@settings(max_examples=40)
 @given(workload=workloads(), most_chunk=st.integers(1, 16))
 def test_the_gate_keeps_vllm_from_running_out_of_blocks_where_prompts_run_side_by_side(
     workload: Workload, most_chunk: int
@@ -44,10 +47,10 @@ def test_two_that_compute_a_prefix_side_by_side_have_two_in_vllm() -> None:
 
 
 @pytest.mark.parametrize("has_credit", RULES)
-@pytest.mark.parametrize(("num_alike", "at_least"), [(0, 1.0), (1024, 1.9), (4096, 4.8)])
+@pytest.mark.parametrize(("num_alike", "at_least"), [(0, 1.0), (1024, 1.9), (4096, 3.8)])
 def test_the_batch_is_as_full_as_without_a_gate(num_alike: int, at_least: float, has_credit: bool) -> None:
     """The sum of all worst cases makes it several times as long."""
-    workload = shared_prefix_workload(num_alike, 96, has_credit=has_credit)
+    workload = shared_prefix_workload(num_alike, 32, has_credit=has_credit)
     alone = GatedRun(workload, None).run()
     assert GatedRun(workload, RULES[has_credit]).run() == alone
     assert GatedRun(workload, BlockSharing.NONE, takes_early=True).run() >= at_least * alone

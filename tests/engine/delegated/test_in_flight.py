@@ -1,19 +1,14 @@
 """Answers that go on after a restart."""
 
-import asyncio
-
 import msgspec
 import pytest
 
-from engine.config import EngineConfig
-from engine.delegated.executor import DelegatedExecutor
 from engine.delegated.interface import ResponseDelta
 from engine.delegated.sequence import Replay
-from engine.frames import Shutdown, StepFrame, Submit
+from engine.frames import Submit
 from engine.types import EventDetail, FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams, TokenLogprob
 from sluice.errors import ErrorCode, SluiceError
-from tests.engine.delegated.fake_runtime import INFO, FakeHandle, FakeRuntime, make_request
-from tests.waiting import PATIENCE_S
+from tests.engine.delegated.fake_runtime import FakeHandle, FakeRuntime, make_request, outcomes, running_executor
 
 GRAMMAR = Grammar(GrammarKind.JSON_OBJECT)
 
@@ -54,15 +49,10 @@ async def test_a_runtime_starts_a_replayed_request_from_its_prompt() -> None:
         given.append(request)
         return AnsweringHandle()
 
-    frames: asyncio.Queue[StepFrame] = asyncio.Queue()
-    executor = DelegatedExecutor(FakeRuntime(answer), INFO, EngineConfig(model_path=""), frames.put_nowait)
-    running = asyncio.create_task(executor.run())
     params = SamplingParams(max_tokens=3, grammar=GRAMMAR)
-    executor.obey([Submit(1, msgspec.structs.replace(make_request(1), sampling=params, resume_token_ids=[5, 6]))])
-    async with asyncio.timeout(PATIENCE_S):
-        while not (events := (await frames.get()).events):
-            pass
-        executor.obey([Shutdown()])
-        await running
+    asked = msgspec.structs.replace(make_request(1), sampling=params, resume_token_ids=[5, 6])
+    async with running_executor(FakeRuntime(answer)) as (executor, frames):
+        executor.obey([Submit(1, asked)])
+        ended = (await outcomes(frames, 1))[1]
     assert (given[0].prompt_token_ids, given[0].resume_token_ids) == ([1], [])
-    assert [event.token_ids for event in events] == [[7]]
+    assert ended.token_ids == [7]

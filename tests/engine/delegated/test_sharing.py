@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.blocks import BlockHash, HashChain
@@ -25,10 +25,11 @@ def holder(tokens: tuple[int, ...]) -> Holder:
 PROMPTS = st.lists(st.integers(0, 1), max_size=5).map(tuple)
 ENDING_HEIRS = [("add", 0, (1,)), ("begin", 0, ()), *[("add", 0, (1,))] * 3, *[("remove", 0, ())] * 3]
 """A request that computes a block, and three that share it and end one by one."""
-CHANGES = st.lists(st.tuples(st.sampled_from(["add", "begin", "remove"]), st.integers(0, 9), PROMPTS), max_size=60)
+CHANGES = st.lists(st.tuples(st.sampled_from(["add", "begin", "remove"]), st.integers(0, 9), PROMPTS), max_size=20)
 
 
 @pytest.mark.parametrize("sharing", BlockSharing)
+@settings(max_examples=60)
 @given(changes=CHANGES)
 @example(changes=ENDING_HEIRS)
 def test_each_shared_block_is_counted_by_one_at_least(

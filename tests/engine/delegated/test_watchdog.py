@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 
+import msgspec
 import pytest
 
 from engine.delegated.in_flight import InFlightTable
@@ -79,6 +81,17 @@ async def test_a_stall() -> None:
     await run_once(watchdog)
     clock.now = 15.0
     with pytest.raises(EngineLost, match=r"for 3\.0 s \(stall_timeout_s\)"):
+        await run_once(watchdog)
+
+
+@pytest.mark.parametrize("has_iterations", [True, False])
+async def test_a_beam_search_shows_nothing_but_iterations_before_its_end(has_iterations: bool) -> None:
+    asked = make_request(5)
+    beams = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, beam_width=2))
+    clock, runtime = ManualClock(10.0), FakeRuntime(lambda request: SilentHandle())
+    watchdog = watch(runtime, clock, make_sequence(1, beams), has_iterations=has_iterations)
+    clock.now = 15.0
+    with pytest.raises(EngineLost) if has_iterations else nullcontext():
         await run_once(watchdog)
 
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS, STAND_INS
+from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS, load
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine, make_converted_checkpoint
-from tests.stand_ins.paths import PATHS
+from tests.stand_ins.versions import STAND_INS
 
 
 @pytest.fixture(params=FLAVOURS)
@@ -21,15 +22,9 @@ def flavour(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def import_stand_in(monkeypatch: pytest.MonkeyPatch, flavour: str) -> Iterator[Callable[..., ModuleType]]:
-    """Import `tensorrt_llm` with these settings: `import_stand_in(STAND_IN_FAULT="hang_after=3")`. LLMs that are still
-    up at the end are the test's to shut down."""
-    settings = {"STAND_IN_VERSION": flavour}
-
-    def load(**environment: str) -> ModuleType:
-        settings.update(environment)
-        return STAND_INS.load(monkeypatch, settings)
-
-    yield load
+    """Import `tensorrt_llm` with these settings: `import_stand_in(FAULT="hang_after=3")`. LLMs that are still up at the
+    end are the test's to shut down."""
+    yield partial(load, monkeypatch, flavour)
     STAND_INS.unload()
 
 
@@ -50,21 +45,6 @@ def open_llm(checkpoint: Path) -> Iterator[Callable[..., Any]]:
 def stand_in(import_stand_in: Callable[..., ModuleType]) -> ModuleType:
     """`tensorrt_llm` of this flavour without faults."""
     return import_stand_in()
-
-
-@pytest.fixture
-def engine_environment(flavour: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set the environment that engine processes inherit, so that they find the stand-in:
-    `engine_environment(STAND_IN_FAULT="exit_after=5")`."""
-
-    def prepare(**environment: str) -> None:
-        for path in PATHS:
-            monkeypatch.setenv("PYTHONPATH", str(path), prepend=":")
-        monkeypatch.setenv("STAND_IN_VERSION", flavour)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-
-    return prepare
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from engine.config import EngineConfig, Runtime
 from engine.types import FinishReason, GenerateRequest, SamplingParams, TokenLogprob
 from sluice.errors import SluiceError
 from tests.engine.fake_runner import echo_next
+from tests.stand_ins.engines import fork_engines
 from tests.stand_ins.model_folders import make_checkpoint, make_compiled_engine
 from tests.stand_ins.paths import PYTHONPATH, STAND_INS
 from tests.waiting import PATIENCE_S, until
@@ -38,6 +39,7 @@ class StandIn:
         has_tokenizer: bool = False,
     ) -> None:
         self._monkeypatch = monkeypatch
+        fork_engines(monkeypatch)
         self.model = make_checkpoint(folder / "checkpoint", with_tokenizer=has_tokenizer)
         self._defaults: dict[str, Any] = {"runtime": Runtime.TENSORRT_LLM}
         if is_compiled:  # it does not say itself where sequences end

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.client.process import ProcessEngineClient
-from engine.config import EngineConfig, Runtime, SchedulerPolicy
+from engine.config import SchedulerPolicy
 from engine.types import FinishReason, Grammar, GrammarKind
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
@@ -82,20 +81,6 @@ async def test_an_end_token_is_the_last_of_the_answer(stand_in: StandIn, tmp_pat
         assert (stopped.token_ids, stopped.reason) == ([40, 50], FinishReason.STOP)
 
 
-async def test_log_probabilities(pytorch: StandIn) -> None:
-    async with pytorch.client(runtime_settings={"sampler_type": "TorchSampler"}) as client:
-        told = await answer(client.submit(request([5, 6, 7], 6, logprobs=3, prompt_logprobs=2)))
-        plain = await answer(client.submit(request([5, 6, 7], 6)))
-        own = await answer(client.submit(request([5, 6, 7], 6, logprobs=0)))
-    assert [each.token_id for each in told.logprobs] == told.token_ids == plain.token_ids
-    assert all(len(each.top) == 3 and each.top[0] == (each.token_id, each.logprob) for each in told.logprobs)
-    assert told.prompt_logprobs is not None and told.prompt_logprobs[0] is None
-    assert [each.token_id for each in told.prompt_logprobs[1:] if each is not None] == [6, 7]
-    assert all(each is None or len(each.top) == 2 for each in told.prompt_logprobs)
-    assert plain.logprobs == [] and plain.prompt_logprobs is None
-    assert [(each.token_id, each.top) for each in own.logprobs] == [(token_id, []) for token_id in own.token_ids]
-
-
 async def test_prompt_logprobs_are_whole_though_the_prompt_is_cached(stand_in: StandIn) -> None:
     """TensorRT-LLM tells them of tokens alone that it computes, so such a request finds nobody's blocks."""
     prompt = list(range(100, 200))
@@ -121,46 +106,6 @@ async def test_cached_prompt_tokens_are_told_once_and_counted(stand_in: StandIn)
         assert client.stats.prompt_tokens_total == 3 * len(prompt) - again.num_cached
 
 
-async def test_beams_come_whole(newest: StandIn) -> None:
-    async with newest.client(runtime_settings={"max_beam_width": "4"}) as client:
-        assert client.info.max_beam_width == 4
-        plain = await answer(client.submit(request([7, 8], 12)))
-        assert plain.token_ids == echo([7, 8], 12)
-        best = await answer(client.submit(request([7, 8], 12, beam_width=3)))
-        assert (best.token_ids, best.reason, best.num_events) == (echo([7, 8], 12), FinishReason.LENGTH, 1)
-        with pytest.raises(SluiceError, match="beam_width must be between 1 and 4"):
-            client.submit(request([7, 8], beam_width=5))
-
-
-@pytest.mark.parametrize(
-    ("version", "settings", "asked"),
-    [
-        ("1.2.1", {"sampler_type": "TorchSampler"}, {"presence_penalty": 1.0}),
-        ("1.3.0rc5", {"sampler_type": "TorchSampler"}, {"min_p": 0.1, "temperature": 1.0}),
-        ("1.2.1", {"speculative_decoding_type": "MTP"}, {"temperature": 1.0}),
-        ("1.3.0rc5", {"speculative_decoding_type": "Eagle3", "speculative_model": "draft"}, {"min_tokens": 4}),
-        ("1.3.0", {"speculative_decoding_type": "MTP"}, {"logprobs": 0}),
-        ("1.4.0", {"speculative_decoding_type": "PARD", "speculative_model": "draft"}, {"repetition_penalty": 1.1}),
-    ],
-)
-async def test_what_the_sampler_would_leave_out_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, settings: dict[str, str], asked: dict[str, Any]
-) -> None:
-    stand_in = StandIn(monkeypatch, tmp_path, version)
-    async with stand_in.client(runtime_settings=settings) as client:
-        with pytest.raises(SluiceError, match=rf"{next(iter(asked))}.* cannot be used: .*{version}") as refused:
-            await answer(client.submit(request([7, 8], 12, **asked)))
-        assert (refused.value.code, refused.value.param) == (ErrorCode.INVALID, next(iter(asked)))
-        assert await tokens(client.submit(request([7, 8], 12))) == echo([7, 8], 12)
-
-
-async def test_a_bad_word_of_several_tokens_does_not_come(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    usual = echo([7, 8], 4)
-    async with StandIn(monkeypatch, tmp_path, "1.4.0").client() as client:
-        told = await tokens(client.submit(request([7, 8], 4, bad_words=(tuple(usual[1:3]),))))
-    assert told[:2] == usual[:2] and told[2] != usual[2]
-
-
 async def test_what_no_engine_can_serve_is_refused(newest: StandIn) -> None:
     newest.set(KV_TOKENS=320)
     async with newest.client(lora_modules={}) as client:
@@ -183,28 +128,6 @@ async def test_what_no_engine_can_serve_is_refused(newest: StandIn) -> None:
 # -- order, bounds and time
 
 
-async def test_the_queue_is_ours_and_hands_over_what_fits(newest: StandIn) -> None:
-    """With 16 places, 17 are in flight in TensorRT-LLM, and the rest waits in our queue, by priority."""
-    newest.set(STEP_MS=3)
-    order: list[int] = []
-    async with newest.client(max_num_seqs=16) as client:
-        first = [client.submit(request([20 + i], 200)) for i in range(17)]
-        await until(lambda: client.stats.num_running == 16)
-        late = [client.submit(request([60 + i], 3, priority=1)) for i in range(4)]
-        soon = client.submit(request([90], 3))
-
-        async def note(number: int, prompt: int) -> None:
-            assert await tokens(late[number] if prompt != 90 else soon) == echo([prompt], 3)
-            order.append(prompt)
-
-        await until(lambda: client.stats.num_waiting == 6)
-        whole = asyncio.gather(*(note(i, 60 + i) for i in range(4)), note(0, 90))
-        for stream in first[:2]:
-            stream.cancel()
-        await whole
-        assert order[0] == 90
-
-
 async def test_requests_with_the_same_prefix_run_together_in_a_small_cache(pytorch: StandIn) -> None:
     """Each needs 12 of 32 blocks, of which the prefix has 10."""
     pytorch.set(STEP_MS=5, KV_TOKENS=32 * 32)
@@ -225,18 +148,6 @@ async def test_requests_with_the_same_prefix_run_together_in_a_small_cache(pytor
     assert most == 5
 
 
-async def test_tenants_share_by_their_weights(newest: StandIn) -> None:
-    newest.set(STEP_MS=1, RECORD=newest.record)
-    async with newest.client(max_num_seqs=2, tenant_weights={"large": 3.0}) as client:
-        blocker = await running(client, request([5], 40))
-        streams = [client.submit(request([100 + i, 1], 8, tenant="small")) for i in range(8)]
-        streams += [client.submit(request([200 + i, 1], 8, tenant="large")) for i in range(8)]
-        await asyncio.gather(*map(tokens, [blocker, *streams]))
-    prompts = [call["prompt_token_ids"][0] for call in newest.recorded() if "prompt_token_ids" in call]
-    served = [each for each in prompts if each >= 100][:10]
-    assert sum(each >= 200 for each in served) >= 6
-
-
 async def test_max_utilization_starts_more_than_it_can_promise(newest: StandIn) -> None:
     newest.set(KV_TOKENS=640)
     async with newest.client(max_num_seqs=8, scheduler_policy=SchedulerPolicy.MAX_UTILIZATION) as client:
@@ -245,47 +156,6 @@ async def test_max_utilization_starts_more_than_it_can_promise(newest: StandIn) 
         streams = [client.submit(request(prompt, 240)) for prompt in prompts]
         assert await asyncio.gather(*map(tokens, streams)) == [echo(prompt, 240) for prompt in prompts]
         await until_idle(client)
-
-
-async def test_a_full_queue_says_when_to_try_again(newest: StandIn) -> None:
-    newest.set(STEP_MS=2)
-    async with newest.client(max_num_seqs=2, max_queued_requests=2) as client:
-        for i in range(4):
-            client.submit(request([5 + i], 900))
-        await until(lambda: client.stats.num_running == 2 and client.stats.num_waiting == 2)
-        with pytest.raises(SluiceError) as caught:
-            for i in range(4):
-                await tokens(client.submit(request([50 + i], 5, timeout_s=5.0)))
-        assert caught.value.code is ErrorCode.OVERLOADED
-        assert caught.value.retry_after_s is not None
-
-
-async def test_deadlines_of_those_who_wait_and_those_who_run(newest: StandIn) -> None:
-    newest.set(STEP_MS=5)
-    async with newest.client(max_num_seqs=1) as client:
-        slow = client.submit(request([5], 1000, timeout_s=0.6))
-        inside = client.submit(request([6], 900))
-        waiting = client.submit(request([7], 5, queue_timeout_s=0.2))
-        error = await failure_of(waiting)
-        assert (error.code, "waited for longer" in error.message) == (ErrorCode.DEADLINE, True)
-        error = await failure_of(slow)
-        assert (error.code, "not complete" in error.message) == (ErrorCode.DEADLINE, True)
-        inside.cancel()
-        await until_idle(client)
-        assert client.stats.timeouts_total == 2
-
-
-@pytest.mark.parametrize("fault", ["", "stats_empty"])
-async def test_waits_are_predicted_with_and_without_statistics(newest: StandIn, fault: str) -> None:
-    newest.set(STEP_MS=5, FAULT=fault)
-    async with newest.client(max_num_seqs=2) as client:
-        await asyncio.gather(*(tokens(client.submit(request([40 + i], 35))) for i in range(4)))
-        for i in range(12):
-            client.submit(request([5 + i], 200))
-        await until(lambda: client.stats.predicted_wait_s > 1.0)
-        assert client.stats.predicted_wait_s < 60.0
-        assert client.stats.steps_total >= 32
-        assert 2e-3 < client.stats.runner_seconds_total / client.stats.steps_total < 50e-3
 
 
 # -- cancelling
@@ -365,7 +235,7 @@ async def test_iterations_are_told(pytorch: StandIn) -> None:
         await until(lambda: client.stats.iteration is not None and bool(client.stats.iteration.num_generation))
         iteration = client.stats.iteration
         assert iteration is not None
-        assert iteration.iteration > 1 and iteration.latency_ms >= 2
+        assert iteration.iteration > 1
         assert (iteration.tokens_per_block, iteration.num_generation) == (32, 1)
         assert iteration.max_blocks == client.info.num_blocks
         assert client.stats.num_blocks_used >= 4
@@ -403,27 +273,17 @@ async def test_an_error_response_hurts_nobody_else(pytorch: StandIn, capfd: pyte
 
 
 @pytest.mark.parametrize(
-    ("fault", "runtime_settings", "message"),
+    ("fault", "message"),
     [
-        ("load_error=no room on the GPU", {}, "no room on the GPU"),
-        ("unhealthy", {}, "loaded the model, but says that it is not healthy"),
-        ("", {"stall_timeout_s": "soon"}, "stall_timeout_s must be a number of seconds above 0, got 'soon'"),
+        ("load_error=no room on the GPU", "no room on the GPU"),
+        ("unhealthy", "loaded the model, but says that it is not healthy"),
     ],
 )
-async def test_a_model_that_cannot_load_says_why(
-    newest: StandIn, fault: str, runtime_settings: dict[str, str], message: str
-) -> None:
+async def test_a_model_that_cannot_load_says_why(newest: StandIn, fault: str, message: str) -> None:
     newest.set(FAULT=fault)
     with pytest.raises(SluiceError, match=message):
-        async with newest.client(runtime_settings=runtime_settings):
+        async with newest.client():
             raise AssertionError
-
-
-async def test_a_runtime_that_is_not_installed_is_named(tmp_path: Path) -> None:
-    client = ProcessEngineClient(EngineConfig(model_path=str(tmp_path), runtime=Runtime.TENSORRT_LLM))
-    with pytest.raises(SluiceError, match="not installed") as caught:
-        await client.start()
-    assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
 async def test_a_grammar_is_handed_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -30,11 +30,13 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> StandIn:
     return StandIn(monkeypatch, tmp_path, "1.3.0").set(STEP_MS=2, FAULT_ONCE=tmp_path / "it-happened")
 
 
-@pytest.mark.parametrize(("version", "fault"), [("1.2.1", "exit_after=150"), ("1.3.0", "hang_after=150")])
-async def test_streams_go_on_in_the_next_engine(stand_in: StandIn, version: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "fault", "stall_s"), [("1.2.1", "exit_after=150", "600"), ("1.3.0", "hang_after=150", "4")]
+)
+async def test_streams_go_on_in_the_next_engine(stand_in: StandIn, version: str, fault: str, stall_s: str) -> None:
     stand_in.set(VERSION=version, FAULT=fault)
     prompts = [[10 + i, 3] for i in range(8)]
-    async with stand_in.client(runtime_settings={"stall_timeout_s": "1"}) as client:
+    async with stand_in.client(runtime_settings={"stall_timeout_s": stall_s}) as client:
         streams = [client.submit(request(prompt, 60)) for prompt in prompts]
         assert await asyncio.gather(*map(tokens, streams)) == [echo(prompt, 60) for prompt in prompts]
         assert (client.num_restarts, client.num_resumed, client.num_poisoned) == (1, 8, 0)

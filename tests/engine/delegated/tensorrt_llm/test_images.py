@@ -118,7 +118,7 @@ async def test_images_that_cannot_be_used_are_the_client_s_fault(
 async def test_a_lack_of_memory_is_not(
     import_stand_in: Callable[..., ModuleType], open_llm: OpenLlm, seeing: Path
 ) -> None:
-    images = await images_of(open_llm(import_stand_in(STAND_IN_FAULT="image_memory"), seeing), seeing)
+    images = await images_of(open_llm(import_stand_in(FAULT="image_memory"), seeing), seeing)
     with pytest.raises(MemoryError):
         await images.process(request(9, SEEN, images=(picture(2000),)))
     assert (await images.process(request(9, SEEN, images=(picture(),)))).is_told_apart
@@ -137,7 +137,7 @@ async def adapter(model: Path) -> TensorRtLlm:
 async def test_where_images_are_alike_in_the_cache_no_request_gets_the_blocks_of_another(
     import_stand_in: Callable[..., ModuleType], seeing: Path
 ) -> None:
-    import_stand_in(STAND_IN_FAULT="image_hashes")
+    import_stand_in(FAULT="image_hashes")
     llm = await adapter(seeing)
     asked = [request(9, SEEN, images=(picture(40, color),), cache_salt="own") for color in ("red", "blue")]
     salts = [await salt(llm, each) for each in asked]

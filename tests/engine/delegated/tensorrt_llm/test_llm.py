@@ -1,9 +1,11 @@
-"""The blocks that TensorRT-LLM reserves, and which of them it shares."""
+"""The blocks that TensorRT-LLM reserves, and which of them it shares; and what its front tells of lost workers."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from packaging.version import Version
 
@@ -14,9 +16,11 @@ from engine.delegated.tensorrt_llm.configuration.plan import LlmPlan
 from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.library import TensorRtLlmLibrary
 from engine.delegated.tensorrt_llm.llm import TensorRtLlm
+from engine.delegated.tensorrt_llm.loaded import worker_loss
 from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
 from engine.model_folder import ModelFormat
 from engine.types import GenerateRequest, SamplingParams
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(
@@ -98,3 +102,19 @@ def test_prompts_that_are_computed_whole_and_beams_share_nothing() -> None:
 def test_a_prompt_longer_than_the_window_takes_no_more_than_it() -> None:
     windowed = llm(cache={"max_attention_window": [128]})
     assert windowed.worst_case_blocks(request(*[1] * 3000)) == 5
+
+
+@pytest.mark.slow  # the stand-in starts a rank
+async def test_a_dead_worker_is_known_without_another_request(
+    import_stand_in: Callable[..., ModuleType], open_llm: Callable[..., Any]
+) -> None:
+    llm = open_llm(import_stand_in(RANK_DEATH="hang"), tensor_parallel_size=2)
+    assert worker_loss(llm) is None
+    [rank] = [each for each in psutil.Process().children() if each.cmdline()[-1:] == ["stand-in-rank=1"]]
+    rank.kill()
+    await until(lambda: worker_loss(llm) is not None)
+    assert worker_loss(llm) == "The executor has failed: rank 1 is gone"
+
+
+def test_a_front_that_tells_nothing_has_lost_nobody() -> None:
+    assert worker_loss(object()) is None

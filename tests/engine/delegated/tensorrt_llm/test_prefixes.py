@@ -30,7 +30,7 @@ def streamed(folder: Path) -> dict[str, str]:
     return {"kv_cache_config.kv_events_config": json.dumps(events)}
 
 
-@pytest.mark.parametrize("version", ["1.2.1", "1.4.0", "1.4.0 streamed"])
+@pytest.mark.parametrize("version", ["1.2.1", "1.4.0 streamed"])
 async def test_another_gateway_finds_the_replica_that_has_a_prompt(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
 ) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from engine.delegated.tensorrt_llm.folder import LlmFolder
 from engine.delegated.tensorrt_llm.grammars import BACKENDS, grammar_kinds
 from engine.delegated.tensorrt_llm.library import field_names, load_library
 from engine.delegated.tensorrt_llm.samplers import ModelSampler, SamplerKind
-from engine.delegated.tensorrt_llm.sampling import sampling_params
+from engine.delegated.tensorrt_llm.sampling import budget_refusal, sampling_params
 from engine.model_folder import ModelFormat
 from engine.types import GenerateRequest, Grammar, GrammarKind, SamplingParams
 from sluice.errors import ErrorCode, SluiceError
@@ -284,3 +285,24 @@ def test_without_a_backend_there_are_no_grammars(sample: Sample) -> None:
     assert grammar_kinds(None) == ()
     error = refusal(sample, grammar=Grammar(GrammarKind.JSON_OBJECT))
     assert error.param == "grammar" and "guided_decoding_backend=xgrammar" in error.message
+
+
+# -- budgets for the reasoning
+
+
+@pytest.mark.parametrize(
+    ("processor", "arguments", "words"),
+    [
+        (object(), {}, None),
+        (object(), {"speculative_config": None}, None),
+        (object(), {"speculative_config": object()}, "TensorRT-LLM keeps to none beside speculation"),
+        (None, {}, "TensorRT-LLM 1.3.0rc5 has none, later versions of 1.3 do"),
+    ],
+)
+def test_a_budget_needs_the_processor_and_no_speculation(
+    processor: object, arguments: dict[str, Any], words: str | None
+) -> None:
+    library: Any = SimpleNamespace(version=Version("1.3.0rc5"), find=lambda name: processor)
+    refusal = budget_refusal(arguments, library)
+    expected = {} if words is None else {"thinking_token_budget": f"thinking_token_budget must be left out: {words}"}
+    assert refusal == expected

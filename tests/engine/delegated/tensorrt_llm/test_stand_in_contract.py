@@ -1,13 +1,11 @@
 """The stand-in's public surface is that of the API-stability files, name by name."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import MISSING, fields
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-import pydantic
 import pytest
 import yaml
 
@@ -124,77 +122,3 @@ def test_what_only_one_version_has(stand_in: ModuleType, flavour: str) -> None:
     else:
         with pytest.raises(ModuleNotFoundError):
             import_module("tensorrt_llm._tensorrt_engine")
-
-
-def test_what_is_unknown_is_refused(stand_in: ModuleType, open_llm: Callable[..., Any]) -> None:
-    llmapi = import_module("tensorrt_llm.llmapi")
-    with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
-        open_llm(stand_in, max_num_seqs=4)
-    with pytest.raises(pydantic.ValidationError, match="Extra inputs"):
-        llmapi.KvCacheConfig(fraction=0.5)
-    with pytest.raises(TypeError, match="max_new_tokens"):
-        stand_in.SamplingParams(max_new_tokens=3)
-    with pytest.raises(AttributeError):
-        stand_in.SamplingParams().max_new_tokens = 3
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("max_batch_size", "8"),
-        ("enable_chunked_prefill", "yes"),
-        ("tokenizer_mode", "fast"),
-        ("guided_decoding_backend", "outlines"),
-        ("speculative_config", {"decoding_type": "Nothing"}),
-        ("kv_cache_config", {"free_gpu_memory_fraction": 1.5}),
-        ("kv_cache_config", {"max_attention_window": []}),
-        ("scheduler_config", {"capacity_scheduler_policy": "guaranteed_no_evict"}),
-        ("peft_cache_config", {"lora_prefetch_dir": "somewhere"}),
-        ("speculative_config", {"decoding_type": "Lookahead"}),
-    ],
-)
-def test_a_wrong_argument_is_refused(
-    stand_in: ModuleType, open_llm: Callable[..., Any], name: str, value: object
-) -> None:
-    with pytest.raises(pydantic.ValidationError, match=name):
-        open_llm(stand_in, **{name: value})
-
-
-def test_arguments_come_as_objects_or_as_dictionaries(stand_in: ModuleType, open_llm: Callable[..., Any]) -> None:
-    llmapi = import_module("tensorrt_llm.llmapi")
-    llm = open_llm(
-        stand_in,
-        kv_cache_config=llmapi.KvCacheConfig(max_tokens=256),
-        scheduler_config={"capacity_scheduler_policy": "MAX_UTILIZATION"},
-        speculative_config={"decoding_type": "NGram", "max_draft_len": 4},
-        load_format="dummy",
-        max_beam_width=None,
-    )
-    assert llm.args.kv_cache_config.max_tokens == 256
-    assert llm.args.scheduler_config.capacity_scheduler_policy is llmapi.CapacitySchedulerPolicy.MAX_UTILIZATION
-    assert isinstance(llm.args.speculative_config, llmapi.NGramDecodingConfig)
-    assert llm.args.load_format is llmapi.LoadFormat.DUMMY
-    assert llm.args.max_beam_width in (None, 1)
-    assert llm.args.scheduler_config is not type(llm.args).model_fields["scheduler_config"].default
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"n": 2, "best_of": 1}, "best_of"),
-        ({"n": 2}, "Greedy decoding"),
-        ({"n": 2, "top_k": 1}, "Greedy decoding"),
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-    ],
-)
-def test_sampling_params_keep_their_rules(stand_in: ModuleType, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        stand_in.SamplingParams(**values)
-    guide = import_module("tensorrt_llm.llmapi").GuidedDecodingParams(json_object=True, regex="a")
-    with pytest.raises(ValueError, match="Only one guide"):
-        stand_in.SamplingParams(guided_decoding=guide)
-
-
-def test_sampling_params_fill_in(stand_in: ModuleType) -> None:
-    params = stand_in.SamplingParams(n=2, top_p=0.9, end_id=7, logprobs=True)
-    assert (params.best_of, params.pad_id, params.logprobs) == (2, 7, 1)

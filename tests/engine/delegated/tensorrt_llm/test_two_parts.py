@@ -2,13 +2,16 @@
 
 import json
 import math
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from engine.delegated.interface import ResponseDelta
 from engine.delegated.tensorrt_llm.folder import LlmFolder
-from engine.delegated.tensorrt_llm.two_parts import first_part
+from engine.delegated.tensorrt_llm.two_parts import TwoPartHandle, first_part
 from engine.model_folder import ModelFormat
 from engine.types import FinishReason, GenerateRequest, Grammar, GrammarKind, SamplingParams
 from tests.engine.delegated.tensorrt_llm.flavours import FLAVOURS
@@ -83,6 +86,38 @@ def test_what_cannot_be_divided_is_refused(asked: dict[str, Any]) -> None:
 def test_a_request_that_leaves_no_token_is_refused(asked: dict[str, Any]) -> None:
     error = error_of(divided, **asked)
     assert error.param == "allowed_token_ids" and "must leave a token to choose" in error.message
+
+
+class Part:
+    """A request that brings these tokens, piece by piece, and then its length is reached."""
+
+    is_finished = False
+
+    def __init__(self, *pieces: list[int]) -> None:
+        self._pieces = pieces
+
+    async def __aiter__(self) -> AsyncIterator[list[int]]:
+        for number, piece in enumerate(self._pieces, 1):
+            self.is_finished = number == len(self._pieces)
+            yield piece
+
+    def read(self, response: list[int]) -> ResponseDelta:
+        return ResponseDelta(response, FinishReason.LENGTH if self.is_finished else None)
+
+
+async def test_the_second_part_goes_on_from_all_that_the_first_has_brought() -> None:
+    whole = msgspec.structs.replace(request([5], 9, min_tokens=4), resume_token_ids=[7])
+    rest: list[list[int]] = []
+
+    def submit_rest(asked: GenerateRequest) -> Part:
+        rest.append(asked.resume_token_ids)
+        return Part([4, 5])
+
+    handle = TwoPartHandle(Part([1], [2, 3]), whole, submit_rest)  # type: ignore[arg-type]
+    deltas = [handle.read(response) async for response in handle]
+    assert [each.token_ids for each in deltas] == [[1], [2, 3], [4, 5]]
+    assert [each.finish_reason for each in deltas] == [None, None, FinishReason.LENGTH]
+    assert (rest, handle.is_finished) == ([[7, 1, 2, 3]], True)
 
 
 @pytest.fixture(params=FLAVOURS)

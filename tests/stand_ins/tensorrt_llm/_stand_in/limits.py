@@ -1,7 +1,6 @@
 """Reads a model folder, and derives the limits of an iteration from it and the arguments of an LLM."""
 
 import json
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +40,7 @@ def read_model_folder(path: Path, *, is_engine: bool) -> ModelFolder:
 
 
 def load_as_told() -> None:
-    """Load as slowly, or with the failure, as a fault says."""
-    delay = settings().fault("load_slow")
-    if delay is not None:
-        time.sleep(float(delay or 1))
+    """Load with the failure that a fault asks for."""
     if settings().claims("load_error"):
         raise RuntimeError(f"the model cannot be loaded: {settings().fault('load_error') or 'a fault was asked for'}")
 
@@ -61,14 +57,12 @@ def worker_limits(args: Any, folder: ModelFolder, *, is_engine: bool) -> WorkerL
         chunk_unit=unit,
         is_fair=scheduler.context_chunking_policy == "EQUAL_PROGRESS",
     )
-    has_request_stats = bool(getattr(args, "enable_iter_req_stats", False))
     return WorkerLimits(
         batch=batch,
         policy=str(scheduler.capacity_scheduler_policy),
         num_blocks=-(-(kv.max_tokens or settings().kv_tokens) // size),
         tokens_per_block=size,
         has_stats=is_engine or args.enable_iter_perf_stats,
-        has_request_stats=has_request_stats,
         by_priority=getattr(scheduler, "waiting_queue_policy", "fcfs") == "priority",
     )
 

@@ -8,15 +8,12 @@ from pathlib import Path
 
 VERSIONS = ("1.2.1", "1.3.0rc5", "1.3.0", "1.4.0")
 
-_OPTIONAL = {"_check_health", "cached_tokens"}
-_WITHOUT = {"1.2.1": "_check_health,cached_tokens"}
+_WITHOUT = {"1.2.1": frozenset({"_check_health", "cached_tokens"})}
 """It is not sure which versions have them: one does not, so that tests meet both."""
 _RANK_DEATH = {"1.2.1": "hang"}
 
 _FAULTS = {
-    "slow",
     "hang_after",
-    "rank_dies_after",
     "exit_after",
     "error_on_token",
     "cuda_error",
@@ -24,7 +21,6 @@ _FAULTS = {
     "stats_empty",
     "stats_null",
     "load_error",
-    "load_slow",
     "unhealthy",
     "image_hashes",
     "image_memory",
@@ -45,8 +41,6 @@ class Settings:
     rank_death: str
     """Effect of a dead rank on the requests in flight: error, hang or exit. Those of 1.2 hang."""
     script: Path | None
-    without: frozenset[str]
-    """Attributes that this version does not have."""
     end_token: str
     """Whether the end token is in `token_ids`: in, out, or auto (in for PyTorch, out for compiled engines)."""
     kv_tokens: int
@@ -60,7 +54,7 @@ class Settings:
         return "1.3.0" if self.version == "1.3.0rc5" else self.version
 
     def has(self, attribute: str) -> bool:
-        return attribute not in self.without
+        return attribute not in _WITHOUT.get(self.version, ())
 
     def fault(self, name: str) -> str | None:
         """Return the value of a fault that is on, else None."""
@@ -91,26 +85,17 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     if version not in VERSIONS:
         raise ValueError(f"STAND_IN_VERSION must be one of {', '.join(VERSIONS)}, got {version!r}")
     faults = _read_faults(environment.get("STAND_IN_FAULT", ""))
-    step_ms = faults.get("slow") or environment.get("STAND_IN_STEP_MS", "0")
     return Settings(
         version=version,
-        step_s=float(step_ms) / 1000,
+        step_s=float(environment.get("STAND_IN_STEP_MS", "0")) / 1000,
         faults=faults,
         fault_once=_path(environment, "STAND_IN_FAULT_ONCE"),
         rank_death=_choice(environment, "STAND_IN_RANK_DEATH", ("error", "hang", "exit"), _RANK_DEATH.get(version)),
         script=_path(environment, "STAND_IN_SCRIPT"),
-        without=_without(environment.get("STAND_IN_WITHOUT", _WITHOUT.get(version, ""))),
         end_token=_choice(environment, "STAND_IN_END_TOKEN", ("auto", "in", "out")),
         kv_tokens=int(environment.get("STAND_IN_KV_TOKENS", "65536")),
         record=_path(environment, "STAND_IN_RECORD"),
     )
-
-
-def _without(text: str) -> frozenset[str]:
-    names = frozenset(part.strip() for part in text.split(",") if part.strip())
-    if unknown := names - _OPTIONAL:
-        raise ValueError(f"STAND_IN_WITHOUT must name some of {', '.join(sorted(_OPTIONAL))}, got {', '.join(unknown)}")
-    return names
 
 
 def _read_faults(text: str) -> dict[str, str]:

@@ -29,7 +29,6 @@ class Iteration:
     allocated_new: int
     reused: int
     missed: int
-    requests: tuple[dict[str, Any], ...] | None = None
 
 
 def statistics(told: Iteration, *, has_parts: bool) -> dict[str, Any]:
@@ -78,5 +77,4 @@ def statistics(told: Iteration, *, has_parts: bool) -> dict[str, Any]:
         "staticBatchingStats": None,
         "inflightBatchingStats": batching if has_parts else None,
         "specDecodingStats": None,
-        **({} if told.requests is None else {"requestStats": list(told.requests)}),
     }

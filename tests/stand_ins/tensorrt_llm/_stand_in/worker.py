@@ -45,18 +45,9 @@ class Ranks:
             for rank in range(count)
         ]
 
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
-
     def dead(self) -> int | None:
         """Return the number of a rank that is gone, None while all live."""
         return next((rank for rank, process in enumerate(self._processes) if process.poll() is not None), None)
-
-    def kill_last(self) -> None:
-        if self._processes:
-            self._processes[-1].kill()
-            self._processes[-1].wait()
 
     def close(self) -> None:
         for process in self._processes:
@@ -75,7 +66,6 @@ class WorkerLimits:
     num_blocks: int
     tokens_per_block: int
     has_stats: bool
-    has_request_stats: bool
     by_priority: bool = False
     """Whether requests that wait are taken by priority, else in order of arrival."""
 
@@ -93,7 +83,6 @@ class Worker:
         self.mpi_futures: list[Future[None]] = [Future()]
         """Done where a rank has ended."""
         self.error_queue: queue.Queue[Exception] = queue.Queue()
-        self.trace: Callable[[dict[str, Any]], None] | None = None
         self._limits = limits
         self._ranks = ranks
         self._policy = POLICIES[limits.policy]
@@ -245,7 +234,6 @@ class Worker:
             self._active[load.request_id].start_again()
             self._kv_cache.release(load.request_id)
         batch = micro_batch(self._start_transfers(fitting.scheduled), self._limits.batch)
-        self._trace(fitting.scheduled, batch)
         allocated = self._allocated
         self._prefill(batch)
         self._decode(batch)
@@ -406,7 +394,6 @@ class Worker:
             allocated_new=allocated,
             reused=self._reused,
             missed=self._missed,
-            requests=self._request_stats(batch) if self._limits.has_request_stats else None,
         )
         self.tell_stats(json.dumps(statistics(told, has_parts=settings().fault("stats_null") is None)))
 
@@ -416,41 +403,11 @@ class Worker:
             order.request_id, token_ids, root_of(work), is_end=is_end, salt=order.salt, adapter=order.adapter
         )
 
-    def _request_stats(self, batch: MicroBatch) -> tuple[dict[str, Any], ...]:
-        running = {load.request_id for load, _ in batch.contexts} | {load.request_id for load in batch.generations}
-        return tuple(
-            {
-                "id": request_id,
-                "stage": "GENERATION_IN_PROGRESS" if work.load.stage is Stage.GENERATION else "CONTEXT_IN_PROGRESS",
-                "contextPrefillPosition": work.load.num_prefilled,
-                "numGeneratedTokens": work.load.num_generated,
-                "avgNumDecodedTokensPerIter": 0.0,
-                "scheduled": request_id in running,
-                "paused": False,
-                "allocTotalBlocksPerRequest": work.load.held_per_beam,
-            }
-            for request_id, work in self._active.items()
-        )
-
-    def _trace(self, scheduled: tuple[Load, ...], batch: MicroBatch) -> None:
-        if self.trace is not None:
-            self.trace(
-                {
-                    "scheduled": [load.request_id for load in scheduled],
-                    "contexts": [[load.request_id, count] for load, count in batch.contexts],
-                    "generations": [load.request_id for load in batch.generations],
-                }
-            )
-
     def _obey_faults(self) -> None:
         if self._has_reached("hang_after"):
             self.is_hanging = True
         if self._has_reached("exit_after"):
             os._exit(70)
-        if self._has_reached("rank_dies_after"):
-            self._ranks.kill_last()
-            if not self._ranks.pids:
-                self._die("rank 0 is gone")
 
     def _has_reached(self, fault: str) -> bool:
         limit = settings().fault(fault)

@@ -219,13 +219,6 @@ class GenerationResult:
     def _detokenize(self) -> None:
         """Only a RequestOutput has a tokenizer."""
 
-    def _repr_fields(self) -> list[str]:
-        return ["request_id", "prompt_token_ids", "outputs", "finished", "context_logits"]
-
-    def __repr__(self) -> str:
-        told = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._repr_fields())
-        return f"{type(self).__name__}({told})"
-
     def __hash__(self) -> int:
         return hash(self.request_id)
 

@@ -70,9 +70,6 @@ class RequestOutput(GenerationResult):
             output._last_text_len = len(output.text)
             output.text = self._tokenizer.decode(output.token_ids or [], skip_special_tokens=params.skip_special_tokens)
 
-    def _repr_fields(self) -> list[str]:
-        return ["request_id", "prompt", "prompt_token_ids", "outputs", "finished"]
-
 
 class _Base:
     """The behaviour of both LLM classes."""
