@@ -1,7 +1,7 @@
 """An executor under a script of commands, on a runner whose answers depend on every token in the block tables."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from hypothesis import strategies as st
@@ -76,12 +76,19 @@ class ScriptedExecutor:
         request = make_request(prompt, str(stream_id), **fields)
         self.script.pending.append(Submit(stream_id, request, source=source))
 
-    def play(self, arrivals: Arrivals, num_steps: int, cancels: Sequence[tuple[int, int]] = ()) -> None:
-        """Run `num_steps`, submit each request and cancel each stream of `cancels` at its step, then finish."""
+    def play(
+        self,
+        arrivals: Arrivals,
+        num_steps: int = 31,
+        cancels: Sequence[tuple[int, int]] = (),
+        fields: Mapping[int, Mapping[str, object]] | None = None,
+    ) -> None:
+        """Run `num_steps`, submit each request, with the `fields` of its stream, and cancel each stream of `cancels` at
+        its step, then finish."""
         for step in range(num_steps):
             for stream_id, (prompt, max_tokens, arrival) in enumerate(arrivals):
                 if arrival == step:
-                    self.submit(stream_id, prompt, max_tokens=max_tokens)
+                    self.submit(stream_id, prompt, max_tokens=max_tokens, **(fields or {}).get(stream_id, {}))
             self.script.pending += [Cancel(stream_id) for stream_id, when in cancels if when == step]
             self.step()
         self.finish()

@@ -121,3 +121,16 @@ def test_tables_gather_rows_in_the_order_asked() -> None:
     assert begins.tolist() == [0, 2, 5]
     assert tables.close(first) == [7, 8, 9]
     assert tables.blocks(tables.open()) == []
+
+
+def test_who_follows_the_index_hears_what_entered_and_left_it() -> None:
+    pool = BlockPool(2)
+    assert pool.take_changes() is None, "nobody follows yet"
+    pool.follow(True)
+    first, _ = pool.allocate(2)
+    pool.index(first, name(1))
+    pool.release([first])
+    assert pool.take_changes() == ([name(1)], [])
+    [again] = pool.allocate(1)
+    pool.index(again, name(2))
+    assert pool.take_changes() == ([name(2)], [name(1)])

@@ -10,7 +10,7 @@ from engine.yaml_text import load_yaml
     "text",
     [
         *("2024-99-99", "!!int x", "!!int ''", "!!float x", "!!bool x", "!!timestamp x", "a: !!int _"),
-        *("[" * 5000, "{a: " * 3000, "!!python/object:os.system x", "[", "a: b: c", "\0"),
+        *("[" * 1200, "{a: " * 3000, "!!python/object:os.system x", "[", "a: b: c", "\0"),
         *(b"\xff", b"\xed\xa0\x80"),
     ],
 )

@@ -118,3 +118,11 @@ def generate_greedily(
         )
     best = torch.stack([scores[0] for scores in result.scores]).topk(2).values
     return Continuation(result.sequences[0, len(prompt) :].tolist(), float((best[:, 0] - best[:, 1]).min()))
+
+
+def worst_choice(model: PreTrainedModel, prompt: list[int], token_ids: list[int]) -> float:
+    """Return the most by which a likelier token leads one of `token_ids`, each after the prompt and those before it."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + token_ids[:-1]])).logits[0, len(prompt) - 1 :]
+    chosen = logits.gather(1, torch.tensor(token_ids)[:, None])[:, 0]
+    return float((logits.amax(1) - chosen).max())

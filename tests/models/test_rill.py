@@ -88,10 +88,3 @@ def test_text_survives_the_tokenizer() -> None:
     text = "def f(x): return 'naïve 漢字 🙂' # 12345\n\tSELECT * FROM t;"
     one = tokenizer()
     assert one.decode(one.encode(text, add_special_tokens=False)) == text
-
-
-def test_the_card_names_data_licences_figures_and_limits() -> None:
-    card = (RILL / "README.md").read_text()
-    for heading in ("## Data", "## Training", "## Evaluation", "## Sample answers", "## Limits", "## Licence"):
-        assert heading in card
-    assert card.count("\n--> ") == 10

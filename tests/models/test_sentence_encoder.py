@@ -2,21 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import httpx
 import numpy as np
 import onnx
 import pytest
 
-from gateway.http.app import create_app
-from gateway.http.server import HttpServer
-from gateway.listeners import listen, listener_url
-from gateway.options.config import ServeConfig
-from gateway.service import InferenceService
-from gateway.telemetry.metrics import GatewayMetrics
 from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
 from serving.request import InferRequest
@@ -40,22 +32,6 @@ SAME = 1e-5
 async def models(tmp_path: Path) -> AsyncIterator[ModelRepository]:
     async with serving(copy_models(tmp_path)) as repository:
         yield repository
-
-
-@asynccontextmanager
-async def http_client(models: ModelRepository) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """Yield a client of a server for the models on a free port."""
-    service = InferenceService(models, GatewayMetrics(), heartbeat_timeout_s=10)
-    service.begin_serving()
-    listener = listen("127.0.0.1", 0, "--http-port")
-    server = HttpServer(create_app(service, ServeConfig()), listener)
-    server.start()
-    try:
-        async with httpx.AsyncClient(base_url=listener_url(listener)) as client:
-            yield client
-    finally:
-        await server.stop(1.0)
-        listener.close()
 
 
 async def encoded(model: Model, texts: Sequence[str]) -> Array:
@@ -118,20 +94,6 @@ async def test_too_many_tokens_are_refused_and_hurt_nobody_in_the_batch(models: 
     for refused in (bad, negative):
         assert isinstance(refused, SluiceError) and refused.code is ErrorCode.INVALID
     assert (await encoded_tokens(encoder, [[101] * 512])).shape == (1, 384)
-
-
-async def test_it_answers_plain_v2_requests(models: ModelRepository) -> None:
-    body = {"inputs": [{"name": "input_ids", "shape": [1, 4], "datatype": "INT64", "data": [101, 7592, 2088, 102]}]}
-    async with http_client(models) as client:
-        tokens = await client.post("/v2/models/sentence_encoder/infer", json=body)
-        text = await client.post(
-            "/v2/models/query_encoder/infer",
-            json={"inputs": [{"name": "text", "shape": [2, 1], "datatype": "BYTES", "data": ["hello world", ""]}]},
-        )
-    assert tokens.status_code == text.status_code == 200
-    [output] = text.json()["outputs"]
-    assert (output["name"], output["shape"], output["datatype"]) == ("embeddings", [2, 384], "FP32")
-    assert np.allclose(tokens.json()["outputs"][0]["data"], output["data"][:384], atol=SAME)
 
 
 def test_it_is_small_and_runs_on_any_onnxruntime_of_three_years() -> None:

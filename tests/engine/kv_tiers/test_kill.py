@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.engine.fake_runner import echo
 from tests.engine.kv_tiers.serve_forever import LIMITS, PROMPTS
 from tests.engine.kv_tiers.test_executor import play, tier_stats
@@ -13,13 +11,12 @@ from tests.engine.scripted_executor import ScriptedExecutor
 from tests.paths import ROOT
 
 
-@pytest.mark.parametrize("num_served", [60, 203])
-def test_after_a_kill_blocks_are_found_or_discarded_and_no_token_is_wrong(tmp_path: Path, num_served: int) -> None:
+def test_after_a_kill_blocks_are_found_or_discarded_and_no_token_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.engine.kv_tiers.serve_forever", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if int(line) >= num_served and any(tmp_path.glob("*.index")):
+            if int(line) >= 120 and any(tmp_path.glob("*.index")):
                 break
         process.kill()
     assert process.returncode < 0, "it was killed, and did not end by itself"

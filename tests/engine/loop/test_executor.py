@@ -1,48 +1,107 @@
 """The executor's guarantees: each request gets the right tokens and ends once, whatever happens."""
 
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.arrays import FloatArray
 from engine.frames import Cancel, Shutdown
-from engine.runners.base import StepBatch
+from engine.runners.base import Draws, StepBatch
 from engine.sampling.host_logits import HostLogits
 from engine.types import FinishReason
 from sluice.errors import ErrorCode
-from tests.engine.fake_runner import EchoRunner, echo
+from tests.engine.fake_runner import EchoRunner, EchoStep, echo
 from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, requests
 
 pytestmark = pytest.mark.usefixtures("looks_ahead")
 POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=25)
-@given(arrivals=requests)
-def test_everyone_gets_the_right_tokens_and_ends_once(policy: str, arrivals: Arrivals) -> None:
-    bench = ScriptedExecutor(scheduler_policy=policy)
-    bench.play(arrivals, 31)
-    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
-        assert bench.tokens[stream_id] == echo(prompt, max_tokens)
-        assert bench.reasons[stream_id] == [FinishReason.LENGTH]
-    assert bench.executor.stats().num_blocks_free == 24
+class FaultyRunner(EchoRunner):
+    """Fails its launches and runs of these numbers. Sequences that begin with 666 get NaN after some tokens."""
+
+    bad_launches: frozenset[int] = frozenset()
+    bad_runs: frozenset[int] = frozenset()
+    num_launches = 0
+    first_nan = 0
+    """Tokens that a sequence of 666 has before its first NaN."""
+
+    def launch(self, batch: StepBatch, draws: Draws | None) -> EchoStep:
+        self.num_launches += 1
+        if self.num_launches in self.bad_launches:
+            raise RuntimeError("launch failed")
+        return super().launch(batch, draws)
+
+    def compute(self, batch: StepBatch) -> FloatArray:
+        if self.num_runs + 1 in self.bad_runs:
+            self.num_runs += 1
+            raise RuntimeError("kernel failed")
+        logits = super().compute(batch)
+        for row, token_row in enumerate(batch.sampled_rows.tolist()):
+            sequence = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
+            if self.first_token(batch, sequence) == 666 and batch.past_lens[sequence] >= self.first_nan:
+                logits[row] = np.nan
+        return logits
+
+
+def faulty(**faults: object) -> FaultyRunner:
+    runner = FaultyRunner(num_blocks=24, block_size=4, max_model_len=64)
+    for name, value in faults.items():
+        setattr(runner, name, value)
+    return runner
+
+
+def sometimes(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.one_of(st.just(()), strategy)
+
+
+faults = sometimes(st.frozensets(st.integers(1, 30), max_size=3))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=25)
-@given(arrivals=requests, cancels=st.lists(st.tuples(st.integers(0, 19), st.integers(0, 40)), max_size=25))
-def test_cancel_at_any_point_frees_everything(policy: str, arrivals: Arrivals, cancels: list[tuple[int, int]]) -> None:
-    bench = ScriptedExecutor(scheduler_policy=policy)
-    bench.play(arrivals, 41, cancels)
-    cancelled = {stream_id for stream_id, _ in cancels}
-    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
-        assert len(bench.reasons[stream_id]) == 1
-        expected = echo(prompt, max_tokens)
-        assert bench.tokens[stream_id] == expected[: len(bench.tokens[stream_id])]
-        if stream_id not in cancelled:
-            assert bench.tokens[stream_id] == expected
-    assert bench.executor.stats().num_blocks_free == 24
+@settings(deadline=None, max_examples=20)
+@given(
+    arrivals=requests,
+    stops=sometimes(st.lists(st.integers(0, 19), min_size=20, max_size=20)),
+    cancels=sometimes(st.lists(st.tuples(st.integers(0, 19), st.integers(0, 40)), max_size=12)),
+    bad_launches=faults,
+    bad_runs=faults,
+)
+def test_everyone_gets_the_right_tokens_and_ends_once_whatever_fails(
+    policy: str,
+    arrivals: Arrivals,
+    stops: Sequence[int],
+    cancels: Sequence[tuple[int, int]],
+    bad_launches: Collection[int],
+    bad_runs: Collection[int],
+) -> None:
+    """`stops` are places in the answers; the token there is a stop token, which nobody foresees."""
+    bench = ScriptedExecutor(faulty(bad_launches=bad_launches, bad_runs=bad_runs), scheduler_policy=policy)
+    expected = {number: echo(prompt, max_tokens) for number, (prompt, max_tokens, _) in enumerate(arrivals)}
+    fields: dict[int, dict[str, object]] = {}
+    for (number, tokens), place in zip(expected.items(), stops, strict=False):
+        stop = tokens[min(place, len(tokens) - 1)]
+        fields[number] = {"stop_token_ids": (stop,)}
+        expected[number] = tokens[: tokens.index(stop) + 1]
+    bench.play(arrivals, 41, cancels, fields)
+    failed, cancelled = {failure.stream_id for failure in bench.failures}, {number for number, _ in cancels}
+    assert len(failed) == len(bench.failures), "each fails once"
+    assert not failed or bad_launches or bad_runs
+    for number, tokens in expected.items():
+        assert len(bench.reasons[number]) == (number not in failed)
+        if number in failed | cancelled:
+            assert bench.tokens[number] == tokens[: len(bench.tokens[number])]
+        else:
+            assert bench.tokens[number] == tokens
+            assert bench.reasons[number] == [FinishReason.STOP if number in fields else FinishReason.LENGTH]
+    stats = bench.executor.stats()
+    assert stats.num_blocks_free == 24
+    if policy != "max_utilization":
+        assert (stats.preemptions_total, stats.recomputed_tokens_total) == (0, 0)
 
 
 def test_cancel_while_the_batch_runs_frees_at_once() -> None:
@@ -61,15 +120,6 @@ def test_cancel_while_the_batch_runs_frees_at_once() -> None:
     assert held > 0
     assert bench.executor.stats().num_blocks_used == 0
     assert bench.reasons[1] == [FinishReason.CANCELLED]
-
-
-def test_a_stop_token_ends_the_sequence_and_is_its_last_token() -> None:
-    expected = echo([5, 6], 10)
-    bench = ScriptedExecutor()
-    bench.submit(1, [5, 6], max_tokens=10, stop_token_ids=(expected[3],))
-    bench.finish()
-    assert bench.tokens[1] == expected[:4]
-    assert bench.reasons[1] == [FinishReason.STOP]
 
 
 @pytest.mark.parametrize(("ignore_eos", "length"), [(False, 4), (True, 10)])
@@ -124,18 +174,8 @@ def test_a_full_queue_refuses_with_a_time_to_come_back() -> None:
     assert all(len(bench.tokens[stream_id]) == 5 for stream_id in range(5))
 
 
-class FailingRunner(EchoRunner):
-    """Fails its second run."""
-
-    def compute(self, batch: StepBatch) -> FloatArray:
-        if self.num_runs == 1:
-            self.num_runs += 1
-            raise RuntimeError("kernel failed")
-        return super().compute(batch)
-
-
 def test_a_step_that_raises_fails_its_batch_and_serving_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    bench = ScriptedExecutor(FailingRunner(num_blocks=24, block_size=4, max_model_len=64))
+    bench = ScriptedExecutor(faulty(bad_runs={2}))
     bench.submit(1, [1, 2], max_tokens=5)
     bench.step()
     bench.step_through()
@@ -146,6 +186,21 @@ def test_a_step_that_raises_fails_its_batch_and_serving_goes_on(caplog: pytest.L
     bench.submit(2, [1, 2], max_tokens=5)
     bench.finish()
     assert bench.tokens[2] == echo([1, 2], 5)
+
+
+@pytest.mark.parametrize("num_good", [0, 8])
+def test_logits_that_are_no_numbers_fail_their_own_request_and_are_not_shared(num_good: int) -> None:
+    bench = ScriptedExecutor(faulty(first_nan=num_good))
+    prompt = [666, 1, 2] if num_good else [666] * 9
+    bench.submit(1, prompt, max_tokens=12)
+    bench.submit(2, [1, 2], max_tokens=12)
+    bench.finish()
+    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(1, ErrorCode.INTERNAL)]
+    assert bench.tokens[1] == echo(prompt, 6 if num_good else 0)
+    assert bench.tokens[2] == echo([1, 2], 12)
+    bench.submit(3, [*prompt, *bench.tokens[1]], max_tokens=1)
+    bench.finish()
+    assert len(bench.failures) == 2, "what the failed step wrote was computed again"
 
 
 def test_shutdown_ends_all_as_cancelled() -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from engine.arrays import FloatArray
 from engine.frames import Cancel
+from engine.loop import executor
 from engine.runners.base import StepBatch
 from engine.sampling.host_logits import HostLogits
 from engine.scheduling.chunks import TARGET_STEP_S
@@ -82,35 +83,6 @@ def test_a_deadline_ends_a_running_request_and_frees_its_blocks() -> None:
     assert bench.executor.stats().num_blocks_used == 0
 
 
-class SpoiltRunner(EchoRunner):
-    """Returns NaN for sequences whose first token is 666."""
-
-    def compute(self, batch: StepBatch) -> FloatArray:
-        logits = super().compute(batch)
-        for row, token_row in enumerate(batch.sampled_rows.tolist()):
-            sequence = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
-            if self.first_token(batch, sequence) == 666:
-                logits[row] = np.nan
-        return logits
-
-
-def test_logits_that_are_no_numbers_fail_only_their_own_request() -> None:
-    bench = ScriptedExecutor(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
-    bench.submit(1, [666, 1, 2], max_tokens=5)
-    bench.submit(2, [1, 2], max_tokens=5)
-    bench.finish()
-    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(1, ErrorCode.INTERNAL)]
-    assert bench.tokens[2] == echo([1, 2], 5)
-
-
-def test_what_brought_no_numbers_is_not_shared() -> None:
-    bench = ScriptedExecutor(SpoiltRunner(num_blocks=24, block_size=4, max_model_len=64))
-    bench.submit(1, [666] * 9, max_tokens=5)
-    bench.finish()
-    assert len(bench.failures) == 1
-    assert bench.executor.stats().num_blocks_cached == 0
-
-
 def test_prompt_logprobs_tell_of_every_prompt_token_in_chunks_too() -> None:
     bench = ScriptedExecutor(max_num_batched_tokens=7)
     prompt = list(range(1, 19))
@@ -124,6 +96,17 @@ def test_prompt_logprobs_tell_of_every_prompt_token_in_chunks_too() -> None:
         best = [entry.top[0][0] for entry in found[1:] if entry is not None]
         assert best == [echo_next(prompt[: i + 1], 4096) for i in range(17)]
     assert bench.details[1].num_cached_tokens == 0, "only computing a prompt tells how likely it is"
+
+
+def test_context_logits_are_those_of_every_prompt_token_in_chunks_too() -> None:
+    bench = ScriptedExecutor(max_num_batched_tokens=7)
+    prompt = list(range(1, 19))
+    bench.submit(0, prompt, max_tokens=2, returns_context_logits=True)
+    bench.finish()
+    content = bench.details[0].context_logits
+    assert content is not None
+    rows = np.frombuffer(content, np.float32).reshape(-1, 4096)
+    assert rows.argmax(axis=1).tolist() == [echo_next(prompt[: i + 1], 4096) for i in range(18)]
 
 
 def test_a_lower_priority_number_goes_first() -> None:
@@ -154,17 +137,18 @@ def test_a_prompt_cancelled_while_it_is_computed_leaves_no_more_than_whole_steps
     assert (stats.num_blocks_used, stats.num_blocks_cached) == (0, num_cached)
 
 
-def test_a_burst_of_requests_does_not_hold_up_those_who_decode() -> None:
+def test_a_burst_of_requests_does_not_hold_up_those_who_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor, "MAX_COMMANDS", 8)
     bench = ScriptedExecutor(max_queued_requests=1000)
     bench.submit(0, [1, 2], max_tokens=20)
     bench.step_through()
-    for stream_id in range(1, 201):
+    for stream_id in range(1, 41):
         bench.submit(stream_id, [stream_id], max_tokens=1)
     bench.step()
-    assert bench.executor.stats().num_waiting < 150, "the rest is taken in by and by"
+    assert bench.executor.stats().num_waiting <= 16, "the rest is taken in by and by"
     assert len(bench.tokens[0]) == 2
     bench.finish()
-    assert all(bench.tokens[i] == echo([i], 1) for i in range(1, 201))
+    assert all(bench.tokens[i] == echo([i], 1) for i in range(1, 41))
 
 
 class SlowRunner(EchoRunner):

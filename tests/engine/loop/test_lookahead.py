@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +13,8 @@ from engine.sampling.state import SamplingState, is_simple
 from engine.types import FinishReason, Grammar, GrammarKind, SamplingParams, ThinkingBudget
 from sluice.errors import ErrorCode
 from tests.engine.fake_runner import EchoRunner, EchoStep, echo
-from tests.engine.scripted_executor import Arrivals, ScriptedExecutor, prompts, requests
+from tests.engine.loop.test_executor import FaultyRunner
+from tests.engine.scripted_executor import ScriptedExecutor, prompts
 
 POLICIES = ("guaranteed_no_evict", "max_utilization", "static_batch")
 LIMITS = {"num_blocks": 24, "block_size": 4, "max_model_len": 64}
@@ -28,28 +28,23 @@ def ahead(**limits: object) -> ScriptedExecutor:
     return ScriptedExecutor(AheadRunner(**LIMITS), **limits)  # type: ignore[arg-type]
 
 
-def test_tokens_are_launched_before_they_are_known() -> None:
-    bench = ahead()
-    bench.submit(1, [1, 2, 3], max_tokens=20)
+@pytest.mark.parametrize(
+    ("limits", "sampling", "num_ahead"),
+    [
+        pytest.param({}, {}, 19, id="all but the last are fed back"),
+        pytest.param({}, {"temperature": 1e-9, "seed": 3}, 19, id="random rows too"),
+        pytest.param({"speculation": "ngram", "num_speculative_tokens": 2}, {}, 0, id="speculation needs the tokens"),
+    ],
+)
+def test_tokens_are_launched_before_they_are_known(
+    limits: dict[str, object], sampling: dict[str, object], num_ahead: int
+) -> None:
+    bench = ahead(**limits)
+    bench.submit(1, [1, 2, 3], max_tokens=20, **sampling)
     bench.finish()
     assert bench.tokens[1] == echo([1, 2, 3], 20)
-    assert bench.runner.num_ahead == 19, "all but the last are fed back"
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=25)
-@given(arrivals=requests, places=st.lists(st.integers(0, 19), min_size=20, max_size=20))
-def test_a_stop_that_nobody_foresaw_is_the_last_token(policy: str, arrivals: Arrivals, places: list[int]) -> None:
-    bench, wanted = ahead(scheduler_policy=policy), {}
-    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
-        expected = echo(prompt, max_tokens)
-        stop = expected[min(places[stream_id], max_tokens - 1)]
-        wanted[stream_id] = expected[: expected.index(stop) + 1]
-        bench.submit(stream_id, prompt, max_tokens=max_tokens, stop_token_ids=(stop,))
-        bench.step()
-    bench.finish()
-    assert {stream_id: bench.tokens[stream_id] for stream_id in wanted} == wanted
-    assert bench.executor.stats().num_blocks_free == 24
+    assert bench.runner.num_ahead == num_ahead
+    assert not bench.runner._launched, "no step for a token that nobody wants"
 
 
 # -- some need the host, some do not
@@ -72,38 +67,20 @@ mixed = st.lists(
 )
 
 
-def play_mixed(bench: ScriptedExecutor, arrivals: list[tuple[list[int], int, int, int]]) -> None:
-    for step in range(31):
-        for stream_id, (prompt, max_tokens, arrival, kind) in enumerate(arrivals):
-            if arrival == step:
-                bench.submit(stream_id, prompt, max_tokens=max_tokens, **KINDS[kind])
-        bench.step()
-    bench.finish()
-
-
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(arrivals=mixed)
 def test_all_kinds_of_requests_get_the_tokens_that_they_get_in_turn(
     policy: str, arrivals: list[tuple[list[int], int, int, int]]
 ) -> None:
     looking, in_turn = ahead(scheduler_policy=policy), ScriptedExecutor(scheduler_policy=policy)
-    play_mixed(looking, arrivals)
-    play_mixed(in_turn, arrivals)
+    for bench in (looking, in_turn):
+        bench.play([each[:3] for each in arrivals], fields={i: KINDS[each[3]] for i, each in enumerate(arrivals)})
     assert looking.tokens == in_turn.tokens
     assert looking.reasons == in_turn.reasons
     stats = looking.executor.stats()
     assert stats.num_blocks_free == 24
     assert stats.generation_tokens_total == in_turn.executor.stats().generation_tokens_total
-    if policy != "max_utilization":
-        assert stats.preemptions_total == 0
-
-
-def test_random_rows_look_ahead_too() -> None:
-    bench = ahead()
-    bench.submit(1, [1, 2, 3], max_tokens=20, temperature=0.1, seed=3)
-    bench.finish()
-    assert bench.runner.num_ahead == 19
 
 
 def test_one_that_needs_the_host_stops_the_lookahead_for_as_long_as_it_runs() -> None:
@@ -119,14 +96,6 @@ def test_one_that_needs_the_host_stops_the_lookahead_for_as_long_as_it_runs() ->
     bench.finish()
     assert bench.runner.num_ahead > before + 10
     assert (bench.tokens[1], bench.tokens[2]) == (echo([1, 2, 3], 30), echo([4, 5], 5))
-
-
-def test_speculation_needs_the_tokens() -> None:
-    bench = ahead(speculation="ngram", num_speculative_tokens=2)
-    bench.submit(1, [1, 2, 3], max_tokens=20)
-    bench.finish()
-    assert bench.tokens[1] == echo([1, 2, 3], 20)
-    assert bench.runner.num_ahead == 0
 
 
 @pytest.mark.parametrize(
@@ -158,57 +127,12 @@ def test_what_follows_a_grammar_or_reports_log_probabilities_is_not_simple() -> 
 # -- failures
 
 
-class FaultyRunner(AheadRunner):
-    """Fails its launches and steps of these numbers; sequences that begin with 666 get NaN after some tokens."""
-
-    bad_launches: frozenset[int] = frozenset()
-    bad_steps: frozenset[int] = frozenset()
-    num_launches = 0
-
-    def launch(self, batch: StepBatch, draws: Draws | None) -> EchoStep:
-        self.num_launches += 1
-        if self.num_launches in self.bad_launches:
-            raise RuntimeError("launch failed")
-        return super().launch(batch, draws)
-
-    def compute(self, batch: StepBatch) -> FloatArray:
-        if self.num_runs + 1 in self.bad_steps:
-            self.num_runs += 1
-            raise RuntimeError("step failed")
-        logits = super().compute(batch)
-        for row, token_row in enumerate(batch.sampled_rows.tolist()):
-            sequence = int(np.searchsorted(batch.subsequence_begins, token_row, side="right")) - 1
-            if self.first_token(batch, sequence) == 666 and batch.past_lens[sequence] >= 8:
-                logits[row] = np.nan
-        return logits
-
-
-faults = st.frozensets(st.integers(1, 30), max_size=4)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@settings(deadline=None, max_examples=25)
-@given(arrivals=requests, bad_launches=faults, bad_steps=faults)
-def test_a_failed_step_ends_its_own_sequences_and_frees_their_blocks(
-    policy: str, arrivals: Arrivals, bad_launches: frozenset[int], bad_steps: frozenset[int]
-) -> None:
-    runner = FaultyRunner(**LIMITS)  # type: ignore[arg-type]
-    runner.bad_launches, runner.bad_steps = bad_launches, bad_steps
-    bench = ScriptedExecutor(runner, scheduler_policy=policy)
-    bench.play(arrivals, 31)
-    failed = {failure.stream_id for failure in bench.failures}
-    assert len(failed) == len(bench.failures), "each fails once"
-    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
-        expected = echo(prompt, max_tokens)
-        assert bench.tokens[stream_id] == expected[: len(bench.tokens[stream_id])]
-        assert bench.reasons[stream_id] == ([] if stream_id in failed else [FinishReason.LENGTH])
-    assert bench.executor.stats().num_blocks_free == 24
-    if not (bad_launches or bad_steps):
-        assert not failed
+class FaultyAheadRunner(FaultyRunner):
+    looks_ahead = True
 
 
 def test_a_launch_that_fails_leaves_the_step_before_it_its_tokens() -> None:
-    runner = FaultyRunner(**LIMITS)  # type: ignore[arg-type]
+    runner = FaultyAheadRunner(**LIMITS)  # type: ignore[arg-type]
     runner.bad_launches = frozenset({2})
     bench = ScriptedExecutor(runner)
     bench.submit(1, [1, 2], max_tokens=1)
@@ -221,8 +145,8 @@ def test_a_launch_that_fails_leaves_the_step_before_it_its_tokens() -> None:
 
 
 def test_a_step_that_fails_does_not_end_those_who_came_after_its_launch() -> None:
-    runner = FaultyRunner(**LIMITS)  # type: ignore[arg-type]
-    runner.bad_steps = frozenset({1})
+    runner = FaultyAheadRunner(**LIMITS)  # type: ignore[arg-type]
+    runner.bad_runs = frozenset({1})
     bench = ScriptedExecutor(runner)
     bench.submit(1, [1, 2], max_tokens=5)
     bench.step()
@@ -230,19 +154,6 @@ def test_a_step_that_fails_does_not_end_those_who_came_after_its_launch() -> Non
     bench.finish()
     assert [failure.stream_id for failure in bench.failures] == [1]
     assert bench.tokens[2] == echo([3, 4], 5)
-
-
-def test_logits_that_are_no_numbers_end_one_sequence_and_are_not_shared() -> None:
-    bench = ScriptedExecutor(FaultyRunner(**LIMITS))  # type: ignore[arg-type]
-    bench.submit(1, [666, 1, 2], max_tokens=12)
-    bench.submit(2, [1, 2], max_tokens=12)
-    bench.finish()
-    assert [(failure.stream_id, failure.code) for failure in bench.failures] == [(1, ErrorCode.INTERNAL)]
-    assert bench.tokens[1] == echo([666, 1, 2], 6)
-    assert bench.tokens[2] == echo([1, 2], 12)
-    bench.submit(3, [666, 1, 2, *bench.tokens[1]], max_tokens=1)
-    bench.finish()
-    assert len(bench.failures) == 2, "what the failed step wrote was computed again"
 
 
 # -- what waits for the step under way

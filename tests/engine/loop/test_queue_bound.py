@@ -61,6 +61,15 @@ def test_without_a_queue_what_starts_at_once_is_served() -> None:
     assert [failure.stream_id for failure in it.failures] == [3], "each needs two of six blocks"
 
 
+def test_who_waits_to_share_a_prefix_that_is_being_computed_starts_at_once_for_the_queue() -> None:
+    it = bench(24, 0, max_num_seqs=8, max_num_batched_tokens=8)
+    it.submit(0, [7] * 20, max_tokens=4)
+    it.step()
+    it.submit(1, [7] * 20, max_tokens=4)
+    it.finish()
+    assert not it.failures and it.tokens[1] == it.tokens[0]
+
+
 def test_prompt_tokens_count_where_blocks_are_short_though_places_are_free() -> None:
     it = bench(4, 9, max_num_seqs=8, max_queued_tokens=10)
     for stream_id in range(4):
@@ -97,7 +106,7 @@ arrivals = st.lists(
 
 
 @pytest.mark.parametrize("policy", SchedulerPolicy)
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(arrivals, st.integers(8, 20), st.integers(1, 5), st.integers(0, 4))
 def test_no_more_wait_than_may_and_nobody_is_refused_while_fewer_do(
     policy: SchedulerPolicy, asked: SequenceOf[Arrival], num_blocks: int, places: int, limit: int

@@ -25,6 +25,15 @@ def test_a_known_prefix_is_not_computed_again() -> None:
     assert (stats.prompt_tokens_total - computed, stats.cached_tokens_total) == (2, 16)
 
 
+def test_the_last_token_is_computed_though_its_block_is_full_and_known() -> None:
+    bench = ScriptedExecutor()
+    for stream_id in range(2):
+        bench.submit(stream_id, list(range(16)), max_tokens=4)
+        bench.finish()
+    assert bench.tokens[1] == bench.tokens[0] == echo(list(range(16)), 4)
+    assert bench.details[1].num_cached_tokens == 12
+
+
 def test_output_is_reused_in_the_next_turn() -> None:
     bench = ScriptedExecutor()
     bench.submit(1, [1, 2, 3], max_tokens=10)
@@ -77,9 +86,21 @@ def test_shared_blocks_are_reserved_once() -> None:
         alone.submit(stream_id, prompt, max_tokens=8)
     alone.step()
     alone.step_through()
-    assert alone.executor.stats().num_running == 2
+    stats = alone.executor.stats()
+    assert (stats.num_running, stats.num_blocks_reserved) == (2, 12)
     alone.finish()
     assert all(alone.tokens[stream_id] == echo(prompt, 8) for stream_id in range(2))
+
+
+def test_a_pause_frees_only_blocks_that_nobody_else_holds() -> None:
+    bench = ScriptedExecutor(max_num_batched_tokens=64)
+    for stream_id in range(2):
+        bench.submit(stream_id, list(range(18)), max_tokens=20)
+    while len(bench.tokens[1]) < 2:
+        bench.step()
+    running, kv = bench.executor._running.values(), bench.executor.kv
+    shared = [each.num_allocated_blocks - kv.num_private_blocks(each) for each in running]
+    assert shared == [4, 4], "the full blocks of the prompt"
 
 
 # -- policies

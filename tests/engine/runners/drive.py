@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from engine.arrays import FloatArray
-from engine.runners.base import Runner, StepBatch
+from engine.runners.base import BlockRunner, Runner, StepBatch
+from tests.engine.runners.family_goldens import FamilyGolden
+
+NUM_OTHERS = 31
+NAN_BYTE = 0xFF
+"""NaN in every floating type, if all bytes are this; in u8, the scales are NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,57 @@ def prefill(runner: Runner, token_ids: list[int], sampled_rows: list[int]) -> Fl
         max_context_len=len(token_ids),
     )
     return runner.run(batch).read()
+
+
+def uniform_batch(num_seqs: int, num_new: int, num_past: int) -> StepBatch:
+    """Make a batch of sequences of one length, each in blocks of its own."""
+    num_blocks = -(-(num_past + num_new) // 32)
+    numbers = np.arange(num_seqs + 1, dtype=np.int32)
+    positions = np.arange(num_past, num_past + num_new, dtype=np.int32)
+    return StepBatch(
+        token_ids=np.arange(num_seqs * num_new, dtype=np.int32) % 130 + 3,
+        position_ids=np.tile(positions, num_seqs),
+        past_lens=np.full(num_seqs, num_past, np.int32),
+        subsequence_begins=numbers * num_new,
+        block_indices=np.arange(num_seqs * num_blocks, dtype=np.int32),
+        block_indices_begins=numbers * num_blocks,
+        sampled_rows=numbers[1:] * num_new - 1,
+        max_context_len=num_past + num_new,
+    )
+
+
+def in_a_batch(prompt: list[int], vocab_size: int) -> StepBatch:
+    """Make a prefill of `prompt` between others of every length, each in blocks of its own. It samples the prompt."""
+    random = np.random.default_rng(0)
+    prompts = [random.integers(3, vocab_size, 1 + 3 * other).tolist() for other in range(NUM_OTHERS)]
+    prompts.insert(NUM_OTHERS // 2, prompt)
+    lengths = np.array([len(each) for each in prompts], np.int32)
+    begins = np.cumsum([0, *lengths], dtype=np.int32)
+    num_blocks = -(-lengths // 32)
+    return StepBatch(
+        token_ids=np.array([token for each in prompts for token in each], np.int32),
+        position_ids=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]),
+        past_lens=np.zeros(len(prompts), np.int32),
+        subsequence_begins=begins,
+        block_indices=random.permutation(int(num_blocks.sum())).astype(np.int32),
+        block_indices_begins=np.cumsum([0, *num_blocks], dtype=np.int32),
+        sampled_rows=begins[NUM_OTHERS // 2 + 1] - 1 - np.array([len(prompt) - 1 - len(prompt) // 2, 0], np.int32),
+        max_context_len=int(lengths.max()),
+    )
+
+
+def poison(runner: BlockRunner, blocks: Sequence[int] | None = None) -> None:
+    """Fill blocks of the cache with NaN, by default all."""
+    chosen = range(runner.info.num_blocks) if blocks is None else blocks
+    runner.write_blocks(chosen, [np.full(runner.block_bytes, NAN_BYTE, np.uint8)] * len(chosen))
+
+
+def continuations(runner: Runner, golden: FamilyGolden) -> list[list[int]]:
+    """Return the tokens of a golden's prompts, from prefill chunks and decodes mixed in one step, and decodes alone."""
+    prompts = [
+        Prompt(case.prompt_token_ids, case.max_tokens, first_step=2 * index) for index, case in enumerate(golden.cases)
+    ]
+    return Driver(runner, chunk_sizes=(7, 30, 50), seed=4).generate(prompts)
 
 
 def _ints(values: Sequence[int] | np.ndarray) -> np.ndarray:

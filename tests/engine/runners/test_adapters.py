@@ -16,23 +16,32 @@ from engine.config import EngineConfig, Runtime
 from engine.frames import LoadAdapter, UnloadAdapter
 from engine.runners.openvino.adapters import to_bf16
 from sluice.errors import ErrorCode, SluiceError
-from tests.engine.runners.conftest import EditableCheckpoint
 from tests.engine.runners.family_goldens import read_family
+from tests.engine.runners.goldens import checkpoint_path
 from tests.engine.scripted_executor import ScriptedExecutor
 from tests.goldens.checkpoints import write_checkpoint
 from tests.under_test import load_runner, runtime
 
 CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "target_modules": ["q_proj", "down_proj"]}
+BASE = checkpoint_path("qwen3_tiny")
 PROMPTS = [list(range(10, 10 + length)) for length in (3, 40, 70)]
 
 
-def make_adapter(base: Path, folder: Path, seed: int, *, scale: float = 1.0, **fields: Any) -> Path:
-    """Write an adapter of random matrices for the q_proj and down_proj of `base`."""
+def make_adapter(
+    base: Path,
+    folder: Path,
+    seed: int,
+    *,
+    scale: float = 1.0,
+    modules: tuple[str, ...] = ("q_proj", "down_proj"),
+    **fields: Any,
+) -> Path:
+    """Write an adapter of random matrices for these modules of `base`."""
     generator = np.random.default_rng(seed)
     tensors = {}
     with safe_open(base / "model.safetensors", "numpy") as weights:
         shapes = {name: weights.get_slice(name).get_shape() for name in weights.keys()}  # noqa: SIM118
-    for name in (name for name in shapes if name.endswith(("q_proj.weight", "down_proj.weight"))):
+    for name in (name for name in shapes if name.endswith(tuple(f"{module}.weight" for module in modules))):
         prefix = f"base_model.model.{name.removesuffix('.weight')}"
         num_rows, num_columns = shapes[name]
         for side, shape in (("A", (4, num_columns)), ("B", (num_rows, 4))):
@@ -78,8 +87,14 @@ def generate(engine: ScriptedExecutor, *names: str, first_id: int = 0) -> list[l
 
 
 @pytest.fixture
-def base(float_checkpoint: EditableCheckpoint) -> Path:
-    return float_checkpoint.path
+def base() -> Path:
+    return BASE
+
+
+@pytest.fixture(scope="module")
+def engine() -> ScriptedExecutor:
+    """An engine with room for adapters and none."""
+    return open_engine(BASE, {})
 
 
 def test_adapters_in_one_step_equal_their_merged_weights(base: Path, tmp_path: Path) -> None:
@@ -213,13 +228,17 @@ def hold_reading(engine: ScriptedExecutor) -> threading.Event:
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
 def test_what_is_not_plain_lora_is_refused(
-    base: Path, tmp_path: Path, fields: dict[str, Any], code: ErrorCode, words: str
+    engine: ScriptedExecutor, tmp_path: Path, fields: dict[str, Any], code: ErrorCode, words: str
 ) -> None:
-    folder = make_adapter(base, tmp_path / "bad", 1, **fields)
-    with pytest.raises(SluiceError, match=r"^LoRA adapter bad: ") as refusal:
-        open_engine(base, {"bad": str(folder)})
-    assert refusal.value.code is code
-    assert words in refusal.value.message
+    outcome = engine.change_adapters(LoadAdapter("bad", str(make_adapter(BASE, tmp_path / "bad", 1, **fields))))
+    assert (outcome.code, outcome.message.startswith("LoRA adapter bad: ")) == (code, True)
+    assert words in outcome.message
+
+
+def test_an_engine_with_a_bad_adapter_does_not_start(tmp_path: Path) -> None:
+    folder = make_adapter(BASE, tmp_path / "bad", 1, bias="all")
+    with pytest.raises(SluiceError, match=r"^LoRA adapter bad: .*: bias must be none"):
+        open_engine(BASE, {"bad": str(folder)})
 
 
 def test_bad_weights_hurt_no_running_engine(base: Path, tmp_path: Path) -> None:

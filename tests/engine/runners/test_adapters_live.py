@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from engine.config import EngineConfig
 from engine.runners.openvino.runner import load_runner
+from tests.engine.runners.family_goldens import NAMES, read_family
 from tests.engine.scripted_executor import ScriptedExecutor
 
 if not all(map(find_spec, ("torch", "transformers", "peft"))):
@@ -19,8 +21,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers.pytorch_utils import Conv1D
 
 from tests.goldens.checkpoints import write_checkpoint
-from tests.goldens.families import RECIPES, Recipe
-from tests.goldens.models import Continuation, generate_greedily, load_checkpoint
+from tests.goldens.models import load_checkpoint, worst_choice
 
 pytestmark = [
     pytest.mark.torch,
@@ -29,8 +30,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The following .* keys did not match any targeted module:RuntimeWarning"),
 ]
 
+torch.set_num_threads(1)
 # The rope of phi3_long is another one for a short answer of transformers than for a model of its full length.
-FAMILIES = {name: each for name, each in RECIPES.items() if each.max_model_len is None and name != "phi3_long"}
+FAMILIES = [name for name in NAMES if read_family(name).max_model_len is None and name != "phi3_long"]
 ADAPTERS: dict[str, dict[str, Any]] = {
     "all": {"r": 4, "lora_alpha": 12},
     "patterns": {
@@ -54,7 +56,8 @@ OUTPUT_PROJECTIONS = {"o_proj", "down_proj", "out_proj", "dense", "dense_4h_to_h
 FEED_FORWARD = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 """What PEFT takes for the parameters of routed experts in families that have any."""
 LENGTHS = (1, 20, 50)
-CLEAR_MARGIN = 1e-4
+NEAR = 1e-4
+"""Ten times the difference of float32 sums in another order."""
 
 
 def name_projections(model: torch.nn.Module) -> set[str]:
@@ -93,36 +96,34 @@ def make_adapter(checkpoint: Path, name: str, folder: Path) -> PeftModel:
     return model
 
 
-@pytest.mark.parametrize("recipe", FAMILIES.values(), ids=FAMILIES)
-def test_several_adapters_in_one_step_generate_peft_s_tokens(recipe: Recipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_several_adapters_in_one_step_choose_what_peft_would(family: str, tmp_path: Path) -> None:
     checkpoint = tmp_path / "base"
-    write_checkpoint(recipe.blueprint(103), checkpoint)
+    write_checkpoint(replace(read_family(family).blueprint, seed=103), checkpoint)
     folders = {name: tmp_path / name for name in ADAPTERS}
-    models = {name: make_adapter(checkpoint, name, folder) for name, folder in folders.items()}
+    models = {"": load_checkpoint(checkpoint)}
+    models |= {name: make_adapter(checkpoint, name, folder) for name, folder in folders.items()}
     generator = np.random.default_rng(103)
-    vocab_size = load_checkpoint(checkpoint).config.get_text_config().vocab_size
+    vocab_size = models[""].config.get_text_config().vocab_size
     prompts = [generator.integers(6, vocab_size, length).tolist() for length in LENGTHS]
-    expected: dict[tuple[str, int], Continuation] = {}
-    for name, model in {"": load_checkpoint(checkpoint), **models}.items():
-        for number, prompt in enumerate(prompts):
-            expected[name, number] = generate_greedily(model, prompt, max_tokens=16)
-    assert len({tuple(each.token_ids) for each in expected.values()}) > len(expected) // 2, "adapters change the text"
-
+    asked = [(name, prompt) for name in models for prompt in prompts]
     config = EngineConfig(
-        model_path=str(checkpoint), dtype="f32", num_blocks=100, lora_modules={n: str(f) for n, f in folders.items()}
+        model_path=str(checkpoint),
+        dtype="f32",
+        num_blocks=100,
+        num_threads=1,
+        lora_modules={n: str(f) for n, f in folders.items()},
     )
-    runner = load_runner(config)
     engine = ScriptedExecutor(
-        runner,  # type: ignore[arg-type]
+        load_runner(config),  # type: ignore[arg-type]
         lora_modules=config.lora_modules,
         max_num_seqs=32,
         max_num_batched_tokens=64,
     )
-    for stream_id, (name, number) in enumerate(expected):
-        engine.submit(stream_id, prompts[number], adapter=name, max_tokens=16)
+    for stream_id, (name, prompt) in enumerate(asked):
+        engine.submit(stream_id, prompt, adapter=name, max_tokens=16, ignore_eos=True)
     engine.finish()
     assert not engine.failures
-    clear = [i for i, each in enumerate(expected.values()) if each.margin > CLEAR_MARGIN]
-    assert len(clear) >= len(expected) // 2
-    wanted = list(expected.values())
-    assert [engine.tokens[i] for i in clear] == [wanted[i].token_ids for i in clear]
+    assert len({tuple(each) for each in engine.tokens.values()}) > len(asked) // 2, "adapters change the text"
+    for stream_id, (name, prompt) in enumerate(asked):
+        assert worst_choice(models[name], prompt, engine.tokens[stream_id]) < NEAR

@@ -48,6 +48,13 @@ def test_the_draft_model_has_the_blocks_of_the_model_and_its_drafts_are_kept() -
         one.close()
 
 
+@pytest.fixture(scope="module")
+def info() -> RunnerInfo:
+    runner = load_runner(config())
+    runner.close()
+    return runner.info
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -56,22 +63,15 @@ def test_the_draft_model_has_the_blocks_of_the_model_and_its_drafts_are_kept() -
         ({"max_model_len": 1 << 20}, "lower max_model_len to it"),
     ],
 )
-def test_a_draft_model_that_does_not_go_with_the_model_is_refused(changes: dict[str, int], message: str) -> None:
-    info = dataclasses.replace(_info(), **changes)  # type: ignore[arg-type]
+def test_a_draft_model_that_does_not_go_with_the_model_is_refused(
+    info: RunnerInfo, changes: dict[str, int], message: str
+) -> None:
     with pytest.raises(SluiceError, match=message) as caught:
-        load_draft_runner(config(), info)
+        load_draft_runner(config(), dataclasses.replace(info, **changes))  # type: ignore[arg-type]
     assert (caught.value.code, caught.value.param) == (ErrorCode.INVALID, "draft_model_path")
 
 
-def test_without_a_folder_there_is_no_draft_model() -> None:
+def test_without_a_folder_there_is_no_draft_model(info: RunnerInfo) -> None:
     with pytest.raises(SluiceError, match="needs draft_model_path"):
-        load_draft_runner(config(None), _info())
-    assert load_draft_runner(EngineConfig(model_path=str(MODEL)), _info()) is None
-
-
-def _info() -> RunnerInfo:
-    runner = load_runner(config())
-    try:
-        return runner.info
-    finally:
-        runner.close()
+        load_draft_runner(config(None), info)
+    assert load_draft_runner(EngineConfig(model_path=str(MODEL)), info) is None

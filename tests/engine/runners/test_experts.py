@@ -18,9 +18,8 @@ from engine.runners.openvino.graph import experts
 from engine.runners.openvino.runner import OpenVinoRunner, load_runner
 from engine.runners.openvino.source import check_folder
 from sluice.errors import ErrorCode
-from tests.engine.runners.drive import Driver, Prompt, prefill
+from tests.engine.runners.drive import Driver, Prompt, poison, prefill, uniform_batch
 from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
-from tests.engine.runners.test_isolation import poison, uniform_batch
 from tests.engine.runners.test_types_and_batches import least_cosine
 from tests.errors import error_of
 from tests.goldens.checkpoints import write_checkpoint

@@ -1,7 +1,6 @@
 """The answer to a sequence depends on nothing else: not on what lies in the cache's memory, not on the sequences beside
 it, not on the steps before."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +10,13 @@ from msgspec.structs import replace
 
 from engine.arrays import FloatArray
 from engine.config import EngineConfig
-from engine.runners.base import BlockRunner, StepBatch
-from tests.engine.runners.drive import Driver, Prompt
-from tests.engine.runners.family_goldens import NAMES, FamilyGolden, read_family
+from engine.runners.base import BlockRunner
+from tests.engine.runners.drive import poison, uniform_batch
+from tests.engine.runners.family_goldens import FamilyGolden, read_family
 from tests.engine.runners.goldens import CHECKPOINTS, checkpoint_path
 from tests.goldens.checkpoints import Blueprint, write_checkpoint
 from tests.under_test import load_runner
 
-NAN_BYTE = 0xFF
-"""NaN in every floating type, if all bytes are this; in u8, the scales are NaN."""
-NEED_FLOATS = ("gemma2_softcap", "lfm2", "lfm2_biased", "lfm2_moe")
-"""Families that have no cache in u8."""
 MIXTURES = ("qwen3_moe", "deepseek_v3")
 """Mixtures of experts."""
 
@@ -30,53 +25,6 @@ def load(blueprint: Blueprint, directory: Path, **fields: Any) -> BlockRunner:
     """One thread: several cost more than these small models give them to do."""
     write_checkpoint(blueprint, directory)
     return load_runner(EngineConfig(**{"model_path": str(directory), "num_blocks": 60, "num_threads": 1, **fields}))
-
-
-def poison(runner: BlockRunner, blocks: Sequence[int] | None = None) -> None:
-    """Fill blocks of the cache with NaN, by default all."""
-    chosen = range(runner.info.num_blocks) if blocks is None else blocks
-    runner.write_blocks(chosen, [np.full(runner.block_bytes, NAN_BYTE, np.uint8)] * len(chosen))
-
-
-def uniform_batch(num_seqs: int, num_new: int, num_past: int) -> StepBatch:
-    """Make a batch of sequences of one length, each in blocks of its own."""
-    num_blocks = -(-(num_past + num_new) // 32)
-    numbers = np.arange(num_seqs + 1, dtype=np.int32)
-    positions = np.arange(num_past, num_past + num_new, dtype=np.int32)
-    return StepBatch(
-        token_ids=np.arange(num_seqs * num_new, dtype=np.int32) % 130 + 3,
-        position_ids=np.tile(positions, num_seqs),
-        past_lens=np.full(num_seqs, num_past, np.int32),
-        subsequence_begins=numbers * num_new,
-        block_indices=np.arange(num_seqs * num_blocks, dtype=np.int32),
-        block_indices_begins=numbers * num_blocks,
-        sampled_rows=numbers[1:] * num_new - 1,
-        max_context_len=num_past + num_new,
-    )
-
-
-def tokens(runner: BlockRunner, golden: FamilyGolden) -> list[list[int]]:
-    prompts = [
-        Prompt(case.prompt_token_ids, case.max_tokens, first_step=2 * index) for index, case in enumerate(golden.cases)
-    ]
-    return Driver(runner, chunk_sizes=(7, 30, 50), seed=4).generate(prompts)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "cache_dtype"), [("f32", "auto"), pytest.param("auto", "u8", marks=pytest.mark.openvino)]
-)
-@pytest.mark.parametrize("name", NAMES)
-def test_nan_in_unwritten_slots_changes_nothing(name: str, dtype: str, cache_dtype: str, tmp_path: Path) -> None:
-    """The memory of a block still holds what its last sequence wrote."""
-    golden = read_family(name)
-    if name in NEED_FLOATS and cache_dtype == "u8":
-        cache_dtype = "auto"
-    fields = {"dtype": dtype, "kv_cache_dtype": cache_dtype, "max_model_len": golden.max_model_len}
-    runner = load(golden.blueprint, tmp_path, **fields)
-    clean = tokens(runner, golden)
-    poison(runner)
-    assert tokens(runner, golden) == clean
-    runner.close()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "auto"])

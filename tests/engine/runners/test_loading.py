@@ -152,31 +152,35 @@ def test_a_missing_part(float_checkpoint: EditableCheckpoint) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"weight_map": 3}'])
-def test_a_damaged_index(float_checkpoint: EditableCheckpoint, text: str) -> None:
-    (float_checkpoint.path / "model.safetensors").unlink()
-    (float_checkpoint.path / "model.safetensors.index.json").write_text(text)
-    assert "is no index of weights" in refusal(float_checkpoint.path).message
-
-
-def test_missing_directory(tmp_path: Path) -> None:
-    error = refusal(tmp_path / "nowhere")
-    assert error.code is ErrorCode.NOT_FOUND
-    assert error.message == f"{tmp_path}/nowhere/config.json does not exist"
-
-
-def test_missing_weights(checkpoint: EditableCheckpoint) -> None:
-    (checkpoint.path / "model.safetensors").unlink()
+@pytest.mark.parametrize(
+    ("file", "becomes", "code", "expected"),
+    [
+        pytest.param("config.json", None, ErrorCode.NOT_FOUND, "config.json does not exist", id="no config"),
+        pytest.param("config.json", b"{", ErrorCode.INVALID, "config.json is not a JSON object", id="no JSON"),
+        pytest.param("model.safetensors", None, ErrorCode.NOT_FOUND, "no *.safetensors", id="no weights"),
+        pytest.param("model.safetensors", b"half", ErrorCode.INVALID, "model.safetensors is damaged", id="half a file"),
+        *(
+            pytest.param(
+                "model.safetensors.index.json", text, ErrorCode.INVALID, "is no index of weights", id=str(text)
+            )
+            for text in (b"{", b"{}", b'{"weight_map": 3}')
+        ),
+    ],
+)
+def test_a_missing_or_damaged_file(
+    checkpoint: EditableCheckpoint, file: str, becomes: bytes | None, code: ErrorCode, expected: str
+) -> None:
+    """Half of a file of weights, an index without them."""
+    weights = checkpoint.path / "model.safetensors"
+    if becomes is None:
+        (checkpoint.path / file).unlink()
+    else:
+        (checkpoint.path / file).write_bytes(weights.read_bytes()[:-1000] if becomes == b"half" else becomes)
+    if "index" in file:
+        weights.unlink()
     error = refusal(checkpoint.path)
-    assert error.code is ErrorCode.NOT_FOUND
-    assert "no *.safetensors" in error.message
-
-
-def test_config_that_is_not_json(checkpoint: EditableCheckpoint) -> None:
-    (checkpoint.path / "config.json").write_text("{")
-    error = refusal(checkpoint.path)
-    assert error.code is ErrorCode.INVALID
-    assert "config.json is not a JSON object" in error.message
+    assert error.code is code
+    assert expected in error.message
 
 
 @pytest.mark.parametrize(
@@ -312,14 +316,6 @@ def test_unsupported_model(checkpoint: EditableCheckpoint, fields: dict[str, Any
 def test_the_family_is_looked_at_first(tmp_path: Path, config: str, expected: str) -> None:
     (tmp_path / "config.json").write_text(config)
     assert expected in refusal(tmp_path).message
-
-
-def test_truncated_weights(checkpoint: EditableCheckpoint) -> None:
-    path = checkpoint.path / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-    error = refusal(checkpoint.path)
-    assert error.code is ErrorCode.INVALID
-    assert "model.safetensors is damaged" in error.message
 
 
 @pytest.mark.openvino

@@ -36,21 +36,20 @@ def prompt_of(golden: Golden, first_step: int = 0) -> Prompt:
 
 
 def test_alone(runner: Runner, goldens: list[Golden]) -> None:
-    for golden in goldens:
+    for golden in goldens[::5]:
         assert Driver(runner).generate([prompt_of(golden)]) == [golden.token_ids]
 
 
 def test_prefill_in_chunks(runner: Runner, goldens: list[Golden]) -> None:
-    for golden in goldens[:8]:
+    for golden in goldens[:3]:
         driver = Driver(runner, chunk_sizes=(1, 3, 7, 31, 33, 50))
         assert driver.generate([prompt_of(golden)]) == [golden.token_ids]
 
 
-@pytest.mark.parametrize("chunk_sizes", [(512,), (1, 5, 17, 40)])
-def test_in_a_crowd(runner: Runner, goldens: list[Golden], chunk_sizes: tuple[int, ...]) -> None:
+def test_in_a_crowd(runner: Runner, goldens: list[Golden]) -> None:
     """Prefill chunks and decodes mixed in one step, rows in random order, blocks scattered."""
     prompts = [prompt_of(golden, first_step=2 * index) for index, golden in enumerate(goldens)]
-    driver = Driver(runner, chunk_sizes=chunk_sizes, seed=3)
+    driver = Driver(runner, chunk_sizes=(1, 5, 17, 40), seed=3)
     assert driver.generate(prompts) == [golden.token_ids for golden in goldens]
 
 

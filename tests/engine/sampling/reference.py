@@ -1,5 +1,7 @@
 """A plain reference of filters and draw in float64, one token at a time."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,7 +34,7 @@ def probabilities(
 
 def _typical(p: Probabilities, typical_p: float, mean_error: float, tie: float) -> Probabilities:
     surprise = np.where(p > 0, -np.log(np.maximum(p, 1e-300)), np.inf)
-    entropy = float(sum(a * b for a, b in zip(p, surprise, strict=True) if a > 0))
+    entropy = float(p[p > 0] @ surprise[p > 0])
     distance = np.abs(surprise - entropy - mean_error)
     order = np.argsort(distance, kind="stable")
     last = int((np.cumsum(p[order]) < typical_p).sum())
@@ -51,17 +53,26 @@ def _keep(p: Probabilities, mask: NDArray[np.bool_]) -> Probabilities:
     return shares
 
 
+def may_draw(token_id: int, logits: NDArray[np.float32], params: SamplingParams, uniform: float) -> bool:
+    """Say whether `uniform` draws the token, perhaps as float32 rounds."""
+    return token_id in _drawn(logits, params, uniform)
+
+
 def tokens_possible(logits: NDArray[np.float32], params: SamplingParams, uniform: float) -> set[int]:
     """Return the token that `uniform` draws, and those it draws if float32 rounds the other way."""
-    found = set()
-    for shift in (-2e-5, 0.0, 2e-5):
+    return set(_drawn(logits, params, uniform))
+
+
+def _drawn(logits: NDArray[np.float32], params: SamplingParams, uniform: float) -> Iterator[int]:
+    """Yield the token of exact numbers first: it is nearly always the one."""
+    errors = ((0.0, 0.0), (-_NEAR, 0.0), (_NEAR, 0.0), (0.0, _NEAR)) if params.typical_p < 1 else ((0.0, 0.0),)
+    for shift in (0.0, -2e-5, 2e-5):
         top_p, typical_p = (value + shift if value < 1 else value for value in (params.top_p, params.typical_p))
         shifted = _replace(params, top_p=top_p, typical_p=typical_p, min_p=params.min_p * (1 + shift))
-        for mean_error, tie in ((0.0, 0.0), (-_NEAR, 0.0), (_NEAR, 0.0), (0.0, _NEAR)):
+        for mean_error, tie in errors:
             held = np.cumsum(probabilities(logits, shifted, mean_error, tie))
-            for nudge in (-2e-5, 0.0, 2e-5):
-                found.add(int(np.searchsorted(held, min(max(uniform + nudge, 0.0), held[-1] * (1 - 1e-12)), "right")))
-    return found
+            for nudge in (0.0, -2e-5, 2e-5):
+                yield int(np.searchsorted(held, min(max(uniform + nudge, 0.0), held[-1] * (1 - 1e-12)), "right"))
 
 
 def _replace(params: SamplingParams, **fields: float) -> SamplingParams:

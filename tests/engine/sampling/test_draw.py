@@ -20,7 +20,7 @@ from engine.sampling.state import SamplingState
 from engine.sampling.top_tokens import top_tokens
 from engine.types import SamplingParams
 from tests.engine.sampling.host import sample
-from tests.engine.sampling.reference import probabilities, tokens_possible
+from tests.engine.sampling.reference import may_draw, probabilities, tokens_possible
 
 FILTERS: list[dict[str, float]] = [
     {},
@@ -86,26 +86,17 @@ def tied(rng: np.random.Generator, num_rows: int, vocab_size: int) -> Logits:
 
 
 @pytest.mark.parametrize("make", [peaked, flat, tied])
-@pytest.mark.parametrize("vocab_size", [7, 900, 5003])
-def test_every_filter_draws_what_the_plain_reference_draws(
-    make: Callable[[np.random.Generator, int, int], Logits], vocab_size: int
-) -> None:
-    logits = make(np.random.default_rng(vocab_size), len(FILTERS), vocab_size)
-    for round_ in range(4):
-        wanted = [params(temperature=0.7 + 0.3 * round_, **fields) for fields in FILTERS]
-        states = states_of(wanted, vocab_size, seed=100 * round_)
-        chosen = sample(logits.copy(), states).token_ids.tolist()
-        for row, state, token_id in zip(logits, states, chosen, strict=True):
-            assert token_id in tokens_possible(row, state.params, number_of(state)), state.params
-
-
-@pytest.mark.parametrize("make", [peaked, flat, tied])
-@pytest.mark.parametrize("vocab_size", [600, 20_004], ids=["sorted", "narrowed down"])
+@pytest.mark.parametrize(
+    ("vocab_size", "temperatures"), [(7, (1.0,)), (600, (0.6, 1.3)), (5003, (1.6,)), (33_004, (1.3,))]
+)
 def test_every_combination_of_filters_draws_what_the_plain_reference_draws(
-    make: Callable[[np.random.Generator, int, int], Logits], vocab_size: int, cores: Cores
+    make: Callable[[np.random.Generator, int, int], Logits],
+    vocab_size: int,
+    temperatures: tuple[float, ...],
+    cores: Cores,
 ) -> None:
-    """Together on two cores, and each alone on one."""
-    choices = product((0.6, 1.3), (0, 40, 400), (1.0, 0.9, 0.4), (0.0, 0.02), (1.0, 0.7))
+    """Together on two cores, and each alone on one. Rows of more than 2^15 tokens are narrowed down."""
+    choices = product(temperatures, (0, 1, 40, 400), (1.0, 0.9, 0.4), (0.0, 0.02), (1.0, 0.7))
     names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
     wanted = [params(**dict(zip(names, values, strict=True))) for values in choices]
     logits = make(np.random.default_rng(vocab_size), len(wanted), vocab_size)
@@ -113,7 +104,7 @@ def test_every_combination_of_filters_draws_what_the_plain_reference_draws(
     chosen = sample(logits, states, cores=cores).token_ids.tolist()
     for row, state, token_id in zip(logits, states, chosen, strict=True):
         assert sample(row[None], [state]).token_ids.tolist() == [token_id], "alone as in company"
-        assert token_id in tokens_possible(row, state.params, number_of(state)), state.params
+        assert may_draw(token_id, row, state.params, number_of(state)), state.params
 
 
 def drawn_both_ways(logits: Logits, states: list[SamplingState]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -124,7 +115,7 @@ def drawn_both_ways(logits: Logits, states: list[SamplingState]) -> tuple[NDArra
     return draw_from_top_tokens(top, draws, found), draw_from_all_tokens(logits, draws, found, ONE_CORE)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([peaked, flat, tied]),
@@ -169,6 +160,7 @@ def test_shares_drawn_are_those_of_the_distribution() -> None:
         assert set(drawn.tolist()) <= set(np.flatnonzero(expected).tolist()), fields
 
 
+@settings(deadline=None, max_examples=15)
 @given(st.integers(0, 2**64 - 1), st.integers(0, len(FILTERS) - 1))
 def test_a_seed_gives_the_same_tokens_alone_and_in_any_crowd(seed: int, place: int) -> None:
     rng = np.random.default_rng(1)
@@ -205,6 +197,7 @@ def test_a_tiny_temperature_draws_the_likeliest(temperature: float) -> None:
     assert sample(logits.copy(), states).token_ids.tolist() == logits.argmax(axis=1).tolist()
 
 
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.tuples(st.integers(0, 2999), st.floats(-5, 5)), min_size=1, max_size=30), st.integers(0, 2**32))
 def test_tokens_ruled_out_are_never_drawn(kept: list[tuple[int, float]], seed: int) -> None:
     logits = np.full((len(FILTERS), 3000), -np.inf, np.float32)

@@ -16,16 +16,6 @@ def test_who_is_due_is_told_once_the_longest_overdue_first() -> None:
     assert deadlines.next() == 7.0
 
 
-def test_a_stream_that_left_is_not_due_and_may_come_back_with_another_deadline() -> None:
-    deadlines = DeadlineHeap()
-    deadlines.add(1, 3.0)
-    deadlines.discard(1)
-    deadlines.discard(1)
-    assert deadlines.next() == math.inf
-    deadlines.add(1, 9.0)
-    assert deadlines.take_due(8.0) == [] and deadlines.take_due(9.0) == [1]
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.sampled_from([1.0, 2.0, 3.0, math.inf]))))
 def test_it_is_a_dictionary_by_another_name(changes: list[tuple[bool, int, float]]) -> None:
     deadlines, model = DeadlineHeap(), dict[int, float]()

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,8 @@ class View:
     num_tokens_left: int
     worst_case_blocks: int
     num_allocated_blocks: int = 0
+    num_shared: int = 0
+    """How many of them others hold too."""
     num_drafts: int = 0
     num_next_blocks: int = 0
     most: int = 1000
@@ -40,7 +42,9 @@ def plan(
     limits: StepLimits,
     policy: SchedulerPolicy = SchedulerPolicy.GUARANTEED_NO_EVICT,
 ) -> StepPlan[View]:
-    return plan_step(running, waiting, limits, find_policy(policy), lambda view: view.num_allocated_blocks)
+    return plan_step(
+        running, waiting, limits, find_policy(policy), lambda view: view.num_allocated_blocks - view.num_shared
+    )
 
 
 def admitted(step: StepPlan[View]) -> list[int]:
@@ -123,6 +127,9 @@ def test_max_utilization_pauses_the_youngest_and_admits_on_current_need() -> Non
     assert (roomy.preempted, admitted(roomy)) == ((), [9]), "far less than the 50 that each may come to need"
     full = plan(running, waiting, StepLimits(8, 64, num_free_blocks=6), SchedulerPolicy.MAX_UTILIZATION)
     assert admitted(full) == [], "a block stays for each of the running ones"
+    sharing = [replace(view, num_shared=2) for view in running]
+    tight = plan(sharing, waiting, StepLimits(8, 64, num_free_blocks=1), SchedulerPolicy.MAX_UTILIZATION)
+    assert [view.number for view in tight.preempted] == [2, 1], "blocks that others hold too are not free for it"
 
 
 def test_drafts_get_what_decode_leaves_and_prompts_what_drafts_leave() -> None:
@@ -134,12 +141,16 @@ def test_drafts_get_what_decode_leaves_and_prompts_what_drafts_leave() -> None:
     assert plan(running[1:2], [], StepLimits(4, 8, 100)).num_drafts == ()
 
 
-def test_prompts_have_a_limit_of_their_own_only_beside_decode() -> None:
-    limits = StepLimits(4, 64, 100, max_prefill_tokens=10)
-    beside = plan([View(0, 1, 9), View(1, 40, 9), View(2, 40, 9)], [], limits)
-    assert [(c.sequence.number, c.num_tokens) for c in beside.prefill] == [(1, 10)]
-    alone = plan([View(1, 40, 9), View(2, 40, 9)], [], limits)
-    assert [(c.sequence.number, c.num_tokens) for c in alone.prefill] == [(1, 40), (2, 24)]
+@pytest.mark.parametrize(
+    ("decoding", "most_alone", "expected"),
+    [(1, None, [10]), (0, None, [40, 24]), (1, 20, [10]), (0, 20, [20])],
+)
+def test_prompts_have_limits_of_their_own_beside_decode_and_without(
+    decoding: int, most_alone: int | None, expected: list[int]
+) -> None:
+    limits = StepLimits(4, 64, 100, max_prefill_tokens=10, max_tokens_alone=most_alone)
+    step = plan([View(0, 1, 9)] * decoding + [View(1, 40, 9), View(2, 40, 9)], [], limits)
+    assert [chunk.num_tokens for chunk in step.prefill] == expected
 
 
 def test_a_sequence_may_want_its_context_in_small_pieces() -> None:
@@ -179,10 +190,3 @@ def test_no_step_takes_more_than_it_may(
     assert all(chunk.num_tokens == chunk.sequence.num_tokens_left for chunk in step.prefill[:-1])
     if running or (waiting and waiting[0].worst_case_blocks <= num_blocks):
         assert not step.is_empty, "whoever can move does"
-
-
-def test_without_decode_prompts_have_a_limit_of_their_own() -> None:
-    limits = StepLimits(4, 64, 100, max_prefill_tokens=10, max_tokens_alone=20)
-    alone = plan([View(0, 50, 9)], [], limits)
-    beside = plan([View(0, 50, 9), View(1, 1, 9)], [], limits)
-    assert [sum(chunk.num_tokens for chunk in step.prefill) for step in (alone, beside)] == [20, 10]

@@ -21,8 +21,3 @@ def test_the_guarantee_and_in_flight_batching_by_policy() -> None:
         SchedulerPolicy.MAX_UTILIZATION: (False, True),
         SchedulerPolicy.STATIC_BATCH: (True, False),
     }
-
-
-def test_an_unknown_name() -> None:
-    with pytest.raises(ValueError, match="fastest"):
-        find_policy("fastest")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from engine.blocks import blocks_for
 from engine.scheduling.planner import StepPlan, plan_step
@@ -159,6 +159,7 @@ def test_batches_differ_only_where_a_context_does_not_fit_whole(name: str) -> No
         simulation.apply(step)
 
 
+@settings(max_examples=30)
 @given(workload=drawn_workloads(has_chunks=False, always_has_credit=True))
 def test_with_shared_blocks_admissions_are_the_references_step_for_step(workload: Workload) -> None:
     planner, simulation = Planner(workload), Simulation(workload)

@@ -111,23 +111,18 @@ def test_a_draft_model_catches_up_with_a_long_context_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
-@settings(deadline=None, max_examples=30)
+@pytest.mark.parametrize("speculation", ["draft_model", "ngram"])
+@settings(deadline=None, max_examples=15)
 @given(arrivals=requests)
 @example(arrivals=[([0], 1, 0), ([1] * 21 + [0] * 8, 1, 1), ([0] * 36, 6, 0), ([2] * 18 + [0], 3, 0)])
-def test_every_promise_holds_with_a_draft_model(policy: str, arrivals: Arrivals) -> None:
-    bench = draft_bench(scheduler_policy=policy)
-    bench.play(arrivals, 31)
-    for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
-        assert bench.tokens[stream_id] == echo(prompt, max_tokens)
-    assert bench.executor.stats().num_blocks_free == 24
-
-
-@pytest.mark.parametrize("policy", ["guaranteed_no_evict", "max_utilization"])
-@settings(deadline=None, max_examples=40)
-@given(arrivals=requests, stop=st.integers(0, 3))
-def test_every_promise_holds_with_drafts(policy: str, arrivals: Arrivals, stop: int) -> None:
-    bench = ScriptedExecutor(scheduler_policy=policy, speculation="ngram")
-    bench.play(arrivals, 31)
+def test_every_promise_holds_with_drafts(speculation: str, policy: str, arrivals: Arrivals) -> None:
+    is_ngram = speculation == "ngram"
+    bench = (
+        ScriptedExecutor(scheduler_policy=policy, speculation=speculation)
+        if is_ngram
+        else draft_bench(scheduler_policy=policy)
+    )
+    bench.play(arrivals)
     for stream_id, (prompt, max_tokens, _) in enumerate(arrivals):
         assert bench.tokens[stream_id] == echo(prompt, max_tokens)
     assert bench.executor.stats().num_blocks_free == 24

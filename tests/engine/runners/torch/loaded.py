@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.runners.base import Runner
-from tests.engine.runners.drive import Driver, Prompt
 from tests.engine.runners.family_goldens import FamilyGolden, read_family
 from tests.goldens.checkpoints import write_checkpoint
 
@@ -32,11 +30,3 @@ def load_family(name: str, folder: Path, **fields: Any) -> tuple[Loaded, FamilyG
     golden = read_family(name)
     write_checkpoint(golden.blueprint, folder)
     return load(config(folder, max_model_len=golden.max_model_len, **fields)), golden
-
-
-def continuations(runner: Runner, golden: FamilyGolden) -> list[list[int]]:
-    """Return the tokens of a golden's prompts, from prefill chunks and decodes mixed in one step, and decodes alone."""
-    prompts = [
-        Prompt(case.prompt_token_ids, case.max_tokens, first_step=2 * index) for index, case in enumerate(golden.cases)
-    ]
-    return Driver(runner, chunk_sizes=(7, 30, 50), seed=4).generate(prompts)

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.engine.runners.drive import continuations
 from tests.engine.runners.family_goldens import FamilyGolden, read_family
-from tests.engine.runners.torch.loaded import config, continuations
+from tests.engine.runners.torch.loaded import config
 from tests.goldens.checkpoints import write_checkpoint
 
 import torch  # isort: skip - `loaded` skips the module where there is none

@@ -12,11 +12,10 @@ import pytest
 from benchmarks.agreement import LENGTH, compare, logits, read_texts
 from sluice.errors import ErrorCode
 from tests import paths
-from tests.engine.runners.drive import prefill
+from tests.engine.runners.drive import NAN_BYTE, continuations, prefill, uniform_batch
 from tests.engine.runners.family_goldens import read_family
 from tests.engine.runners.goldens import checkpoint_path
-from tests.engine.runners.test_isolation import NAN_BYTE, uniform_batch
-from tests.engine.runners.torch.loaded import Loaded, config, continuations, load_family
+from tests.engine.runners.torch.loaded import Loaded, config, load_family
 from tests.engine.runners.torch.loaded import load as load_runner
 from tests.errors import error_of
 from tests.goldens.checkpoints import write_checkpoint
@@ -299,43 +298,42 @@ def test_a_part_in_floats_stays_in_floats(tmp_path: Path) -> None:
     assert np.isfinite(rows_of(load_runner(config(folder)))).all()
 
 
-def test_codes_without_a_scale_are_refused(tmp_path: Path) -> None:
+PROJECTION, EXPERTS = "model.layers.0.self_attn.k_proj.weight", "model.layers.0.mlp.experts.gate_up_proj"
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "words"),
+    [
+        pytest.param(
+            {f"{PROJECTION}_scale": None},
+            ErrorCode.INVALID,
+            f"tensor {PROJECTION!r} is stored as F8_E4M3, but there is no {PROJECTION}_scale",
+            id="codes without a scale",
+        ),
+        pytest.param(
+            {f"{PROJECTION}_scale": torch.ones(3, 1)},
+            ErrorCode.INVALID,
+            "k_proj.weight' has shape (32, 64), but its scales have (3, 1); is it damaged?",
+            id="scales of another shape",
+        ),
+        pytest.param(
+            {EXPERTS: torch.zeros(4, 32, 16).to(TYPE), f"{EXPERTS}_scale": torch.ones(4, 32, 1)},
+            ErrorCode.UNIMPLEMENTED,
+            f"tensor {EXPERTS!r} is stored as F8_E4M3 with shape (4, 32, 16); only matrices can be, [rows, columns]",
+            id="experts in one tensor",
+        ),
+    ],
+)
+def test_codes_that_have_no_values_are_refused(
+    changes: dict[str, torch.Tensor | None], code: ErrorCode, words: str, tmp_path: Path
+) -> None:
     folder, _ = store(LLAMA, tmp_path, *FORMS[1])
     file = folder / "model.safetensors"
-    tensors = load_file(file)
-    del tensors["model.layers.0.self_attn.k_proj.weight_scale"]
-    save_file(tensors, file)
+    tensors = {**load_file(file), **changes}
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
     error = error_of(load_runner, config(folder))
-    assert (error.code, error.param) == (ErrorCode.INVALID, "model_path")
-    assert (
-        "k_proj.weight' is stored as F8_E4M3, but there is no model.layers.0.self_attn.k_proj.weight_scale"
-        in error.message
-    )
-
-
-def test_scales_of_another_shape_are_refused(tmp_path: Path) -> None:
-    folder, _ = store(LLAMA, tmp_path, *FORMS[1])
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    tensors["model.layers.0.self_attn.o_proj.weight_scale"] = torch.ones(3, 1)
-    save_file(tensors, file)
-    error = error_of(load_runner, config(folder))
-    assert (error.code, error.param) == (ErrorCode.INVALID, "model_path")
-    assert "o_proj.weight' has shape (64, 64), but its scales have (3, 1); is it damaged?" in error.message
-
-
-def test_experts_of_one_tensor_in_codes_are_refused(tmp_path: Path) -> None:
-    folder, _ = store(LLAMA, tmp_path, *FORMS[1])
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    name = "model.layers.0.mlp.experts.gate_up_proj"
-    tensors[name] = torch.zeros(4, 32, 16).to(torch.float8_e4m3fn)
-    tensors[f"{name}_scale"] = torch.ones(4, 32, 1)
-    save_file(tensors, file)
-    error = error_of(load_runner, config(folder))
-    assert (error.code, error.param) == (ErrorCode.UNIMPLEMENTED, "model_path")
-    words = f"tensor {name!r} is stored as F8_E4M3 with shape (4, 32, 16); only matrices can be, [rows, columns]"
-    assert error.message == words
+    assert (error.code, error.param) == (code, "model_path")
+    assert words in error.message
 
 
 @pytest.mark.parametrize(

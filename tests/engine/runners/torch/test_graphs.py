@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine.runners.base import StepBatch
+from tests.engine.runners.drive import NAN_BYTE, continuations, uniform_batch
 from tests.engine.runners.family_goldens import NAMES
-from tests.engine.runners.test_isolation import NAN_BYTE, uniform_batch
-from tests.engine.runners.torch.loaded import Loaded, config, continuations, load, load_family
+from tests.engine.runners.torch.loaded import Loaded, config, load, load_family
 
 pytestmark = pytest.mark.torch
 ON: dict[str, Any] = {"runtime_settings": {"graphs": "true"}}

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from sluice.errors import ErrorCode
-from tests.engine.runners.drive import prefill
+from tests.engine.runners.drive import NAN_BYTE, continuations, prefill, uniform_batch
 from tests.engine.runners.family_goldens import NAMES, read_family
-from tests.engine.runners.test_isolation import NAN_BYTE, uniform_batch
-from tests.engine.runners.torch.loaded import config, continuations, load_family
+from tests.engine.runners.torch.loaded import config, load_family
 from tests.engine.runners.torch.loaded import load as load_runner
 from tests.errors import error_of
 from tests.goldens.checkpoints import write_checkpoint

@@ -1,7 +1,6 @@
 """Latent attention (MLA) on pages that have a token's short vector once for all heads."""
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from engine.models.architectures import read_decoder_config
-from tests.engine.runners.drive import prefill
+from tests.engine.runners.drive import continuations, prefill, uniform_batch
 from tests.engine.runners.family_goldens import read_family
-from tests.engine.runners.test_isolation import uniform_batch
-from tests.engine.runners.torch.loaded import config, continuations, load, load_family
+from tests.engine.runners.test_adapters import make_adapter, merge
+from tests.engine.runners.torch.loaded import config, load, load_family
 from tests.engine.scripted_executor import ScriptedExecutor
 from tests.goldens.checkpoints import write_checkpoint
 
@@ -103,29 +102,17 @@ def answers(
 
 
 @FAMILIES
-def test_prefixes_that_are_shared_change_no_token(name: str, tmp_path: Path) -> None:
+def test_shared_prefixes_tiers_and_drafts_that_are_checked_at_once_change_no_token(name: str, tmp_path: Path) -> None:
     write_checkpoint(read_family(name).blueprint, tmp_path)
     alone, _ = answers(tmp_path, enable_prefix_caching=False)
     shared, bench = answers(tmp_path)
     assert shared == alone
     assert bench.executor.stats().cached_tokens_total > 0
-
-
-@FAMILIES
-def test_blocks_that_come_back_from_a_tier_change_no_token(name: str, tmp_path: Path) -> None:
-    write_checkpoint(read_family(name).blueprint, tmp_path)
-    alone, _ = answers(tmp_path)
     tiered, bench = answers(tmp_path, num_blocks=9, kv_host_cache_bytes=8 << 20)
     assert tiered == alone
-    stats = bench.executor.stats().kv_tiers
-    assert stats is not None
-    assert stats.restored_tokens_total > 0
-
-
-@FAMILIES
-def test_drafts_that_are_checked_at_once_change_no_token(name: str, tmp_path: Path) -> None:
-    write_checkpoint(read_family(name).blueprint, tmp_path)
-    alone, _ = answers(tmp_path)
+    stats = bench.executor.stats()
+    assert stats.kv_tiers is not None
+    assert stats.kv_tiers.restored_tokens_total > 0
     half_wrong = [[token if place < 12 else 3 + token % 7 for place, token in enumerate(each)] for each in alone]
     drafted, bench = answers(tmp_path, half_wrong, speculation="ngram")
     assert drafted == alone
@@ -135,31 +122,7 @@ def test_drafts_that_are_checked_at_once_change_no_token(name: str, tmp_path: Pa
 
 # -- LoRA adapters
 
-
-def adapter_of(base: Path, folder: Path, seed: int, scale: float = 0.3) -> Path:
-    """Write an adapter of the projections of attention."""
-    generator, tensors = np.random.default_rng(seed), {}
-    for name, weight in load_file(base / "model.safetensors").items():
-        if ".self_attn." not in name or weight.ndim < 2:
-            continue
-        prefix = f"base_model.model.{name.removesuffix('.weight')}"
-        for side, shape in (("A", (4, weight.shape[1])), ("B", (weight.shape[0], 4))):
-            tensors[f"{prefix}.lora_{side}.weight"] = (scale * generator.standard_normal(shape)).astype(np.float32)
-    folder.mkdir()
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 4}))
-    return folder
-
-
-def merged(base: Path, adapter: Path, folder: Path) -> Path:
-    """Copy a checkpoint with the adapter added to its weights."""
-    shutil.copytree(base, folder)
-    weights, stored = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
-    for name in [each for each in stored if ".lora_A." in each]:
-        target = name.removeprefix("base_model.model.").replace(".lora_A", "")
-        weights[target] = weights[target] + stored[name.replace("lora_A", "lora_B")] @ stored[name]
-    save_file(weights, folder / "model.safetensors")
-    return folder
+MODULES = ("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
 
 
 def adapted(folder: Path, adapters: dict[str, Path], names: list[str]) -> list[list[int]]:
@@ -183,12 +146,14 @@ def test_adapters_equal_their_merged_weights_either_way(
     monkeypatch.setattr(LatentHeads, "is_shorter_in_full", lambda *numbers: is_full)
     base = tmp_path / "base"
     write_checkpoint(read_family(name).blueprint, base)
-    adapters = {each: adapter_of(base, tmp_path / each, seed) for seed, each in enumerate(("one", "two"))}
+    adapters = {
+        each: make_adapter(base, tmp_path / each, seed, modules=MODULES) for seed, each in enumerate(("one", "two"))
+    }
     stored = load_file(adapters["one"] / "adapter_model.safetensors")
     assert any("kv_b_proj" in each for each in stored)
     expected = adapted(base, {}, [""])
     for each, folder in adapters.items():
-        expected += adapted(merged(base, folder, tmp_path / f"{each} merged"), {}, [""])
+        expected += adapted(merge(base, folder, tmp_path / f"{each} merged"), {}, [""])
     assert len({tuple(each) for each in expected}) == len(expected)
     assert adapted(base, adapters, ["", "one", "two"]) == expected
 
@@ -201,7 +166,7 @@ def test_an_adapter_whose_products_overflow_reaches_no_other_token(
     base = tmp_path / "base"
     write_checkpoint(read_family("deepseek_v3").blueprint, base)
     runner = load(config(base, enable_lora=True))
-    runner.read_adapter(1, "huge", adapter_of(base, tmp_path / "huge", 2, 1e37))()
+    runner.read_adapter(1, "huge", make_adapter(base, tmp_path / "huge", 2, scale=3e37, modules=MODULES))()
     batch = uniform_batch(3, num_new=5, num_past=0)
     plain = runner.run(batch).read().copy()
     rows = runner.run(replace(batch, adapters=np.repeat(np.array([0, 1, 0], np.int32), 5))).read()

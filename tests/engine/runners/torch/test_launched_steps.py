@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.runners.base import Draws, StepBatch
-from tests.engine.runners.test_isolation import NAN_BYTE, uniform_batch
+from tests.engine.runners.drive import NAN_BYTE, uniform_batch
 from tests.engine.runners.torch.loaded import Loaded, load_family
 from tests.engine.scripted_executor import ScriptedExecutor
 

@@ -11,9 +11,9 @@ import pytest
 
 from sluice.errors import ErrorCode
 from tests.engine.runners.conftest import EditableCheckpoint
-from tests.engine.runners.drive import prefill
+from tests.engine.runners.drive import continuations, prefill
 from tests.engine.runners.goldens import checkpoint_path
-from tests.engine.runners.torch.loaded import config, continuations
+from tests.engine.runners.torch.loaded import config
 from tests.engine.runners.torch.ranks import check_alone, family_on, group_of, load_runner
 from tests.errors import error_of
 from tests.waiting import PATIENCE_S

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine.config import Task
-from tests.engine.runners.drive import prefill
+from tests.engine.runners.drive import continuations, prefill
 from tests.engine.runners.family_goldens import NAMES
-from tests.engine.runners.torch.loaded import continuations, load_family
+from tests.engine.runners.torch.loaded import load_family
 from tests.engine.runners.torch.ranks import RankGroup, family_on, group_of
 
 pytestmark = pytest.mark.torch
