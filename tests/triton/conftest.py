@@ -1,4 +1,4 @@
-"""One server for all recorded models. Tests may load and unload `on_demand`, and leave the rest as it was."""
+"""One server for the recorded models. Tests may load and unload `on_demand`, and leave the rest as it was."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library
 from tests.triton.held import Hold, write_held_models
 from tests.triton.onnx_models import write_scale
-from tests.triton.server import EXAM_FLAGS, MODELS, NOT_LOADED, copy_models, serving
+from tests.triton.server import EXAM_FLAGS, MODELS, NOT_LOADED, OF_THE_EXAM, copy_models, serving
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def triton(repository: Path) -> Iterator[ServerProcess]:
-    loads = [f"--load-model={each.name}" for each in repository.iterdir() if each.name not in NOT_LOADED]
+    names = {each.name for each in repository.iterdir()} - NOT_LOADED - OF_THE_EXAM
+    loads = [f"--load-model={name}" for name in sorted(names)]
     flags = ("--http-max-input-size=256M", "--grpc-max-input-size=256M", *EXAM_FLAGS, *loads)
     with serving(repository, repository.with_name("log"), *flags) as server:
         yield server

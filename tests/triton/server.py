@@ -13,6 +13,8 @@ from tests.waiting import PATIENCE_S
 
 MODELS = paths.DATA / "triton" / "models"
 NOT_LOADED = {"on_demand", "bad_load"}
+OF_THE_EXAM = {"ensemble_stream", "misbehave", "reshaped", "shout", "trickle"}
+"""Models that nothing but the whole exam asks."""
 EXAM_FLAGS = (
     "--model-control-mode=explicit",
     "--allow-model-file-override=true",

@@ -182,21 +182,6 @@ def test_onnx_answers_as_onnxruntime_does(client: Any, library: Library, reposit
     assert (metadata["platform"], metadata["inputs"][0]["name"]) == ("onnxruntime_onnx", "X")
 
 
-@pytest.mark.parametrize(
-    ("model", "inputs", "words"),
-    [
-        ("nope", {"INPUT0": LEFT}, "unknown model: 'nope'"),
-        ("add_sub", {"INPUT0": LEFT}, "expected 2 inputs but got 1"),
-        ("text_repeat", {"text_input": text(b"a")}, "decoupled"),
-    ],
-)
-def test_what_cannot_be_asked(
-    client: Any, library: Library, model: str, inputs: dict[str, NDArray[Any]], words: str
-) -> None:
-    with pytest.raises(InferenceServerException, match=words):
-        client.infer(model, [library.tensor(name, values) for name, values in inputs.items()])
-
-
 async def test_the_asyncio_clients(library: Library, triton: ServerProcess) -> None:
     if library is HTTP:
         client: Any = tritonclient.http.aio.InferenceServerClient(http_address(triton))

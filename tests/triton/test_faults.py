@@ -1,4 +1,4 @@
-"""Faults stay isolated: dead workers, vanished clients, malformed data, models that cannot load."""
+"""Faults stay isolated: dead workers, vanished clients, models that cannot load. Garbage: tests/fuzz."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +19,6 @@ from tritonclient.utils import InferenceServerException
 from tests.server_process import ServerProcess
 from tests.triton.clients import GRPC, HTTP, Library
 from tests.triton.held import Hold, write_held_models
-from tests.triton.onnx_models import write_scale
 from tests.triton.server import copy_models, serving
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -88,25 +86,6 @@ def test_a_killed_worker_fails_its_requests_alone(
     assert [answer.result(PATIENCE_S) for answer in answers.values()] == [b"released"] * (len(holds) - 1)
 
 
-def test_every_instance_is_replaced(
-    fragile: ServerProcess, holds: list[Hold], ask_held: Callable[[Hold], Future[bytes]]
-) -> None:
-    running = holds[:INSTANCES]
-    answers = [ask_held(hold) for hold in running]
-    for pid in {hold.wait_started() for hold in running}:
-        os.kill(pid, signal.SIGKILL)
-    for answer in answers:
-        with pytest.raises(InferenceServerException, match="is not healthy"):
-            answer.result(PATIENCE_S)
-    wait_until(lambda: fragile.log.count("is back") == fragile.log.count("starting another"), "all are back")
-    again = holds[INSTANCES : 2 * INSTANCES]
-    answers = [ask_held(hold) for hold in again]
-    assert len({hold.wait_started() for hold in again}) == INSTANCES
-    for hold in again:
-        hold.release()
-    assert [answer.result(PATIENCE_S) for answer in answers] == [b"released"] * INSTANCES
-
-
 def test_unload_loses_nothing_that_was_accepted(
     library: Library, fragile: ServerProcess, holds: list[Hold], ask_held: Callable[[Hold], Future[bytes]]
 ) -> None:
@@ -171,38 +150,6 @@ def test_a_grpc_connection_that_is_lost(triton: ServerProcess, hold: Hold) -> No
     hold.wait_cancelled()
 
 
-# --- garbage ---
-
-NOISE = np.random.default_rng(11).integers(0, 256, 4096, np.uint8).tobytes()
-GARBAGE = [
-    NOISE,
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + NOISE[:500],
-    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + NOISE,
-    b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 50_000,
-    b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n{}",
-    b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n{",
-    b"POST /v2/models/add_sub/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{",
-    b"\r\n" * 100,
-]
-
-
-@pytest.mark.parametrize("garbage", GARBAGE, ids=range(len(GARBAGE)))
-@pytest.mark.parametrize("port", ["http", "grpc"])
-def test_garbage_harms_nobody(triton: ServerProcess, port: str, garbage: bytes) -> None:
-    address = urlsplit(triton.base_url if port == "http" else f"//{triton.grpc_address}")
-    connections = [socket.create_connection((address.hostname, address.port), PATIENCE_S) for _ in range(4)]
-    for connection in connections:
-        with suppress(ConnectionError):
-            connection.sendall(garbage)
-    for library in (HTTP, GRPC):
-        check_add_sub(library, triton)
-    for connection in connections:
-        connection.close()
-    for library in (HTTP, GRPC):
-        check_add_sub(library, triton)
-
-
 # --- large tensors ---
 
 
@@ -229,32 +176,6 @@ def test_a_failed_load_says_why(library: Library, fragile: ServerProcess) -> Non
     assert entry["state"] == "UNAVAILABLE"
     assert "cannot start" in entry["reason"]
     check_add_sub(library, fragile)
-
-
-@pytest.fixture
-def spoiled(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server whose repository holds one good model beside several that cannot be loaded."""
-    models = copy_models(tmp_path / "models", ["bad_load"])
-    write_held_models(models)
-    write_scale(models / "scale")
-    write_scale(models / "torn").write_bytes(b"not a model")
-    (models / "unreadable").mkdir()
-    (models / "unreadable" / "config.pbtxt").write_text("max_batch_size: many")
-    with serving(models, tmp_path / "log") as server:
-        yield server
-
-
-def test_good_models_serve_beside_bad_ones(spoiled: ServerProcess) -> None:
-    with HTTP.client(spoiled) as client:
-        index = {entry["name"]: entry for entry in client.get_model_repository_index()}
-        assert (client.is_server_live(), client.is_server_ready()) == (True, False)
-        np.testing.assert_array_equal(client.infer("scale", [HTTP.tensor("X", ROW)]).as_numpy("Y"), 3 * ROW)
-        with pytest.raises(InferenceServerException, match="bad_load"):
-            client.infer("bad_load", [HTTP.tensor("INPUT0", np.array([1], np.int32))])
-    assert {name for name, entry in index.items() if entry.get("state") == "READY"} == {"scale", "held", "held_stream"}
-    assert "cannot start" in index["bad_load"]["reason"]
-    assert index["torn"]["state"] == "UNAVAILABLE"
-    assert "unreadable" in spoiled.log
 
 
 def test_nothing_outlives_a_killed_server(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -41,13 +40,12 @@ def test_one_memory_for_all_models(triton: ServerProcess) -> None:
     assert metric(triton, "nv_cache_num_hits_per_model") == before + 2
 
 
-def test_servers_share_a_redis_and_do_without(tmp_path: Path, redis: RedisServer) -> None:
+def test_a_server_uses_a_redis_and_does_without(tmp_path: Path, redis: RedisServer) -> None:
+    """Several gateways share it: tests/serving/caching/test_redis_cache.py."""
     models = copy_models(tmp_path / "models", [MODEL])
     flags = ("--cache-config", "redis,host=127.0.0.1", "--cache-config", f"redis,port={redis.port}")
-    with ExitStack() as stack:
-        one, two = (stack.enter_context(serving(models, tmp_path / f"log{number}", *flags)) for number in (1, 2))
-        wait_until(lambda: square(one, 3) == 9 and metric(one, "nv_cache_num_hits_per_model") > 0)
-        wait_until(lambda: square(two, 3) == 9 and metric(two, "nv_cache_num_hits_per_model") > 0)
+    with serving(models, tmp_path / "log", *flags) as server:
+        wait_until(lambda: square(server, 3) == 9 and metric(server, "nv_cache_num_hits_per_model") > 0)
         redis.kill()
-        assert [square(two, float(value)) for value in range(8)] == [float(value) ** 2 for value in range(8)]
-        wait_until(lambda: square(two, 3) == 9 and metric(two, "sluice_response_cache_up") == 0)
+        assert [square(server, float(value)) for value in range(8)] == [float(value) ** 2 for value in range(8)]
+        wait_until(lambda: square(server, 3) == 9 and metric(server, "sluice_response_cache_up") == 0)

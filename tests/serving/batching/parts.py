@@ -42,6 +42,10 @@ class HeldInstance(Instance):
     def is_running(self) -> bool:
         return self._running is not None
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.is_running
+
     def execute(self, jobs: list[InferJob], done: Callable[[], None]) -> None:
         assert self._running is None, "an instance runs one batch at a time"
         self.batches.append(jobs)
@@ -60,6 +64,13 @@ class HeldInstance(Instance):
         done = self._running[1]
         self._running = None
         done()
+
+    def die(self) -> None:
+        """Its process is gone. What it runs goes on: a test of that has an instance of its own."""
+        self.is_up = False
+
+    def come_back(self) -> None:
+        self.is_up = True
 
     async def close(self) -> None:
         self.is_closed = True
@@ -99,10 +110,52 @@ class Client:
     def submit(self, name: str, rows: int = 1, width: int = 1, priority: int = 0, timeout_us: int = 0) -> InferJob:
         return self.model.submit(request(name, rows, width, priority, timeout_us), self.receive)
 
+    def submit_word(self, word: str) -> InferJob:
+        """Submit what a word of a script says."""
+        name, _, priority = word.partition("^")
+        name, _, width = name.partition("/")
+        return self.submit(name, width=int(width or 1), priority=int(priority or 0))
+
     def receive(self, response: InferResponse) -> None:
         if response.error is not None:
             self.errors[response.id] = response.error
         self.answered.append(response.id)
+
+
+class Script:
+    """What happens to a model on held instances, in words.
+
+    `a` submits a request of that name, `a/2` one of width 2, `a^1` one of priority 1, and `-a` cancels it. `|` lets the
+    loop go round, `.0` ends the batch of instance 0, `x0` and `+0` take its process away and bring it back.
+    """
+
+    def __init__(self, instances: "list[HeldInstance]", submit: Callable[[str], InferJob]) -> None:
+        self.instances = instances
+        self.submit = submit
+        self.jobs: dict[str, InferJob] = {}
+
+    async def play(self, words: str) -> str:
+        """Return the batches that ran, by instance: `ab c; d` are two of the first and one of the second."""
+        for word in words.split():
+            await self._do(word[0], word[1:], word)
+        return "; ".join(
+            " ".join("".join(each or "--" for each in batch) for batch in one.ids) for one in self.instances
+        )
+
+    async def _do(self, kind: str, rest: str, word: str) -> None:
+        match kind:
+            case "|":
+                await turns(12)
+            case ".":
+                self.instances[int(rest)].finish()
+            case "x":
+                self.instances[int(rest)].die()
+            case "+":
+                self.instances[int(rest)].come_back()
+            case "-":
+                self.jobs[rest].cancel()
+            case _:
+                self.jobs[word.rstrip("+-")] = self.submit(word)
 
 
 def request(name: str, rows: int = 1, width: int = 1, priority: int = 0, timeout_us: int = 0) -> InferRequest:

@@ -13,7 +13,6 @@ from serving.batching.rate_limiter import RateLimiter
 from serving.batching.scheduled_model import ScheduledModel
 from serving.instance import Instance, Placement, Resource
 from serving.spec import ModelSource
-from sluice.errors import ErrorCode, SluiceError
 from tests.serving.batching.parts import AtOnceInstance, Client, HeldInstance, config_of, request, turns
 from tests.serving.batching.test_scheduled_model import RandomInstance
 from tests.serving.repository.parts import context_for
@@ -53,21 +52,6 @@ async def test_models_run_in_turns_where_there_is_enough_for_one(extra: str) -> 
     one.finish()
     two.finish()
     assert one.ids == two.ids == [["a"], ["b"]]
-    for client in clients:
-        await client.model.close()
-
-
-async def test_priorities_share_out_the_turns() -> None:
-    limiter = RateLimiter()
-    instances = [HeldInstance(str(priority), place(priority=priority)) for priority in (1, 2)]
-    clients = [client_of(limiter, each) for each in instances]
-    for number in range(90):
-        for client in clients:
-            client.submit(str(number))
-    for _ in range(90):
-        (running,) = [each for each in instances if each.is_running]
-        running.finish()
-    assert [len(each.batches) for each in instances] == pytest.approx([60, 30], abs=1)
     for client in clients:
         await client.model.close()
 
@@ -167,13 +151,6 @@ async def test_a_model_that_is_closed_gives_back_what_it_had_and_what_it_waited_
     await clients[2].model.close()
     assert limiter.is_idle
     assert limiter.free(("R", 0)) == 0
-
-
-async def test_a_model_that_needs_more_than_there_is_is_refused() -> None:
-    limiter = RateLimiter({("R", None): 1})
-    with pytest.raises(SluiceError, match="minimum required count is 2") as refused:
-        client_of(limiter, HeldInstance("i", place(resources=(Resource("R", 2),))))
-    assert refused.value.code is ErrorCode.INVALID
 
 
 async def test_a_long_queue_before_instances_that_answer_at_once_does_not_recurse() -> None:

@@ -2,7 +2,7 @@ from collections import Counter
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.batching.rate_limiter import Claim, RateLimiter, parse_resource, parse_resources
@@ -172,6 +172,7 @@ PLACEMENTS = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(PLACEMENTS, st.integers(1, 6)), min_size=1, max_size=8),
     st.dictionaries(st.tuples(st.sampled_from("RSTGH"), st.sampled_from([None, 0, 1])), st.integers(5, 9)).map(

@@ -14,7 +14,7 @@ from serving.request import InferResponse
 from serving.statistics import FailureReason
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, model_of, request, turns
+from tests.serving.batching.parts import CONFIG, AtOnceInstance, Client, HeldInstance, Script, model_of, request, turns
 from tests.waiting import until
 
 DYNAMIC = "dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: %d }"
@@ -30,13 +30,35 @@ class QuickInstance(HeldInstance):
         return True
 
 
-class TestWithoutDynamicBatching:
-    async def test_a_free_instance_runs_a_request_at_once(self) -> None:
-        instance = HeldInstance()
-        Client(model_of("", instance)).submit("a")
-        assert instance.ids == [["a"]]
+ANY = "dynamic_batching { }"
+LEVELS = "dynamic_batching { preferred_batch_size: 1 priority_levels: 2 default_priority_level: 2 }"
+BATCHES: dict[str, tuple[str, int, str, str]] = {
+    "a free instance runs a request at once": ("", 1, "a", "a"),
+    "others wait in order, each a batch of its own": ("", 1, "a b c .0 .0 .0", "a b c"),
+    "all instances work": ("", 2, "a b c .1", "a; b c"),
+    "one that is not ready is passed over": ("", 2, "x0 a b .1", "; a b"),
+    "where none is ready one gets it all the same": ("", 1, "x0 a", "a"),
+    "requests wait for others of their turn": (ANY, 1, "a b c", ""),
+    "requests of one turn share a batch": (ANY, 1, "a b c |", "abc"),
+    "a preferred batch goes before the delay is over": (NEVER, 1, "a b c d e | .0 |", "abcd"),
+    "a batch fills while the instance is busy": (ANY, 1, "a | b c | d e f g h i j k .0", "a bcdefghi"),
+    "different shapes do not share a batch": (ANY, 1, "a/2 b/2 c/3 d/2 | .0 .0 .0", "ab c d"),
+    "higher priorities overtake": (LEVELS, 1, "a | b c^1 .0 .0", "a c b"),
+}
 
-    async def test_others_wait_in_order_each_a_batch_of_its_own(self) -> None:
+
+@pytest.mark.parametrize("case", BATCHES)
+async def test_which_requests_run_together_where_and_when(case: str) -> None:
+    extra, num_instances, words, expected = BATCHES[case]
+    instances = [HeldInstance(str(number)) for number in range(num_instances)]
+    client = Client(model_of(extra, *instances))
+    assert await Script(instances, client.submit_word).play(words) == expected
+    assert client.model.is_ready == any(each.is_up for each in instances)
+    await client.model.close()
+
+
+class TestWithoutDynamicBatching:
+    async def test_those_that_wait_are_counted_and_answered_in_order(self) -> None:
         instance = HeldInstance()
         client = Client(model_of("", instance))
         for name in "abc":
@@ -44,21 +66,12 @@ class TestWithoutDynamicBatching:
         assert client.model.statistics.count_pending() == 2
         for _ in range(3):
             instance.finish()
-        assert instance.ids == [["a"], ["b"], ["c"]]
         assert client.answered == ["a", "b", "c"]
         assert client.model.num_in_flight == 0
 
-    async def test_all_instances_work(self) -> None:
-        one, two = HeldInstance(), HeldInstance()
-        client = Client(model_of("", one, two))
-        for name in "abc":
-            client.submit(name)
-        two.finish()
-        assert (one.ids, two.ids) == ([["a"]], [["b"], ["c"]])
-
     async def test_a_long_queue_before_an_instance_that_answers_at_once_does_not_recurse(self) -> None:
         client = Client(model_of("", AtOnceInstance()))
-        left = 5000
+        left = 2000
 
         def again(response: InferResponse) -> None:
             nonlocal left
@@ -71,15 +84,6 @@ class TestWithoutDynamicBatching:
 
 
 class TestDynamicBatching:
-    async def test_requests_of_one_turn_share_a_batch(self) -> None:
-        instance = HeldInstance()
-        client = Client(model_of("dynamic_batching { }", instance))
-        for name in "abc":
-            client.submit(name)
-        assert instance.ids == []
-        await turns()
-        assert instance.ids == [["a", "b", "c"]]
-
     async def test_an_instance_that_wants_the_first_request_gets_it_alone(self) -> None:
         instance = QuickInstance()
         client = Client(model_of("dynamic_batching { }", instance))
@@ -98,18 +102,6 @@ class TestDynamicBatching:
         assert instance.ids == []
         await client.model.close()
 
-    async def test_a_preferred_batch_goes_before_the_delay_is_over(self) -> None:
-        instance = HeldInstance()
-        client = Client(model_of(NEVER, instance))
-        for name in "abcde":
-            client.submit(name)
-        await turns()
-        assert instance.ids == [["a", "b", "c", "d"]]
-        instance.finish()
-        await turns()
-        assert instance.ids == [["a", "b", "c", "d"]]
-        await client.model.close()
-
     @pytest.mark.parametrize("delay_us", [200, 20_000])
     async def test_less_goes_when_the_delay_is_over(self, delay_us: int) -> None:
         instance = HeldInstance()
@@ -121,27 +113,6 @@ class TestDynamicBatching:
         assert perf_counter() - begun >= delay_us / 1e6
         assert instance.ids == [["a", "b"]]
         assert [job.executed_batch_size for job in instance.batches[0]] == [3, 3]
-
-    async def test_a_batch_fills_while_the_instance_is_busy(self) -> None:
-        instance = HeldInstance()
-        client = Client(model_of("dynamic_batching { }", instance))
-        client.submit("a")
-        await turns()
-        for name in "bcdefghijk":
-            client.submit(name)
-            await turns()
-        instance.finish()
-        assert instance.ids == [["a"], list("bcdefghi")]
-
-    async def test_different_shapes_do_not_share_a_batch(self) -> None:
-        instance = HeldInstance()
-        client = Client(model_of("dynamic_batching { }", instance))
-        for name, width in (("a", 2), ("b", 2), ("c", 3), ("d", 2)):
-            client.submit(name, width=width)
-        await turns()
-        for _ in range(3):
-            instance.finish()
-        assert instance.ids == [["a", "b"], ["c"], ["d"]]
 
     async def test_ragged_inputs_do(self) -> None:
         instance = HeldInstance()
@@ -165,18 +136,6 @@ class TestDynamicBatching:
         for _ in range(3):
             instance.finish()
         assert instance.ids == [["a"], ["b"], ["c"]]
-
-    async def test_higher_priorities_overtake(self) -> None:
-        instance = HeldInstance()
-        levels = "dynamic_batching { preferred_batch_size: 1 priority_levels: 2 default_priority_level: 2 }"
-        client = Client(model_of(levels, instance))
-        client.submit("a")
-        await turns()
-        client.submit("b")
-        client.submit("c", priority=1)
-        instance.finish()
-        instance.finish()
-        assert instance.ids == [["a"], ["c"], ["b"]]
 
 
 class TestQueuePolicies:
@@ -206,19 +165,6 @@ class TestQueuePolicies:
         assert client.model.statistics.failures[FailureReason.REJECTED] == 1
         instance.finish()
         assert instance.ids == [["a"]]
-
-    async def test_a_request_may_have_its_own_timeout(self) -> None:
-        instance = HeldInstance()
-        client = Client(
-            model_of("dynamic_batching { default_queue_policy { allow_timeout_override: true } }", instance)
-        )
-        client.submit("a")
-        await turns()
-        client.submit("b", timeout_us=1000)
-        client.submit("c")
-        await until(lambda: "b" in client.errors)
-        instance.finish()
-        assert instance.ids == [["a"], ["c"]]
 
     async def test_or_it_goes_behind_the_others(self) -> None:
         instance = HeldInstance()
@@ -297,27 +243,6 @@ class TestCancellation:
 
 
 class TestInstances:
-    async def test_one_that_is_not_ready_is_passed_over(self) -> None:
-        down, up = HeldInstance(), HeldInstance()
-        down.is_up = False
-        client = Client(model_of("", down, up))
-        assert client.model.is_ready
-        client.submit("a")
-        client.submit("b")
-        assert (down.ids, up.ids) == ([], [["a"]])
-        up.finish()
-        assert up.ids == [["a"], ["b"]]
-
-    async def test_one_that_comes_back_takes_what_waits_for_a_busy_one(self) -> None:
-        down, up = HeldInstance(), HeldInstance()
-        down.is_up = False
-        client = Client(model_of("", down, up))
-        client.submit("a")
-        client.submit("b")
-        down.is_up = True
-        await until(lambda: down.is_running)
-        assert down.ids == [["b"]]
-
     @pytest.mark.parametrize("extra", ["", "dynamic_batching { preferred_batch_size: 1 }"])
     async def test_it_is_looked_for_until_it_is_back(self, extra: str) -> None:
         class Asked(HeldInstance):
@@ -340,14 +265,6 @@ class TestInstances:
         down.is_up = True
         await until(lambda: down.is_running)
         assert down.ids == [["b"]]
-
-    async def test_where_none_is_ready_one_gets_it_all_the_same(self) -> None:
-        instance = HeldInstance()
-        instance.is_up = False
-        client = Client(model_of("", instance))
-        assert not client.model.is_ready
-        client.submit("a")
-        assert instance.ids == [["a"]]
 
     async def test_spill_over_runs_only_while_all_others_are_busy(self) -> None:
         cpu = HeldInstance("cpu", Placement("cpu", is_spillover=True))
@@ -411,16 +328,6 @@ class TestOrder:
         assert client.answered == []
         one.finish()
         assert client.answered == ["a", "b"]
-
-    async def test_without_it_as_they_are_done(self) -> None:
-        one, two = HeldInstance(), HeldInstance()
-        client = Client(model_of("dynamic_batching { preferred_batch_size: 1 }", one, two))
-        client.submit("a")
-        client.submit("b")
-        await turns()
-        two.finish()
-        assert client.answered == ["b"]
-        one.finish()
 
     async def test_who_cancels_or_is_refused_holds_nobody_up(self) -> None:
         one, two = HeldInstance(), HeldInstance()
@@ -549,7 +456,7 @@ class RandomInstance(Instance):
         pass
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 async def test_every_request_ends_exactly_once_whatever_happens(seed: int) -> None:
     chance = random.Random(seed)
     is_ordered = chance.random() < 0.5

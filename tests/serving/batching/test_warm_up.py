@@ -78,6 +78,17 @@ async def test_what_an_instance_says_is_raised_when_all_have_ended() -> None:
         await warming
 
 
+async def test_an_instance_that_has_answered_is_waited_for_until_it_is_free() -> None:
+    held = HeldInstance()
+    warming = asyncio.create_task(model_of("", held).warm_up(request("w")))
+    await until(lambda: held.is_running)
+    held.answer()
+    await turns(20)
+    assert not warming.done()
+    held.finish()
+    await warming
+
+
 async def test_who_gives_up_waiting_cancels_it() -> None:
     held = HeldInstance()
     model = model_of("", held)

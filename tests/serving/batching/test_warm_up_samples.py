@@ -38,21 +38,26 @@ def config_of(text: str, max_batch_size: int = 8) -> ModelConfig:
 
 
 class TestSamples:
-    def test_zeros_in_as_many_rows_as_the_batch_has(self) -> None:
-        (sample,) = read_samples(config_of(warmup("data_type: TYPE_FP16 dims: [2, 3] zero_data: true", 4, 5)), Path())
-        assert (sample.name, sample.count) == ("w", 5)
-        tensor = sample.inputs["X"]
-        assert (tensor.name, tensor.datatype, tensor.shape) == ("X", "FP16", (4, 2, 3))
-        assert not tensor.array.any()
+    @pytest.mark.parametrize(
+        ("rows", "count", "max_batch_size", "expected"),
+        [
+            pytest.param(4, 5, 8, [(5, (4, 2, 3))], id="as many rows as the batch has"),
+            pytest.param(1, 0, 8, [(1, (1, 2, 3))], id="once without a count"),
+            pytest.param(0, 1, 8, [], id="never without rows"),
+            pytest.param(1, 1, 0, [(1, (2, 3))], id="the dims as they are without a batch dimension"),
+        ],
+    )
+    def test_zeros(
+        self, rows: int, count: int, max_batch_size: int, expected: list[tuple[int, tuple[int, ...]]]
+    ) -> None:
+        config = config_of(warmup("data_type: TYPE_FP16 dims: [2, 3] zero_data: true", rows, count), max_batch_size)
+        samples = read_samples(config, Path())
+        assert [(each.count, each.inputs["X"].shape) for each in samples] == expected
+        for each in samples:
+            assert (each.name, each.inputs["X"].name, each.inputs["X"].datatype) == ("w", "X", "FP16")
+            assert not each.inputs["X"].array.any()
 
-    def test_without_a_count_it_runs_once_and_without_rows_never(self) -> None:
-        zeros = "data_type: TYPE_FP16 dims: [2] zero_data: true"
-        assert read_samples(config_of(warmup(zeros, 1)), Path())[0].count == 1
-        assert read_samples(config_of(warmup(zeros, 0)), Path()) == []
-
-    def test_a_model_without_a_batch_dimension_gets_the_dims_as_they_are(self) -> None:
-        zeros = warmup("data_type: TYPE_INT8 dims: [2] zero_data: true")
-        assert read_samples(config_of(zeros, 0), Path())[0].inputs["X"].shape == (2,)
+    def test_more_rows_than_a_model_takes_are_refused(self) -> None:
         many = warmup("data_type: TYPE_INT8 dims: [2] zero_data: true", 3)
         with pytest.raises(SluiceError, match="batch size 3 for 'm', max allowed is 0"):
             read_samples(config_of(many, 0), Path())

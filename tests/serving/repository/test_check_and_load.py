@@ -109,6 +109,11 @@ BROKEN: dict[str, tuple[Write, str, str]] = {
         f'backend: "stamp"\n{INTS}default_model_filename: "a.txt"',
         "there is no model file",
     ),
+    "the model's file is another's": (
+        stamp,
+        f'backend: "stamp"\n{INTS}default_model_filename: "../../secret.txt"',
+        "is not a path inside a model's folder",
+    ),
     "the labels are missing": (
         stamp,
         f'backend: "stamp"\n{INTS}'.replace('"OUT"', '"OUT" label_filename: "labels.txt"'),

@@ -97,19 +97,6 @@ async def test_what_was_read_first_is_not_applied_last(
     assert await ask(repository, "a") == 2
 
 
-async def test_models_load_side_by_side_within_a_bound(bench: Bench, root: Path) -> None:
-    for index in range(9):
-        write_model(root, f"m{index}", "hang")
-    repository = bench.repository(ControlMode.NONE)
-    starting = asyncio.ensure_future(repository.start())
-    await until(lambda: bench.stamp.num_loading == 4)
-    bench.stamp.release.set()
-    assert await starting == {}
-    assert len(repository.models()) == 9
-    assert bench.stamp.most_loading == 4
-    await repository.close()
-
-
 async def test_a_load_that_hangs_is_given_up(bench: Bench, root: Path) -> None:
     write_model(root, "a", "hang")
     write_model(root, "b", 2)

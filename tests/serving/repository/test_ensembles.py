@@ -4,15 +4,21 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from serving.repository.managed_model import ModelState
 from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode
+from serving.spec import ModelSource
 from sluice.errors import SluiceError
 from tests.serving.repository.parts import (
     CONFIG,
+    READY,
     UNLOADED,
     Bench,
+    StampBackend,
+    StampModel,
     ask,
     ensemble_config,
     failure,
@@ -70,12 +76,14 @@ async def test_a_member_that_goes_while_its_ensemble_loads(
 
 
 async def test_unloading_dependents(repository: ModelRepository, root: Path) -> None:
-    for name in ("named", "implied", "shared"):
+    named = write_model(root, "named", "fail")
+    for name in ("implied", "shared"):
         write_model(root, name, 1)
     write_model(root, "outer", 0, config=ensemble_config("named", "implied", "shared"))
     write_model(root, "other", 0, config=ensemble_config("shared"))
-    await repository.load("named")
-    await repository.load("outer")
+    await failure(repository.load("named"))
+    write_version(named, 1, 1)
+    await repository.load("outer")  # which brings what was named before, too
     await repository.load("other")
     await repository.unload("outer", unload_dependents=True)
     assert [model.name for model in repository.models()] == ["named", "other", "shared"]
@@ -143,4 +151,32 @@ async def test_ensembles_in_a_circle(bench: Bench, root: Path) -> None:
     assert sorted(failures) == ["e1", "e2", "e3", "over", "self"]
     assert "circular dependency between ensembles: e1 -> e2 -> e3 -> e1" in failures["e1"].message
     assert [model.name for model in repository.models()] == ["inner"]
+    await repository.close()
+
+
+async def test_an_ensemble_waits_for_a_model_that_is_loaded_elsewhere(bench: Bench, root: Path) -> None:
+    write_model(root, "llm", 4)
+    write_model(root, "other", 5)
+    write_model(root, "outer", 0, config=ensemble_config("llm", "other"))
+    repository = bench.repository(ControlMode.NONE)
+    arrived = repository.expect("llm")
+    starting = asyncio.ensure_future(repository.start())
+    await until(lambda: rows(repository).get(("other", 1)) == READY)
+    assert bench.join.loads == []
+    config = text_format.Parse(f'name: "llm" {CONFIG} default_model_filename: "stamp.txt"', ModelConfig())
+    repository.add(StampModel(ModelSource(root / "llm", 1, config), StampBackend()))
+    arrived()
+    assert await starting == {}
+    assert bench.join.loads == [("outer", 1)]
+    assert await ask(repository, "outer") == 4
+    assert [model.name for model in bench.stamp.made] == ["other"], "the folder of the model that came is not loaded"
+    await repository.close()
+
+
+async def test_an_ensemble_hears_that_a_model_does_not_come(bench: Bench, root: Path) -> None:
+    write_model(root, "outer", 0, config=ensemble_config("llm"))
+    repository = bench.repository(ControlMode.NONE)
+    repository.expect("llm")()
+    failures = await repository.start()
+    assert "llm" in failures["outer"].message
     await repository.close()

@@ -291,12 +291,6 @@ def test_a_model_without_anything(root: Path) -> None:
     ]
 
 
-def test_an_llm_without_its_checkpoint(root: Path) -> None:
-    write_model(root, "llm", 1, config='backend: "vllm"')
-    (message,) = told(inspected(root)["llm"])
-    assert "model 'llm' has no checkpoint in" in message
-
-
 @pytest.mark.usefixtures("no_gpu")
 def test_plans_that_are_not_there_are_missed_only_where_they_would_run(root: Path) -> None:
     config = 'backend: "tensorrt"\ncc_model_filenames { key: "7.5" value: "a.plan" }\n'

@@ -1,4 +1,7 @@
-"""A change of `instance_group` alone changes the instances of a model that goes on serving."""
+"""A change of `instance_group` alone changes the instances of a model that goes on serving.
+
+What becomes of requests and sequences meanwhile: tests/serving/batching/test_instance_changes.py.
+"""
 
 import asyncio
 import os
@@ -11,16 +14,15 @@ import pytest
 from serving.model import Model, infer_one
 from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode
-from serving.request import InferRequest, SequenceFlag
+from serving.request import InferRequest
 from serving.tensors.tensor import Tensor
+from sluice.errors import SluiceError
 from tests.serving.repository.parts import context_for
 from tests.serving.repository.small_models import write_onnx
-from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 SCRIPT = """
 import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -34,8 +36,6 @@ class TritonPythonModel:
         (self.folder / f"started_{os.getpid()}").touch()
 
     def execute(self, requests):
-        while (self.folder / "wait").exists():
-            time.sleep(0.01)
         made = np.array([[os.getpid()]], np.int64)
         return [pb_utils.InferenceResponse([pb_utils.Tensor("pid", made)]) for _ in requests]
 
@@ -48,7 +48,6 @@ max_batch_size: 1
 input [ { name: "x" data_type: TYPE_INT64 dims: [ 1 ] } ]
 output [ { name: "pid" data_type: TYPE_INT64 dims: [ 1 ] } ]
 """
-SEQUENCES = "sequence_batching { max_sequence_idle_microseconds: 60000000 direct {} }\n"
 ONNX = """
 backend: "onnxruntime"
 max_batch_size: 8
@@ -83,13 +82,12 @@ async def repository(root: Path) -> AsyncIterator[ModelRepository]:
     await repository.close()
 
 
-def request(sequence: int = 0, flags: SequenceFlag = SequenceFlag.NONE) -> InferRequest:
-    tensor = Tensor.of("x", np.array([[1]], np.int64))
-    return InferRequest({"x": tensor}, correlation_id=sequence, sequence=flags, batch_size=1)
+def request() -> InferRequest:
+    return InferRequest({"x": Tensor.of("x", np.array([[1]], np.int64))})
 
 
-async def ask(model: Model, sequence: int = 0, flags: SequenceFlag = SequenceFlag.NONE) -> int:
-    response = await infer_one(model, request(sequence, flags))
+async def ask(model: Model) -> int:
+    response = await infer_one(model, request())
     return int(response.outputs[0].array.item())
 
 
@@ -113,49 +111,15 @@ async def test_a_change_of_instance_group_alone_keeps_model_statistics_and_insta
     assert await ask(model) == first
 
 
-async def test_a_removed_instance_ends_its_request_first(scripted: Path, repository: ModelRepository) -> None:
-    model = await load(repository, scripted, PYTHON + groups(1))
-    first = await ask(model)
-    wait = scripted.parent / "wait"
-    wait.touch()
-    running = asyncio.create_task(ask(model))
-    await until(lambda: model.num_in_flight == 1)
-
-    await load(repository, scripted, PYTHON + groups(1, "KIND_MODEL"))
-    (second,) = pids(scripted, "started_") - {first}
-    assert not running.done()
-    assert not pids(scripted, "ended_")
-    wait.unlink()
-    assert await running == first
-    await until(lambda: pids(scripted, "ended_") == {first})
-    assert await ask(model) == second
-
-
-async def test_an_instance_that_fails_to_start_leaves_the_model_as_it_was(
+async def test_an_instance_that_fails_to_start_fails_the_load_and_leaves_the_model_as_it_was(
     scripted: Path, repository: ModelRepository
 ) -> None:
     model = await load(repository, scripted, PYTHON + groups(1))
-    first = await ask(model)
     (scripted.parent / "fail").touch()
-    with pytest.raises(Exception, match="no more"):
+    with pytest.raises(SluiceError, match="no more"):
         await load(repository, scripted, PYTHON + groups(2))
     assert repository.find("m") is model
     assert model.config.instance_group[0].count == 1
-    assert await ask(model) == first
-
-
-async def test_a_sequence_goes_on_where_it_is_until_it_ends(scripted: Path, repository: ModelRepository) -> None:
-    model = await load(repository, scripted, PYTHON + SEQUENCES + groups(2))
-    first = await ask(model, 1, SequenceFlag.START)
-    (idle,) = pids(scripted, "started_") - {first}
-
-    assert await load(repository, scripted, PYTHON + SEQUENCES + groups(1, "KIND_MODEL")) is model
-    await until(lambda: pids(scripted, "ended_") == {idle})
-    assert await ask(model, 1) == first
-    assert await ask(model, 2, SequenceFlag.START) not in (first, idle)
-    assert pids(scripted, "ended_") == {idle}
-    assert await ask(model, 1, SequenceFlag.END) == first
-    await until(lambda: pids(scripted, "ended_") == {first, idle})
 
 
 async def test_a_change_of_more_than_instance_group_loads_anew(scripted: Path, repository: ModelRepository) -> None:
@@ -163,7 +127,7 @@ async def test_a_change_of_more_than_instance_group_loads_anew(scripted: Path, r
     again = await load(repository, scripted, PYTHON + groups(2) + "dynamic_batching {}")
     assert again is not model
     os.utime(scripted / "m" / "1" / "model.py")
-    assert await load(repository, scripted, PYTHON + groups(3) + "dynamic_batching {}") is not again
+    assert await load(repository, scripted, PYTHON + groups(1) + "dynamic_batching {}") is not again
 
 
 async def test_onnx_models_get_and_lose_instances_while_they_answer(root: Path, repository: ModelRepository) -> None:

@@ -85,13 +85,6 @@ def test_a_parameter_that_would_not_load_is_told_with_its_line(root: Path) -> No
     assert report.runtime is None
 
 
-def test_arguments_that_would_not_load(root: Path) -> None:
-    checkpoint(root / "m" / "1")
-    (root / "m" / "1" / "model.yaml").write_text("triton_config: [")
-    (error,) = inspected(root).errors
-    assert f"cannot take {root}/m/1/model.yaml: line 1, column 17" in error.message
-
-
 def test_a_model_yaml_alone_is_a_language_model(root: Path) -> None:
     checkpoint(root / "weights")
     (root / "m" / "1").mkdir(parents=True)

@@ -91,21 +91,6 @@ async def test_a_plain_name_loads_the_ensembles_of_all_repositories_that_have_it
     await repository.close()
 
 
-async def test_a_model_serves_throughout_the_removal_of_its_namesake(roots: tuple[Path, Path]) -> None:
-    for index, root in enumerate(roots, start=1):
-        write_model(root, "twin", index * 10)
-    _, repository = await started(roots, ControlMode.POLL)
-    assert await ask(repository, "one::twin") == 10
-    shutil.rmtree(roots[1] / "twin")
-    for _ in range(1000):
-        assert await ask(repository, "one::twin") == 10
-        if {model.name for model in repository.models()} == {"twin"}:
-            break
-        await asyncio.sleep(0.002)
-    assert await ask(repository, "twin") == await ask(repository, "one::twin") == 10
-    await repository.close()
-
-
 def step_config(member: str, namespace: str = "") -> str:
     named = f'model_namespace: "{namespace}"' if namespace else ""
     return ensemble_config(member).replace("model_version: -1", f"model_version: -1 {named}")

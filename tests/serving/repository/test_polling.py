@@ -90,17 +90,6 @@ async def test_members_and_ensembles(bench: Bench, root: Path) -> None:
     await repository.close()
 
 
-async def test_byte_code_is_no_change(bench: Bench, root: Path) -> None:
-    folder = write_model(root, "a", 1)
-    repository = await polling(bench)
-    (folder / "1" / "__pycache__").mkdir()
-    (folder / "1" / "__pycache__" / "model.pyc").write_bytes(b"1")
-    write_model(root, "b", 1)
-    await until(lambda: "b" in stamps(repository))
-    assert bench.stamp.loads.count(("a", 1)) == 1
-    await repository.close()
-
-
 async def test_files_that_change_under_a_load(bench: Bench, root: Path) -> None:
     folder = write_model(root, "a", "hang")
     repository = bench.repository(ControlMode.POLL, poll_s=POLL_S)

@@ -69,15 +69,10 @@ async def test_explicit_start_loads_what_is_named(bench: Bench, root: Path) -> N
     assert rows(repository) == {("a", 0): (None, ""), ("b", 1): READY}
     assert repository.index(True) == [IndexEntry("b", 1, ModelState.READY)]
     await repository.close()
-
-
-async def test_a_star_loads_all(bench: Bench, root: Path) -> None:
-    write_model(root, "a", 1)
-    write_model(root, "b", 2)
-    repository = bench.repository()
-    await repository.start(["*"])
-    assert [model.name for model in repository.models()] == ["a", "b"]
-    await repository.close()
+    everything = bench.repository()
+    await everything.start(["*"])
+    assert [model.name for model in everything.models()] == ["a", "b"]
+    await everything.close()
 
 
 async def test_unknown_models_and_versions_in_tritons_words(repository: ModelRepository, root: Path) -> None:
@@ -302,37 +297,6 @@ async def test_a_note_names_what_is_not_obeyed(bench: Bench, repository: ModelRe
     ]
 
 
-async def test_a_backend_that_is_not_there(bench: Bench, repository: ModelRepository, root: Path) -> None:
-    write_model(root, "a", 1, config=CONFIG.replace("stamp", "nope"))
-    error = await failure(repository.load("a"))
-    assert "Invalid argument: unable to find backend library for backend 'nope'" in error.message
-    assert "stamp" in error.message
-
-
-async def test_a_missing_model_file(repository: ModelRepository, root: Path) -> None:
-    (write_model(root, "a", 1) / "1" / "stamp.txt").unlink()
-    error = await failure(repository.load("a"))
-    assert "there is no model file" in error.message
-    assert "1/stamp.txt" in error.message
-
-
-async def test_a_missing_label_file(repository: ModelRepository, root: Path) -> None:
-    config = CONFIG.replace("dims: [ 1 ]", "dims: [ 1 ] label_filename: 'labels.txt'")
-    folder = write_model(root, "a", 1, config=config)
-    error = await failure(repository.load("a"))
-    assert f"Internal: failed to open text file for read {folder / 'labels.txt'}" in error.message
-
-
-@pytest.mark.parametrize("path", ["../../secret.txt", "/etc/passwd"])
-async def test_files_named_in_a_configuration_lie_in_its_folder(
-    repository: ModelRepository, root: Path, path: str
-) -> None:
-    label = CONFIG.replace("dims: [ 1 ]", f"dims: [ 1 ] label_filename: '{path}'")
-    for config in (label, CONFIG + f"default_model_filename: '{path}'"):
-        write_model(root, "a", 1, config=config)
-        assert f"'{path}' is not a path inside a model's folder" in (await failure(repository.load("a"))).message
-
-
 async def test_the_backend_completes_what_is_left_out(bench: Bench, root: Path) -> None:
     def complete(config: object) -> None:
         config.max_batch_size = 3  # type: ignore[attr-defined]
@@ -362,17 +326,6 @@ async def test_a_link_to_itself_harms_no_model(bench: Bench, repository: ModelRe
     assert repository.find("a").is_ready
     await repository.refresh()
     assert [row.name for row in repository.index()] == ["a"]
-
-
-async def test_failures_are_errors_in_the_log(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_model(root, "a", 1, config=CONFIG + "max_batch_size: -1")
-    bench = Bench(root)
-    repository = ModelRepository([root], ControlMode.NONE, context_for, registry=bench.registry)
-    await repository.start()
-    await repository.close()
-    [record] = [each for each in caplog.records if "max_batch_size" in each.getMessage()]
-    assert record.levelname == "ERROR"
-    assert f"({root}/a/config.pbtxt:" in record.getMessage()
 
 
 @pytest.mark.parametrize(("stamp", "kind"), [("raise", KeyError), ("fail", None)])

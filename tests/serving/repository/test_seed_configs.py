@@ -1,6 +1,6 @@
 """Configurations that users published, each completed with models of its names and loaded as it is."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from serving.config.completion import has_gpu
 from serving.config.pbtxt import parse_pbtxt
 from serving.config.validation import check_structure
 from serving.findings import Finding
-from serving.model import infer_one
+from serving.model import Model, infer_one
 from serving.repository.folders import LocalRoot
 from serving.repository.inspection import Verdict, inspect_repositories
 from serving.repository.managed_model import ModelState
@@ -49,6 +49,8 @@ class Seed:
     write: Callable[[Path, str], None] | None = None
     notes: tuple[str, ...] = ()
     versions: tuple[int, ...] = (1,)
+    check: Callable[[Model], Awaitable[None]] | None = None
+    """Looks at what the model computes."""
 
 
 def batching(root: Path, name: str, max_batch_size: int) -> Path:
@@ -93,6 +95,12 @@ def ensemble_pipeline(root: Path, text: str) -> None:
     write_python(root / "postprocessor", ("raw_logits", "FP32 [10]"), ("final", "FP32 [10]"), "given * 2", 64)
 
 
+async def check_pipeline(model: Model) -> None:
+    given = Tensor.of("raw_text", np.array([[b"four"], [b"sixsix"]], object))
+    response = await infer_one(model, InferRequest({"raw_text": given}))
+    assert response.outputs[0].array.tolist() == [[8.0] * 10, [12.0] * 10]
+
+
 def classification_pipeline(root: Path, text: str) -> None:
     with_config(root / "nlp-classification-pipeline", text)
     (root / "nlp-classification-pipeline" / "1").mkdir()
@@ -119,7 +127,7 @@ LOADED = {
             '"guaranteed_no_evict" } }',
         ),
     ),
-    "002_ensemble_pipeline": Seed("ensemble_pipeline", ensemble_pipeline),
+    "002_ensemble_pipeline": Seed("ensemble_pipeline", ensemble_pipeline, check=check_pipeline),
     "002_model_warmup": Seed(versions=(3,)),
     "002_text_classifier": Seed("text_classifier", text_classifier, (NO_GPU,), (2, 3)),
     "004_bert_classifier": Seed(
@@ -187,21 +195,7 @@ class Served:
 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("stem", LOADED)
-async def test_it_loads_as_it_is(stem: str, tmp_path: Path) -> None:
-    seed = LOADED[stem]
-    (seed.write or piece)(tmp_path, text_of(stem))
-    async with aclosing(Served(tmp_path)) as served:
-        assert await served.start() == {}
-        rows = {row.version: row.state for row in served.repository.index() if row.name == seed.model}
-        assert rows == dict.fromkeys(seed.versions, ModelState.READY)
-        assert served.repository.is_ready
-        said = [note for note in served.notes if f"'{seed.model}'" in note]
-        assert said == ([f"model '{seed.model}': {'; '.join(seed.notes)}"] if seed.notes else [])
-
-
-@pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("stem", LOADED)
-def test_a_check_says_the_same(stem: str, tmp_path: Path) -> None:
+async def test_it_loads_as_it_is_and_a_check_says_the_same(stem: str, tmp_path: Path) -> None:
     seed = LOADED[stem]
     (seed.write or piece)(tmp_path, text_of(stem))
     reports = {report.name: report for report in inspect_repositories([LocalRoot(tmp_path)], BackendRegistry())}
@@ -210,20 +204,20 @@ def test_a_check_says_the_same(stem: str, tmp_path: Path) -> None:
     assert report.versions == seed.versions
     assert {told_at_load(note) for note in report.notes} == set(seed.notes)
     assert {other.verdict for other in reports.values()} <= {Verdict.OK}
+    async with aclosing(Served(tmp_path)) as served:
+        assert await served.start() == {}
+        rows = {row.version: row.state for row in served.repository.index() if row.name == seed.model}
+        assert rows == dict.fromkeys(seed.versions, ModelState.READY)
+        assert served.repository.is_ready
+        if seed.check is not None:
+            await seed.check(served.repository.find(seed.model))
+        said = [note for note in served.notes if f"'{seed.model}'" in note]
+        assert said == ([f"model '{seed.model}': {'; '.join(seed.notes)}"] if seed.notes else [])
 
 
 def told_at_load(note: Finding) -> str:
     """A note of the check in the words of the log."""
     return note.message if note.message == NO_GPU else replace(note, column=None).text("config.pbtxt")
-
-
-async def test_the_pipelines_compute(tmp_path: Path) -> None:
-    ensemble_pipeline(tmp_path, text_of("002_ensemble_pipeline"))
-    async with aclosing(Served(tmp_path)) as served:
-        assert await served.start() == {}
-        given = Tensor.of("raw_text", np.array([[b"four"], [b"sixsix"]], object))
-        response = await infer_one(served.repository.find("ensemble_pipeline"), InferRequest({"raw_text": given}))
-    assert response.outputs[0].array.tolist() == [[8.0] * 10, [12.0] * 10]
 
 
 RAG_REFUSAL = (
@@ -242,11 +236,6 @@ async def test_the_ensemble_whose_tensors_dangle(tmp_path: Path) -> None:
     """Serving it would be a lie: nobody makes what it promises."""
     folder = with_config(tmp_path / "rag_pipeline", text_of("000_rag_pipeline"))
     (folder / "1").mkdir()
-    encode = "np.zeros((len(given), 4), np.float32)"
-    write_python(tmp_path / "query_encoder", ("text", "STRING [1]"), ("embeddings", "FP32 [4]"), encode, 32)
-    retrieve = "np.array([['']] * len(given), object)"
-    write_python(tmp_path / "retriever", ("query_embeddings", "FP32 [4]"), ("context", "STRING [1]"), retrieve, 32)
-    write_python(tmp_path / "llama3_8b", ("input_ids", "INT32 [-1]"), ("output_ids", "STRING [1]"), "given", 32)
     async with aclosing(Served(tmp_path)) as served:
         failures = await served.start()
         assert failures == {"rag_pipeline": RAG_REFUSAL.format(file=folder / "config.pbtxt")}

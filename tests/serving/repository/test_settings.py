@@ -5,17 +5,26 @@ from pathlib import Path
 
 import pytest
 
+from serving.backend import BackendContext
 from serving.repository.repository import ModelRepository
 from serving.repository.settings import ControlMode, RepositorySettings
 from tests.serving.repository.parts import Bench, failure, write_model
 from tests.waiting import until
 
 
-@pytest.mark.parametrize("num_parallel", [1, 2])
-async def test_models_load_side_by_side_as_told(bench: Bench, root: Path, num_parallel: int) -> None:
+@pytest.mark.parametrize(
+    ("settings", "num_parallel"),
+    [
+        (None, 4),
+        (RepositorySettings(num_parallel_loads=1), 1),
+        (RepositorySettings(num_parallel_loads=2), 2),
+    ],
+)
+async def test_models_load_side_by_side_as_told(
+    bench: Bench, root: Path, settings: RepositorySettings | None, num_parallel: int
+) -> None:
     for name in "abcde":
         write_model(root, name, "hang")
-    settings = RepositorySettings(num_parallel_loads=num_parallel)
     repository = bench.repository(ControlMode.NONE, settings=settings)
     starting = asyncio.ensure_future(repository.start())
     await until(lambda: bench.stamp.num_loading == num_parallel)
@@ -81,4 +90,38 @@ async def test_an_error_in_a_named_configuration_names_its_file(bench: Bench, ro
     (folder / "configs" / "h100.pbtxt").write_text("max_batch_size: many")
     repository = bench.repository(ControlMode.NONE, settings=RepositorySettings(config_name="h100"))
     assert "h100.pbtxt" in (await repository.start())["named"].message
+    await repository.close()
+
+
+CHAIN = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        name, number = args["model_name"].split("_")
+        if int(number):
+            pb_utils.load_model(f"{name}_{int(number) - 1}")
+
+    def execute(self, requests): ...
+"""
+CHAIN_CONFIG = """
+backend: "python"
+input [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+output [ { name: "TEXT" data_type: TYPE_STRING dims: [ 1 ] } ]
+"""
+
+
+@pytest.mark.slow
+async def test_a_chain_of_models_that_load_each_other_loads_with_one_slot(root: Path) -> None:
+    for number in range(3):
+        (write_model(root, f"chain_{number}", 1, config=CHAIN_CONFIG) / "1" / "model.py").write_text(CHAIN)
+    repository = ModelRepository(
+        [root],
+        ControlMode.EXPLICIT,
+        lambda models: BackendContext(models, control=models),
+        settings=RepositorySettings(num_parallel_loads=1),
+    )
+    assert await repository.start(["chain_2"]) == {}
+    assert [model.name for model in repository.models()] == ["chain_0", "chain_1", "chain_2"]
     await repository.close()

@@ -44,12 +44,10 @@ ensemble_scheduling { step [
 """
 """`y = x + 2 * stamp`."""
 PYTHON_MODEL = """
-import time
 import triton_python_backend_utils as pb_utils
 
 class TritonPythonModel:
     def execute(self, requests):
-        time.sleep({pause_s})
         return [
             pb_utils.InferenceResponse(
                 [pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(each, "x").as_numpy() + {stamp})]
@@ -66,8 +64,8 @@ def _write_onnx(folder: Path, stamp: int) -> None:
     onnx.save(graph([node], [value("x", ["n", 1])], [value("y", ["n", 1])], [added]), folder / "model.onnx")
 
 
-def _write_python(folder: Path, stamp: int, pause_s: float = 0.0) -> None:
-    (folder / "model.py").write_text(PYTHON_MODEL.format(stamp=stamp, pause_s=pause_s))
+def _write_python(folder: Path, stamp: int) -> None:
+    (folder / "model.py").write_text(PYTHON_MODEL.format(stamp=stamp))
 
 
 WRITERS: dict[str, Callable[[Path, int], None]] = {"onnxruntime": _write_onnx, "python": _write_python}
@@ -217,21 +215,4 @@ async def test_no_request_to_an_ensemble_fails_while_its_member_changes(root: Pa
     assert not failures, failures[0].message
     # Both steps of a request run on the version that it found when it began.
     assert load.answers.keys() == {20, 22, 40, 42, 60}
-    await repository.close()
-
-
-async def test_an_unload_waits_for_everything_under_way(root: Path) -> None:
-    versions = Versions(root, "python")
-    (root / "m" / "1").mkdir()
-    _write_python(root / "m" / "1", 10, pause_s=0.05)
-    repository = ModelRepository([root], ControlMode.EXPLICIT, context_for)
-    await repository.start(["m"])
-    model = repository.find("m")
-    answers = [asyncio.ensure_future(infer_one(model, _request())) for _ in range(32)]
-    await until(lambda: model.num_in_flight == 32)
-    await repository.unload("m")
-    assert rows(repository)["m", 1][0] is ModelState.UNLOADING
-    assert {int(response.outputs[0].array[0, 0]) for response in await asyncio.gather(*answers)} == {10}
-    await until(lambda: rows(repository)["m", 1] == (ModelState.UNAVAILABLE, "unloaded"))
-    assert versions.folder.exists()
     await repository.close()

@@ -30,6 +30,14 @@ SYSTEM, CUDA = "/v2/systemsharedmemory", "/v2/cudasharedmemory"
 REGION = f"{SYSTEM}/region/r/register"
 FILE = {"file:1/model.py": base64.b64encode(b"\0x").decode()}
 
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[SmallServer]:
+    """One server: only inference can be answered without the application."""
+    with small_server(SmallService(*all_models()), forwarded="x-fwd-.*") as running:
+        yield running
+
+
 # --- the server ---
 
 

@@ -3,6 +3,7 @@ do not.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,6 @@ from tests.serving.backends.ensemble.parts import (
     HeldModel,
     Models,
     ensemble_config,
-    floats,
     load,
     request,
     simple_config,
@@ -25,77 +25,91 @@ from tests.serving.backends.ensemble.parts import (
 CHAIN = "first: X=a -> Y=b; second: X=b -> Y=z"
 
 
-async def refusal(steps: str, *models: HeldModel, extra: str = "", dims: str = "-1", **tensors: str) -> str:
+Refusal = tuple[str, list[HeldModel], dict[str, str], str]
+MEET = "in ensemble whole, step of model '{}' receives inputs originated from different decoupled models"
+
+
+def held(name: str = "first", **tensors: Any) -> HeldModel:
+    return HeldModel(simple_config(name, **tensors))
+
+
+def refusals() -> dict[str, Refusal]:
+    """Steps, their models, what else the ensemble's configuration says, and Triton's words."""
+    streams = [held("left", is_decoupled=True), held("right", is_decoupled=True)]
+    return {
+        "a model that is not loaded": (
+            "nope: X=a -> Y=z",
+            [],
+            {},
+            "ensemble 'whole' depends on 'nope' which has no loaded version. Model 'nope' loading failed with error: "
+            "Request for unknown model: 'nope' is not found",
+        ),
+        "an input that the model does not have": (
+            "first: X=a Q=a -> Y=z",
+            [held()],
+            {},
+            "in ensemble whole, ensemble tensor a is mapping to non-existing input Q in model first",
+        ),
+        "an output that the model does not have": (
+            "first: X=a -> Q=z",
+            [held()],
+            {},
+            "in ensemble whole, ensemble tensor z is mapped from non-existing output Q in model first",
+        ),
+        "an input that nothing feeds": (
+            "first: X=a -> Y=z",
+            [held(inputs="XW")],
+            {},
+            "in ensemble whole, input W in model first is not mapped to any ensemble tensors",
+        ),
+        "types that differ": (
+            CHAIN,
+            [held(), held("second", data_type="TYPE_INT32")],
+            {},
+            "in ensemble whole, ensemble tensor b: inconsistent data type: TYPE_FP32 is inferred from model first "
+            "while TYPE_INT32 is inferred from model second",
+        ),
+        "shapes that differ": (
+            "first: X=a -> Y=z",
+            [held(dims="4", max_batch_size=8)],
+            {"extra": "max_batch_size: 8", "dims": "5"},
+            "in ensemble whole, ensemble tensor a: inconsistent shape: [-1,5] is inferred from model whole while "
+            "[-1,4] is inferred from model first",
+        ),
+        "a batch that a model cannot take": (
+            "first: X=a -> Y=z",
+            [held(max_batch_size=8)],
+            {"extra": "max_batch_size: 9"},
+            "ensemble whole allows maximum batch size 9, but it contains model first which only allows maximum batch "
+            "size to be 8",
+        ),
+        "streams that would have to meet in a step": (
+            "left: X=a -> Y=b; right: X=a -> Y=c; join: X=b W=c -> Y=z",
+            [*streams, held("join", inputs="XW")],
+            {},
+            MEET.format("join"),
+        ),
+        "streams that would have to meet in a response": (
+            "left: X=a -> Y=y; right: X=a -> Y=z",
+            streams,
+            {"outputs": "yz"},
+            MEET.format("whole"),
+        ),
+        "steps in a circle": (
+            "first: X=a W=c -> Y=b; first: X=a W=b -> Y=c",
+            [held(inputs="XW")],
+            {"outputs": "b"},
+            "in ensemble whole, steps wait for tensors that nothing writes",
+        ),
+    }
+
+
+@pytest.mark.parametrize("case", refusals())
+async def test_what_does_not_fit_is_refused_in_tritons_words(case: str) -> None:
+    steps, models, rest, said = refusals()[case]
     with pytest.raises(SluiceError) as caught:
-        await load(ensemble_config(steps, extra=extra, dims=dims, **tensors), Models(*models))
-    assert caught.value.code is ErrorCode.INVALID
-    return caught.value.message
-
-
-async def test_a_model_that_is_not_loaded() -> None:
-    assert await refusal("nope: X=a -> Y=z") == (
-        "ensemble 'whole' depends on 'nope' which has no loaded version. Model 'nope' loading failed with error: "
-        "Request for unknown model: 'nope' is not found"
-    )
-
-
-async def test_an_input_that_the_model_does_not_have() -> None:
-    message = await refusal("first: X=a Q=a -> Y=z", HeldModel(simple_config("first")))
-    assert message == "in ensemble whole, ensemble tensor a is mapping to non-existing input Q in model first"
-
-
-async def test_an_output_that_the_model_does_not_have() -> None:
-    message = await refusal("first: X=a -> Q=z", HeldModel(simple_config("first")))
-    assert message == "in ensemble whole, ensemble tensor z is mapped from non-existing output Q in model first"
-
-
-async def test_an_input_that_nothing_feeds() -> None:
-    message = await refusal("first: X=a -> Y=z", HeldModel(simple_config("first", inputs="XW")))
-    assert message == "in ensemble whole, input W in model first is not mapped to any ensemble tensors"
-
-
-async def test_types_that_differ() -> None:
-    second = HeldModel(simple_config("second", data_type="TYPE_INT32"))
-    message = await refusal(CHAIN, HeldModel(simple_config("first")), second)
-    assert message == (
-        "in ensemble whole, ensemble tensor b: inconsistent data type: TYPE_FP32 is inferred from model first while "
-        "TYPE_INT32 is inferred from model second"
-    )
-
-
-async def test_shapes_that_differ() -> None:
-    first = HeldModel(simple_config("first", dims="4", max_batch_size=8))
-    message = await refusal("first: X=a -> Y=z", first, extra="max_batch_size: 8", dims="5")
-    assert message == (
-        "in ensemble whole, ensemble tensor a: inconsistent shape: [-1,5] is inferred from model whole while [-1,4] is "
-        "inferred from model first"
-    )
-
-
-async def test_a_batch_that_a_model_cannot_take() -> None:
-    first = HeldModel(simple_config("first", max_batch_size=8))
-    message = await refusal("first: X=a -> Y=z", first, extra="max_batch_size: 9")
-    assert message == (
-        "ensemble whole allows maximum batch size 9, but it contains model first which only allows maximum batch size "
-        "to be 8"
-    )
-
-
-async def test_streams_that_would_have_to_meet() -> None:
-    left, right = (HeldModel(simple_config(name, is_decoupled=True)) for name in ("left", "right"))
-    join = HeldModel(simple_config("join", inputs="XW"))
-    steps = "left: X=a -> Y=b; right: X=a -> Y=c; join: X=b W=c -> Y=z"
-    assert await refusal(steps, left, right, join) == (
-        "in ensemble whole, step of model 'join' receives inputs originated from different decoupled models"
-    )
-    message = await refusal("left: X=a -> Y=y; right: X=a -> Y=z", left, right, outputs="yz")
-    assert message.endswith("receives inputs originated from different decoupled models")
-
-
-async def test_steps_in_a_circle() -> None:
-    first = HeldModel(simple_config("first", inputs="XW"))
-    message = await refusal("first: X=a W=c -> Y=b; first: X=a W=b -> Y=c", first, outputs="b")
-    assert message == "in ensemble whole, steps wait for tensors that nothing writes"
+        await load(ensemble_config(steps, **rest), Models(*models))
+    assert (caught.value.code, caught.value.message) == (ErrorCode.INVALID, said)
 
 
 async def test_a_batch_of_one_is_taken_apart_for_a_model_that_does_not_batch() -> None:
@@ -160,18 +174,3 @@ async def test_labels_are_the_steps_where_the_ensemble_has_none(tmp_path: Path) 
     (tmp_path / "own.txt").write_text("uno\ndos\n")
     model = await load(config, Models(first), tmp_path)
     assert model.labels == {"y": ["cat", "dog"], "z": ["uno", "dos"]}
-
-
-async def test_the_reference_s_ensemble() -> None:
-    """The numbers are those of the recorded exchange."""
-    add_sub = FunctionModel(
-        simple_config("add_sub", inputs="PQ", outputs="ST", dims="4", max_batch_size=8),
-        lambda P, Q: {"S": P + Q, "T": P - Q},
-    )
-    steps = "add_sub: P=a Q=b -> S=c T=d; add_sub: P=c Q=d -> S=y T=z"
-    config = ensemble_config(steps, inputs="ab", outputs="yz", extra="max_batch_size: 8", dims="4")
-    model = await load(config, Models(add_sub))
-    given = {"a": floats(1, 2, 3, 4).reshape(1, 4), "b": floats(1, 1, 1, 1).reshape(1, 4)}
-    response = await infer_one(model, request(given))
-    assert [each.array.tolist() for each in response.outputs] == [[[2, 2, 2, 2]], [[2, 4, 6, 8]]]
-    assert response.parameters == {"sequence_id": 0, "sequence_start": False, "sequence_end": False}

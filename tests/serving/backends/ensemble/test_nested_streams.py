@@ -2,7 +2,6 @@
 
 from random import Random
 
-import numpy as np
 import pytest
 
 from serving.backends.ensemble.backend import EnsembleModel
@@ -68,16 +67,6 @@ async def test_outputs_before_the_stream_go_out_first_and_once() -> None:
     assert names(caller.responses) == [["s"], ["z"], ["z"]]
     assert (caller.values("s"), caller.values("z")) == ([7.0], [1.0, 2.0])
     assert [each.is_final for each in caller.responses] == [False, False, True]
-
-
-async def test_an_empty_stream_leaves_the_outputs_before_it() -> None:
-    talk = streaming("talk")
-    model, find = await found_and_told(talk)
-    caller = Caller(model, request())
-    find.answer(0, Y=floats(7))
-    talk.end(0)
-    assert names(caller.responses) == [["s"], []]
-    assert caller.responses[-1].is_empty
 
 
 async def test_steps_that_answer_at_once_keep_the_order() -> None:
@@ -169,14 +158,6 @@ async def test_each_response_of_a_stream_meets_what_lies_before_it() -> None:
     assert caller.responses[-1].is_final
 
 
-async def test_an_input_of_the_ensemble_meets_the_stream() -> None:
-    talk = streaming("talk")
-    config = ensemble_config("talk: X=a -> Y=t; join: X=b W=t -> Y=z", inputs="ab")
-    caller = Caller(await load(config, Models(talk, joining())), request({"a": floats(0), "b": floats(5)}))
-    talk.answer(0, is_final=True, Y=floats(1))
-    assert caller.values() == [501.0]
-
-
 async def test_the_request_s_own_values_reach_through_two_streams() -> None:
     outer, inner = streaming("outer"), streaming("inner")
     config = ensemble_config("outer: X=a -> Y=t; inner: X=t -> Y=u; join: X=b W=u -> Y=z", inputs="ab", outputs="zt")
@@ -217,16 +198,6 @@ async def test_whatever_the_order_every_response_meets_its_own(seed: int) -> Non
     seen = [(tensor.name, tensor.array[0].item()) for each in caller.responses for tensor in each.outputs]
     assert seen == [("s", 0.0), *(pair for group in expected for pair in group)]
     assert [each.is_final for each in caller.responses] == [False] * (len(caller.responses) - 1) + [True]
-
-
-async def test_streams_beside_each_other_still_do_not_meet() -> None:
-    left, right = streaming("left"), streaming("right")
-    config = ensemble_config("left: X=a -> Y=s; right: X=a -> Y=t; join: X=s W=t -> Y=z")
-    with pytest.raises(SluiceError, match="step of model 'join' receives inputs originated from different decoupled"):
-        await load(config, Models(left, right, joining()))
-    config = ensemble_config("left: X=a -> Y=s; right: X=a -> Y=z", outputs="zs")
-    with pytest.raises(SluiceError, match="receives inputs originated from different decoupled models"):
-        await load(config, Models(left, right))
 
 
 async def test_a_model_that_streams_after_all_is_refused() -> None:
@@ -278,18 +249,3 @@ async def test_what_a_model_says_itself_is_told_as_it_is(code: ErrorCode, messag
     talk.jobs[0].fail(SluiceError(code, message))
     assert caller.responses[-1].error is not None
     assert caller.responses[-1].error.message == f"in ensemble 'whole', {message}"
-
-
-async def test_a_step_limit_holds_across_the_waves() -> None:
-    talk, join = streaming("talk"), plain("join", inputs="XW")
-    config = ensemble_config(
-        "talk: X=a -> Y=t; join: X=a W=t -> Y=z", extra="ensemble_scheduling { max_inflight_requests: 1 }"
-    )
-    caller = Caller(await load(config, Models(talk, join)), request())
-    for value in range(3):
-        talk.answer(0, is_final=value == 2, Y=floats(value))
-    for value in range(3):
-        assert len(join.jobs) == value + 1
-        assert join.jobs[value].request.inputs["W"].array.tolist() == [value]
-        join.answer(value, Y=np.array([value], np.float32))
-    assert caller.values() == [0.0, 1.0, 2.0]

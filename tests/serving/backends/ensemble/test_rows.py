@@ -44,13 +44,6 @@ async def test_the_rows_run_side_by_side_and_come_back_in_order() -> None:
     assert outputs == {"t": [[0.0], [1.0], [2.0]], "z": [[0.0], [10.0], [20.0]]}
 
 
-async def test_one_row_is_one_request() -> None:
-    single = HeldModel(simple_config("single", dims="1"))
-    caller = Caller(await over(single), request(batch(1)))
-    single.answer(0, Y=floats(5))
-    assert caller.values() == [50.0]
-
-
 async def test_the_first_error_ends_all_rows() -> None:
     single = HeldModel(simple_config("single", dims="1"))
     model = await over(single)

@@ -11,9 +11,10 @@ import pytest
 
 from serving.backends.ensemble.backend import EnsembleModel
 from serving.model import infer_one
-from serving.request import InferResponse, SequenceFlag
+from serving.request import InferResponse, Parameters, SequenceFlag
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
+from tests.recordings import find_span, parents, recorded
 from tests.serving.backends.ensemble.parts import (
     Caller,
     FunctionModel,
@@ -155,15 +156,6 @@ async def test_a_cancelled_request_cancels_every_step_that_runs() -> None:
     assert all(model.num_in_flight == 0 for model in (*held.values(), models.find("whole")))
 
 
-async def test_a_request_cancelled_between_steps_starts_no_more() -> None:
-    first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
-    model = await load(ensemble_config(CHAIN), Models(first, second))
-    caller = Caller(model, request())
-    caller.job.cancel()
-    first.answer(0, Y=floats(2))
-    assert not second.jobs
-
-
 async def test_a_step_that_is_gone_refuses_the_request_before_any_step_runs() -> None:
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
     models = Models(first, second)
@@ -228,12 +220,6 @@ async def test_only_what_is_asked_for_runs() -> None:
     assert [each.name for each in caller.only.outputs] == ["z"]
 
 
-async def test_an_output_that_there_is_not_is_refused() -> None:
-    models, _ = await diamond()
-    with pytest.raises(SluiceError, match="unexpected inference output 'b' for model 'whole'"):
-        Caller(models.find("whole"), request(outputs=("b",)))
-
-
 async def test_steps_are_asked_as_the_ensemble_was() -> None:
     first, second = HeldModel(simple_config("first")), HeldModel(simple_config("second"))
     model = await load(ensemble_config(CHAIN), Models(first, second))
@@ -256,20 +242,16 @@ async def chain(*, streams: bool) -> tuple[EnsembleModel, HeldModel, HeldModel]:
     return await load(ensemble_config(CHAIN), Models(first, second)), first, second
 
 
-async def test_a_time_limit_is_shared_by_the_steps_where_one_streams() -> None:
-    model, first, second = await chain(streams=True)
+@pytest.mark.parametrize(("streams", "most"), [(True, 1_000_000), (False, 3_000_000)])
+async def test_a_time_limit_is_shared_by_the_steps_where_one_streams(streams: bool, most: int) -> None:
+    """Otherwise each step has all of it."""
+    model, first, second = await chain(streams=streams)
     caller = Caller(model, request(timeout_us=3_000_000))
     caller.job.started_ns -= 2_000_000_000
     first.answer(0, Y=floats(2))
-    assert 0 < second.jobs[0].request.timeout_us <= 1_000_000
-
-
-async def test_otherwise_each_step_has_all_of_it() -> None:
-    model, first, second = await chain(streams=False)
-    caller = Caller(model, request(timeout_us=3_000_000))
-    caller.job.started_ns -= 2_000_000_000
-    first.answer(0, Y=floats(2))
-    assert second.jobs[0].request.timeout_us == 3_000_000
+    left = second.jobs[0].request.timeout_us
+    assert 0 < left <= most
+    assert streams or left == most
 
 
 async def test_a_time_limit_ends_a_step_that_knows_none() -> None:
@@ -283,14 +265,6 @@ async def test_a_time_limit_ends_a_step_that_knows_none() -> None:
     assert error.message == "in ensemble 'whole', model 'first': the request was not complete within its 0.001 s"
     assert first.num_cancelled == 1
     assert model.num_in_flight == 0
-
-
-async def test_a_request_in_time_is_left_alone() -> None:
-    model, first, second = await chain(streams=True)
-    caller = Caller(model, request(timeout_us=60_000_000))
-    first.answer(0, Y=floats(2))
-    second.answer(0, Y=floats(2))
-    assert caller.values() == [2.0]
 
 
 async def test_a_step_s_response_may_move_on_to_another_sequence() -> None:
@@ -416,12 +390,50 @@ async def test_nothing_is_kept_of_a_request_that_is_over() -> None:
     assert [each() for each in kept] == [None, None]
 
 
-async def test_requests_are_counted() -> None:
-    first = HeldModel(simple_config("first"))
-    model = await load(ensemble_config("first: X=a -> Y=z"), Models(first))
-    Caller(model, request())
-    first.answer(0, Y=floats(1))
-    Caller(model, request())
-    first.jobs[1].fail(SluiceError(ErrorCode.INTERNAL, "no"))
-    counts = model.statistics
-    assert (counts.infer.success.count, counts.infer.fail.count, counts.execution_count) == (1, 1, 1)
+async def parameters_seen(extra: str) -> dict[str, Parameters]:
+    models = [FunctionModel(simple_config(name), lambda X: {"Y": X}) for name in ("find", "tell")]
+    model = await load(ensemble_config("find: X=a -> Y=s; tell: X=s -> Y=z", extra=extra), Models(*models))
+    Caller(model, request(parameters={"top_k": 3, "key": "secret", "stream": False}))
+    return {each.name: each.requests[0].parameters for each in models}
+
+
+async def test_all_reach_every_step() -> None:
+    whole = {"top_k": 3, "key": "secret", "stream": False}
+    assert await parameters_seen("") == {"find": whole, "tell": whole}
+
+
+async def test_those_of_one_step_reach_no_other() -> None:
+    seen = await parameters_seen('parameters { key: "step_parameters.find" value { string_value: "top_k, key" } }')
+    assert seen == {"find": {"top_k": 3, "key": "secret", "stream": False}, "tell": {"stream": False}}
+
+
+async def test_several_steps_may_share_one() -> None:
+    seen = await parameters_seen(
+        'parameters { key: "step_parameters.find" value { string_value: "top_k,key" } } '
+        'parameters { key: "step_parameters.tell" value { string_value: "key" } }'
+    )
+    assert seen["tell"] == {"key": "secret", "stream": False}
+    assert seen["find"] == {"top_k": 3, "key": "secret", "stream": False}
+
+
+async def test_a_step_that_there_is_not() -> None:
+    with pytest.raises(SluiceError, match="is for 'other', which no step calls") as caught:
+        await parameters_seen('parameters { key: "step_parameters.other" value { string_value: "key" } }')
+    assert caught.value.param == "step_parameters.other"
+
+
+async def test_each_step_is_a_span_of_the_ensemble() -> None:
+    models = Models(
+        FunctionModel(simple_config("first"), lambda X: {"Y": X + 1}),
+        FunctionModel(simple_config("second"), lambda X: {"Y": X * 10}),
+    )
+    model = await load(ensemble_config("first: X=a -> Y=b; second: X=b -> Y=z"), models)
+    with recorded() as recording:
+        await infer_one(model, request())
+    assert recording.is_complete
+    found = parents(recording)
+    assert found["infer whole"] == "test"
+    assert found["infer first"] == found["infer second"] == "infer whole"
+    first, second = find_span(recording, "infer first"), find_span(recording, "infer second")
+    assert first.ended_ns <= second.ended_ns
+    assert find_span(recording, "infer whole").attributes["sluice.platform"] == "ensemble"

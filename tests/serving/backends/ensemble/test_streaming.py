@@ -44,39 +44,6 @@ async def test_an_ensemble_with_a_decoupled_step_is_decoupled() -> None:
     assert not plain.spec.is_decoupled
 
 
-async def test_each_response_goes_through_the_next_step_on_its_own() -> None:
-    first, second = streaming("first"), HeldModel(simple_config("second"))
-    caller = Caller(await chain(first, second), request())
-    first.answer(0, is_final=False, Y=floats(1))
-    second.answer(0, Y=floats(10))
-    assert caller.values() == [10.0]
-    assert not caller.only.is_final
-    first.answer(0, is_final=False, Y=floats(2))
-    second.answer(1, Y=floats(20))
-    assert caller.values() == [10.0, 20.0]
-    first.end(0)
-    assert [each.is_final for each in caller.responses] == [False, False, True]
-    assert caller.responses[-1].is_empty
-
-
-async def test_the_last_response_is_final_where_its_step_s_was() -> None:
-    first, second = streaming("first"), HeldModel(simple_config("second"))
-    caller = Caller(await chain(first, second), request())
-    first.answer(0, is_final=True, Y=floats(1))
-    assert not caller.responses
-    second.answer(0, Y=floats(10))
-    assert caller.only.is_final
-    assert caller.values() == [10.0]
-
-
-async def test_a_stream_of_nothing_ends() -> None:
-    first, second = streaming("first"), HeldModel(simple_config("second"))
-    caller = Caller(await chain(first, second), request())
-    first.end(0)
-    assert caller.only.is_final
-    assert caller.only.is_empty
-
-
 async def test_steps_that_overtake_each_other_do_not_change_the_order() -> None:
     first, second = streaming("first"), HeldModel(simple_config("second"))
     caller = Caller(await chain(first, second), request())
@@ -90,46 +57,6 @@ async def test_steps_that_overtake_each_other_do_not_change_the_order() -> None:
     second.answer(3, Y=floats(3))
     assert caller.values() == [0.0, 1.0, 2.0, 3.0]
     assert [each.is_final for each in caller.responses] == [False, False, False, True]
-
-
-async def test_two_decoupled_steps_stream_through_each_other() -> None:
-    first, second = streaming("first"), streaming("second")
-    caller = Caller(await chain(first, second), request())
-    first.answer(0, is_final=False, Y=floats(1))
-    second.answer(0, is_final=False, Y=floats(1.1))
-    assert len(caller.responses) == 1
-    first.answer(0, is_final=False, Y=floats(2))
-    second.answer(1, is_final=False, Y=floats(2.1))
-    assert len(caller.responses) == 1
-    second.answer(0, is_final=True, Y=floats(1.2))
-    first.end(0)
-    second.end(1)
-    assert caller.values() == pytest.approx([1.1, 1.2, 2.1])
-    assert [each.is_final for each in caller.responses] == [False, False, False, True]
-
-
-async def test_branches_of_one_response_meet_again() -> None:
-    first, left = streaming("first"), HeldModel(simple_config("left"))
-    join = FunctionModel(simple_config("join", inputs="XW"), lambda X, W: {"Y": X * 100 + W})
-    steps = "first: X=a -> Y=b; left: X=b -> Y=c; join: X=b W=c -> Y=z"
-    caller = Caller(await load(ensemble_config(steps), Models(first, left, join)), request())
-    first.answer(0, is_final=False, Y=floats(1))
-    first.answer(0, is_final=True, Y=floats(2))
-    left.answer(1, Y=floats(2))
-    left.answer(0, Y=floats(1))
-    assert caller.values() == [101.0, 202.0]
-
-
-async def test_a_wave_without_outputs_is_passed_over() -> None:
-    first, second = streaming("first"), streaming("second")
-    caller = Caller(await chain(first, second), request())
-    first.answer(0, is_final=False, Y=floats(1))
-    first.answer(0, is_final=True, Y=floats(2))
-    second.answer(1, is_final=True, Y=floats(2))
-    assert not caller.responses
-    second.end(0)
-    assert caller.values() == [2.0]
-    assert caller.only.is_final
 
 
 async def test_an_error_within_the_stream_ends_it() -> None:
@@ -195,8 +122,8 @@ class Burst(HeldModel):
             self.end(-1)
 
 
-async def test_ten_thousand_responses_at_once_come_in_order() -> None:
-    count = 10_000
+async def test_thousands_of_responses_at_once_come_in_order() -> None:
+    count = 3_000
     caller = Caller(await chain(Burst(simple_config("first", is_decoupled=True), range(count))), request())
     assert caller.values() == [float(each) for each in range(count)]
 

@@ -51,15 +51,6 @@ async def test_each_step_is_the_model(twice: EnsembleModel) -> None:
     assert response.outputs[1].array.tobytes() == (sums + differences).tobytes()
 
 
-async def test_requests_side_by_side(twice: EnsembleModel) -> None:
-    rows = [np.full((1, 4), index, np.float32) for index in range(8)]
-    async with asyncio.timeout(PATIENCE_S):
-        responses = await asyncio.gather(*(infer_one(twice, request({"A": row, "B": row})) for row in rows))
-    for row, response in zip(rows, responses, strict=True):
-        assert response.outputs[0].array.tolist() == (2 * row).tolist()
-    assert twice.statistics.inference_count == len(rows)
-
-
 async def test_a_failing_step_says_what_the_library_said(tmp_path: Path) -> None:
     node = helper.make_node("Reshape", ["x", "k"], ["y"])
     inputs = [onnx_parts.value("x", [4]), onnx_parts.value("k", [2], onnx_parts.INT64)]

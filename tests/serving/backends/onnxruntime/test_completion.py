@@ -1,5 +1,6 @@
 """Completion of configurations from the model file, and contradictions to it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,18 @@ from serving.backends.onnxruntime.backend import OnnxRuntimeBackend
 from serving.model import infer_one
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.builders import request
-from tests.serving.backends.onnxruntime.parts import INT64, add_sub, complete, context, graph, load, one_op, put, value
+from tests.serving.backends.onnxruntime.parts import (
+    FLOAT,
+    INT64,
+    add_sub,
+    complete,
+    context,
+    graph,
+    load,
+    one_op,
+    put,
+    value,
+)
 
 BATCHED = """
     max_batch_size: 4 dynamic_batching {}
@@ -76,46 +88,20 @@ async def test_a_model_without_a_batch_dimension_does_not_batch(tmp_path: Path) 
     )
 
 
-async def test_rows_without_dims_are_ones_that_are_reshaped(tmp_path: Path) -> None:
-    config = await complete(tmp_path, one_op("Neg", ("n",)))
-    assert list(config.input[0].dims) == [1]
-    assert config.input[0].HasField("reshape")
-    assert not config.input[0].reshape.shape
-
-
-async def test_scalars_are_ones(tmp_path: Path) -> None:
-    config = await complete(tmp_path, one_op("Neg", ()))
-    assert (list(config.input[0].dims), config.input[0].HasField("reshape")) == ([1], False)
-
-
 @pytest.mark.parametrize(
-    ("onnx_name", "config_name"),
+    ("dims", "kind", "completed", "reshaped"),
     [
-        ("BOOL", "TYPE_BOOL"),
-        ("UINT8", "TYPE_UINT8"),
-        ("UINT16", "TYPE_UINT16"),
-        ("UINT32", "TYPE_UINT32"),
-        ("UINT64", "TYPE_UINT64"),
-        ("INT8", "TYPE_INT8"),
-        ("INT16", "TYPE_INT16"),
-        ("INT32", "TYPE_INT32"),
-        ("INT64", "TYPE_INT64"),
-        ("FLOAT16", "TYPE_FP16"),
-        ("FLOAT", "TYPE_FP32"),
-        ("DOUBLE", "TYPE_FP64"),
-        ("BFLOAT16", "TYPE_BF16"),
-        ("STRING", "TYPE_STRING"),
+        pytest.param(("n",), FLOAT, [1], True, id="rows without dims are ones that are reshaped"),
+        pytest.param((), FLOAT, [1], False, id="scalars are ones"),
+        pytest.param(("n", 3, "m", None), INT64, [3, -1, -1], False, id="other ranks"),
     ],
 )
-async def test_every_type_has_its_name(tmp_path: Path, onnx_name: str, config_name: str) -> None:
-    config = await complete(tmp_path, one_op("Identity", kind=getattr(TensorProto, onnx_name)))
-    assert (
-        type(config.input[0])
-        .DESCRIPTOR.fields_by_name["data_type"]
-        .enum_type.values_by_number[config.input[0].data_type]
-        .name
-        == config_name
-    )
+async def test_dims_are_completed(
+    tmp_path: Path, dims: Sequence[int | str | None], kind: int, completed: list[int], reshaped: bool
+) -> None:
+    config = await complete(tmp_path, one_op("Neg", dims, kind))
+    for each in (config.input[0], config.output[0]):
+        assert (list(each.dims), each.HasField("reshape"), list(each.reshape.shape)) == (completed, reshaped, [])
 
 
 async def test_what_is_no_tensor_is_refused(tmp_path: Path) -> None:
@@ -149,38 +135,51 @@ def neg(input_name: str = "x", kind: str = "TYPE_FP32", dims: str = "2", output:
     """
 
 
-async def test_contradictions_are_named(tmp_path: Path) -> None:
-    model = one_op("Neg")
-    batched = "max_batch_size: 4"
-    assert await refusal(tmp_path, model, neg(kind="TYPE_INT32", rest=batched)) == (
-        "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'x', model provides TYPE_FP32"
-    )
-    assert await refusal(tmp_path, model, neg("q", rest=batched)) == (
-        "unexpected inference input 'q', allowed inputs are: x"
-    )
-    assert await refusal(tmp_path, model, neg(output="q", rest=batched)) == (
-        "unexpected inference output 'q', allowed outputs are: y"
-    )
-    assert await refusal(tmp_path, model, neg(dims="3", rest=batched)) == (
-        "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,2]) but the model configuration specifies 2 "
-        "dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor shape, "
-        "making complete shape [-1,3])"
-    )
-    assert await refusal(tmp_path, model, neg(dims="2")) == (
-        "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,2]) but the model configuration specifies 1 "
-        "dimensions (shape [2])"
-    )
-    assert await refusal(tmp_path, one_op("Neg", (4, 2)), neg(rest=batched)) == (
+BATCHES = "max_batch_size: 4"
+SHAPE = "model 'm', tensor 'x': the model expects 2 dimensions (shape [-1,2]) but the model configuration specifies "
+CONTRADICTIONS = {
+    "type": (
+        one_op("Neg"),
+        neg(kind="TYPE_INT32", rest=BATCHES),
+        "unable to load model 'm', configuration expects datatype TYPE_INT32 for input 'x', model provides TYPE_FP32",
+    ),
+    "input": (one_op("Neg"), neg("q", rest=BATCHES), "unexpected inference input 'q', allowed inputs are: x"),
+    "output": (
+        one_op("Neg"),
+        neg(output="q", rest=BATCHES),
+        "unexpected inference output 'q', allowed outputs are: y",
+    ),
+    "dims of rows": (
+        one_op("Neg"),
+        neg(dims="3", rest=BATCHES),
+        f"{SHAPE}2 dimensions (an initial batch dimension because max_batch_size > 0 followed by the explicit tensor "
+        "shape, making complete shape [-1,3])",
+    ),
+    "dims": (one_op("Neg"), neg(dims="2"), f"{SHAPE}1 dimensions (shape [2])"),
+    "no batches": (
+        one_op("Neg", (4, 2)),
+        neg(rest=BATCHES),
         "model 'm', tensor 'x': for the model to support batching the shape should have at least 1 dimension and the "
-        "first dimension must be -1; but shape expected by the model is [4,2]"
-    )
-    assert await refusal(tmp_path, add_sub(), neg("a", output="sum", rest=batched)) == (
-        "unable to load model 'm', configuration expects 1 inputs, model provides 2"
-    )
-    assert await refusal(tmp_path, one_op("Neg", ()), neg()) == (
+        "first dimension must be -1; but shape expected by the model is [4,2]",
+    ),
+    "number of inputs": (
+        add_sub(),
+        neg("a", output="sum", rest=BATCHES),
+        "unable to load model 'm', configuration expects 1 inputs, model provides 2",
+    ),
+    "scalar": (
+        one_op("Neg", ()),
+        neg(),
         "unable to load model 'm', scalar tensor 'x', should only provide 1 in the model configuration when the model "
-        "doesn't support batching. Model configuration provided: [2]."
-    )
+        "doesn't support batching. Model configuration provided: [2].",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+async def test_contradictions_are_named(tmp_path: Path, name: str) -> None:
+    model, text, expected = CONTRADICTIONS[name]
+    assert await refusal(tmp_path, model, text) == expected
 
 
 async def test_an_output_that_the_model_leaves_open_must_be_left_open(tmp_path: Path) -> None:
@@ -235,11 +234,6 @@ async def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SluiceError, match=r"unable to find '.*1/model.onnx' for model instance 'm'") as caught:
         await load(tmp_path, None)
     assert caught.value.code is ErrorCode.UNAVAILABLE
-
-
-async def test_sixty_four_bit_dims_of_other_ranks(tmp_path: Path) -> None:
-    config = await complete(tmp_path, one_op("Neg", ("n", 3, "m", None), INT64))
-    assert list(config.output[0].dims) == [3, -1, -1]
 
 
 def folding() -> onnx.ModelProto:

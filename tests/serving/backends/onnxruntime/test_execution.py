@@ -1,4 +1,4 @@
-"""Results equal onnxruntime's own; batches, types, errors, cancellation."""
+"""Results equal onnxruntime's own; types, shapes, errors. What other libraries do alike: ../arrays/test_contract.py."""
 
 import asyncio
 from pathlib import Path
@@ -8,17 +8,17 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from google.protobuf import text_format
 from onnx import TensorProto, helper, numpy_helper
 
 from serving.backends.arrays.batch import BatchAssembler
 from serving.backends.onnxruntime.session import OnnxSession
 from serving.model import Model
-from serving.request import InferRequest, InferResponse
+from serving.request import InferRequest
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.builders import infer, request
-from tests.serving.backends.onnxruntime.parts import INT64, STRING, add_sub, graph, load, one_op, value
-from tests.waiting import PATIENCE_S
+from tests.serving.backends.onnxruntime.parts import INT64, STRING, graph, load, one_op, value
 
 
 def direct(model: onnx.ModelProto, **inputs: Array) -> list[Array]:
@@ -51,17 +51,6 @@ async def test_results_are_the_library_s_bit_for_bit(tmp_path: Path, loaded: lis
         assert (await infer(model, request(x=x)))["y"].tobytes() == direct(onnx_model, x=x)[0].tobytes()
 
 
-async def test_requests_that_wait_are_run_as_one_batch(tmp_path: Path, loaded: list[Model]) -> None:
-    loaded.append(model := await load(tmp_path, add_sub(), "max_batch_size: 8"))
-    rows = [np.full((1 + index % 2, 4), index, np.float32) for index in range(5)]
-    answers = await asyncio.gather(*(infer(model, request(a=row, b=np.ones_like(row))) for row in rows))
-    for row, answer in zip(rows, answers, strict=True):
-        assert answer["sum"].tolist() == (row + 1).tolist()
-        assert answer["difference"].tolist() == (row - 1).tolist()
-    assert model.statistics.execution_count < len(rows)
-    assert model.statistics.inference_count == sum(len(row) for row in rows)
-
-
 async def test_requests_of_other_shapes_are_kept_apart(tmp_path: Path, loaded: list[Model]) -> None:
     loaded.append(model := await load(tmp_path, one_op("Neg", ("n", "m")), "max_batch_size: 8"))
     rows = [np.full((1, 1 + index % 3), index, np.float32) for index in range(9)]
@@ -69,30 +58,23 @@ async def test_requests_of_other_shapes_are_kept_apart(tmp_path: Path, loaded: l
     assert [answer["y"].tolist() for answer in answers] == [(-row).tolist() for row in rows]
 
 
-async def test_outputs_are_those_asked_for(tmp_path: Path, loaded: list[Model]) -> None:
-    loaded.append(model := await load(tmp_path, add_sub(), "max_batch_size: 8"))
-    ones = np.ones((1, 4), np.float32)
-    asked: list[tuple[str, ...]] = [("sum",), ("difference",), ("difference", "sum"), ()]
-    answers = await asyncio.gather(*(infer(model, request(outputs, a=ones, b=ones)) for outputs in asked))
-    assert [list(answer) for answer in answers] == [
-        ["sum"],
-        ["difference"],
-        ["sum", "difference"],
-        ["sum", "difference"],
-    ]
-    assert list(await infer(model, request(("difference",), a=ones, b=ones))) == ["difference"]
+TYPES = {
+    "BOOL": "BOOL", "UINT8": "UINT8", "UINT16": "UINT16", "UINT32": "UINT32", "UINT64": "UINT64", "INT8": "INT8",
+    "INT16": "INT16", "INT32": "INT32", "INT64": "INT64", "FLOAT16": "FP16", "FLOAT": "FP32", "DOUBLE": "FP64",
+    "BFLOAT16": "BF16", "STRING": "STRING",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["FLOAT16", "DOUBLE", "INT8", "UINT64", "BOOL", "FLOAT", "BFLOAT16"])
-async def test_types_go_through(tmp_path: Path, loaded: list[Model], kind: str) -> None:
-    loaded.append(
-        model := await load(tmp_path, one_op("Identity", kind=getattr(TensorProto, kind)), "max_batch_size: 8")
-    )
-    dtype = ml_dtypes.bfloat16 if kind == "BFLOAT16" else helper.tensor_dtype_to_np_dtype(getattr(TensorProto, kind))
-    rows = [np.array([[index, 1]]).astype(dtype) for index in range(3)]
+@pytest.mark.parametrize("kind", TYPES)
+async def test_types_have_their_names_and_go_through(tmp_path: Path, loaded: list[Model], kind: str) -> None:
+    number = getattr(TensorProto, kind)
+    loaded.append(model := await load(tmp_path, one_op("Identity", kind=number), "max_batch_size: 8"))
+    assert f"data_type: TYPE_{TYPES[kind]}\n" in text_format.MessageToString(model.config.input[0])
+    dtype = ml_dtypes.bfloat16 if kind == "BFLOAT16" else helper.tensor_dtype_to_np_dtype(number)
+    rows = [np.array([[b"%d" % index, b"x"]] if kind == "STRING" else [[index, 1]]).astype(dtype) for index in range(3)]
     for answer, row in zip(await asyncio.gather(*(infer(model, request(x=row)) for row in rows)), rows, strict=True):
         assert answer["y"].dtype == row.dtype
-        assert answer["y"].tobytes() == row.tobytes()
+        assert answer["y"].tolist() == row.tolist()
 
 
 async def test_bfloat16_is_computed_with(tmp_path: Path, loaded: list[Model]) -> None:
@@ -237,58 +219,6 @@ async def test_rows_that_do_not_add_up_are_not_mixed(tmp_path: Path, loaded: lis
     answers = await asyncio.gather(*(infer(model, request(x=row)) for row in rows))
     assert [answer["y"].tolist() for answer in answers] == [[[index], [index]] for index in range(3)]
     assert model.statistics.execution_count < len(rows)
-
-
-def endless() -> onnx.ModelProto:
-    """Make a model that counts up from `x` until it is stopped."""
-    body = helper.make_graph(
-        [helper.make_node("Add", ["v", "one"], ["w"]), helper.make_node("Identity", ["c"], ["d"])],
-        "body",
-        [value("i", [], INT64), value("c", [], TensorProto.BOOL), value("v", [1])],
-        [value("d", [], TensorProto.BOOL), value("w", [1])],
-    )
-    constants = [
-        helper.make_tensor("one", TensorProto.FLOAT, [1], [1]),
-        helper.make_tensor("count", TensorProto.INT64, [], [2**62]),
-        helper.make_tensor("go", TensorProto.BOOL, [], [True]),
-    ]
-    loop = helper.make_node("Loop", ["count", "go", "x"], ["y"], body=body)
-    return graph([loop], [value("x", [1])], [value("y", [1])], constants)
-
-
-async def test_a_run_that_nobody_wants_any_more_is_ended(tmp_path: Path, loaded: list[Model]) -> None:
-    loaded.append(model := await load(tmp_path, endless()))
-    responses: list[InferResponse] = []
-    job = model.submit(request(x=np.zeros(1, np.float32)), responses.append)
-    job.cancel()
-    async with asyncio.timeout(PATIENCE_S):
-        await model.wait_idle()
-    assert not responses
-
-
-async def test_closing_ends_what_is_under_way(tmp_path: Path) -> None:
-    model = await load(tmp_path, endless())
-    responses: list[InferResponse] = []
-    model.submit(request(x=np.zeros(1, np.float32)), responses.append)
-    await model.close()
-    assert [response.error.code for response in responses if response.error] == [ErrorCode.UNAVAILABLE]
-
-
-async def test_instances_run_side_by_side_with_one_set_of_weights(tmp_path: Path, loaded: list[Model]) -> None:
-    """While one instance is busy forever, the other answers."""
-    text = "instance_group { count: 2 kind: KIND_CPU }"
-    onnx_model = endless()
-    onnx_model.graph.node.insert(0, helper.make_node("Squeeze", ["go1"], ["go"]))
-    onnx_model.graph.node.insert(0, helper.make_node("Greater", ["x", "zero"], ["go1"]))
-    del onnx_model.graph.initializer[2]
-    onnx_model.graph.initializer.append(helper.make_tensor("zero", TensorProto.FLOAT, [1], [0]))
-    loaded.append(model := await load(tmp_path, onnx_model, text))
-    busy = model.submit(request(x=np.ones(1, np.float32)), lambda _: None)
-    assert (await infer(model, request(x=np.full(1, -1, np.float32))))["y"].tolist() == [-1]
-    assert not busy.is_finished
-    busy.cancel()
-    async with asyncio.timeout(PATIENCE_S):
-        await model.wait_idle()
 
 
 async def test_times_are_set(tmp_path: Path, loaded: list[Model]) -> None:

@@ -23,10 +23,21 @@ async def test_a_model_that_batches_is_completed_to_dynamic_batches(tmp_path: Pa
     assert config == text_format.Parse(expected, ModelConfig())
 
 
-async def test_a_model_without_a_batch_dimension_does_not_batch(tmp_path: Path) -> None:
-    config = await complete(tmp_path, add_sub((3, -1)))
-    assert (config.max_batch_size, list(config.input[0].dims)) == (0, [3, -1])
-    assert not config.HasField("dynamic_batching")
+@pytest.mark.parametrize(
+    ("dims", "text", "max_batch_size", "completed"),
+    [
+        pytest.param((3, -1), "", 0, [3, -1], id="a model without a batch dimension does not batch"),
+        pytest.param((1, 4), "max_batch_size: 8", 8, [4], id="a batch size makes a fixed first dimension the batch"),
+        pytest.param((), "", 0, [1], id="scalars are ones"),
+    ],
+)
+async def test_dims_are_completed(
+    tmp_path: Path, dims: tuple[int, ...], text: str, max_batch_size: int, completed: list[int]
+) -> None:
+    config = await complete(tmp_path, add_sub(dims), text)
+    assert (config.max_batch_size, config.HasField("dynamic_batching")) == (max_batch_size, max_batch_size > 0)
+    assert [list(each.dims) for each in (*config.input, *config.output)] == [completed] * 4
+    assert not config.input[0].HasField("reshape")
 
 
 async def test_a_layout_says_that_a_fixed_first_dimension_is_the_batch(tmp_path: Path) -> None:
@@ -37,94 +48,40 @@ async def test_a_layout_says_that_a_fixed_first_dimension_is_the_batch(tmp_path:
     assert (config.max_batch_size, list(config.input[0].dims)) == (4, [4])
 
 
-async def test_a_batch_size_that_is_given_makes_a_fixed_first_dimension_the_batch(tmp_path: Path) -> None:
-    config = await complete(tmp_path, add_sub((1, 4)), "max_batch_size: 8")
-    assert (config.max_batch_size, list(config.output[0].dims)) == (8, [4])
-
-
-async def test_scalars_are_ones(tmp_path: Path) -> None:
-    config = await complete(tmp_path, add_sub(()))
-    assert (list(config.input[0].dims), config.input[0].HasField("reshape")) == ([1], False)
-
-
-@pytest.mark.parametrize(
-    ("openvino_name", "config_name"),
-    [
-        ("boolean", "TYPE_BOOL"),
-        ("u8", "TYPE_UINT8"),
-        ("u16", "TYPE_UINT16"),
-        ("u32", "TYPE_UINT32"),
-        ("u64", "TYPE_UINT64"),
-        ("i8", "TYPE_INT8"),
-        ("i16", "TYPE_INT16"),
-        ("i32", "TYPE_INT32"),
-        ("i64", "TYPE_INT64"),
-        ("f16", "TYPE_FP16"),
-        ("f32", "TYPE_FP32"),
-        ("f64", "TYPE_FP64"),
-        ("bf16", "TYPE_BF16"),
-    ],
-)
-async def test_every_type_has_its_name(tmp_path: Path, openvino_name: str, config_name: str) -> None:
-    config = await complete(tmp_path, doubled(kind=getattr(ov.Type, openvino_name)))
-    assert f"data_type: {config_name}\n" in text_format.MessageToString(config.input[0])
-
-
 async def test_a_type_that_the_protocol_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SluiceError, match="unsupported datatype f8e4m3 for I/O 'x'") as caught:
         await complete(tmp_path, doubled(kind=ov.Type.f8e4m3))
     assert caught.value.code is ErrorCode.UNIMPLEMENTED
 
 
-async def refusal(folder: Path, model: ov.Model, text: str) -> str:
+async def refusal(folder: Path, model: ov.Model | None, text: str = "") -> str:
     with pytest.raises(SluiceError) as caught:
         await load(folder, model, text)
     return caught.value.message
 
 
-def tensors(side_in: str = "x", dims: str = "2", out_dims: str = "4") -> str:
-    return f"""input {{ name: "{side_in}" data_type: TYPE_FP32 dims: [{dims}] }}
-        output {{ name: "y" data_type: TYPE_FP32 dims: [{out_dims}] }}"""
-
-
-async def test_contradictions_are_named(tmp_path: Path) -> None:
-    batched = "max_batch_size: 4"
-    assert await refusal(tmp_path, doubled(), f"{batched} {tensors('q')}") == (
-        "unexpected inference input 'q', allowed inputs are: x"
-    )
-    assert "making complete shape [-1,3])" in await refusal(tmp_path, doubled(), f"{batched} {tensors(dims='3')}")
-    assert await refusal(tmp_path, add_sub(), f"{batched} {tensors('a', '4', '4')}") == (
-        "unable to load model 'm', configuration expects 1 inputs, model provides 2"
-    )
-
-
 async def test_a_file_that_is_no_model_says_so(tmp_path: Path) -> None:
-    source = put(tmp_path, None)
-    source.model_file.write_bytes(b"no model")
-    message = await refusal_of_file(tmp_path)
+    put(tmp_path, None).model_file.write_bytes(b"no model")
+    message = await refusal(tmp_path, None)
     assert message.startswith("openvino error in reading model : ")
     assert "Exception from" not in message
 
 
-async def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    assert (await refusal_of_file(tmp_path)).endswith("1/model.xml' for model 'm'")
-
-
-async def refusal_of_file(folder: Path) -> str:
-    with pytest.raises(SluiceError) as caught:
-        await load(folder, None)
-    return caught.value.message
-
-
-async def test_a_device_that_there_is_not_says_so(tmp_path: Path) -> None:
-    message = await refusal(tmp_path, doubled(), parameters(TARGET_DEVICE="abacus"))
-    assert message.startswith("openvino error in loading model : ")
-    assert "ABACUS" in message
-
-
-async def test_a_library_of_operations_that_there_is_not_says_so(tmp_path: Path) -> None:
-    message = await refusal(tmp_path, doubled(), parameters(CPU_EXTENSION_PATH="/nowhere/libops.so"))
-    assert message.startswith("openvino error in loading custom CPU extensions : ")
+@pytest.mark.parametrize(
+    ("model", "text", "expected"),
+    [
+        pytest.param(None, "", "1/model.xml' for model 'm'", id="a file that is not there"),
+        pytest.param(doubled(), parameters(TARGET_DEVICE="abacus"), "ABACUS", id="a device that there is not"),
+        pytest.param(
+            doubled(),
+            parameters(CPU_EXTENSION_PATH="/nowhere/libops.so"),
+            "openvino error in loading custom CPU extensions : ",
+            id="a library of operations that there is not",
+        ),
+    ],
+)
+async def test_what_is_not_there_is_named(tmp_path: Path, model: ov.Model | None, text: str, expected: str) -> None:
+    assert expected in await refusal(tmp_path, model, text)
 
 
 def options(**values: str) -> OpenVinoOptions:

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
 
-from serving.model import Model, ResponseStream, infer_one
+from serving.model import ResponseStream, infer_one
 from serving.statistics import FailureReason
 from sluice.errors import SluiceError
 from tests.serving.backends.python.parts import (
@@ -239,22 +239,16 @@ class TritonPythonModel:
 """
 
 
-@asynccontextmanager
-async def callers(folder: Path) -> AsyncIterator[Model]:
-    """Load a model that calls two others."""
-    lookup = Lookup()
-    async with (
-        loaded(write_model(folder / "shout", SHOUT), lookup),
-        loaded(write_model(folder / "count", COUNT, DECOUPLED), lookup),
-        loaded(write_model(folder / "caller", CALLER), lookup) as caller,
-    ):
-        yield caller
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def shared_caller(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Model]:
-    async with callers(tmp_path_factory.mktemp("models")) as caller:
-        yield caller
+async def called(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Lookup]:
+    """Models that are called, and the one that calls them."""
+    lookup, folder = Lookup(), tmp_path_factory.mktemp("models")
+    sources = {"shout": SHOUT, "count": COUNT, "told": TOLD, "together": TOGETHER, "hang": HANG, "caller": CALLER}
+    async with AsyncExitStack() as stack:
+        for name, code in sources.items():
+            source = write_model(folder / name, code, DECOUPLED if name == "count" else TEXT)
+            await stack.enter_async_context(loaded(source, lookup))
+        yield lookup
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -268,64 +262,57 @@ async def shared_caller(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterat
         ("count", "['0', '1', '2', 'the end']"),
         ("async_count", str(["0", "1", "2", "the end"] * 2)),
         ("at_once", "W"),
+        ("forked", "a process that the model has forked cannot ask the server"),
+        ("many", "50"),
+        ("side_by_side", "50"),
+        ("full", str(["7", "seq", 1, 5000000, '{"a":1,"b":"c"}', ["TEXT"], None, None])),
     ],
 )
-async def test_a_model_calls_others(shared_caller: Model, what: str, said: str) -> None:
-    for _ in range(3):
-        assert await ask(shared_caller, what) == said
+async def test_a_model_calls_others(called: Lookup, what: str, said: str) -> None:
+    for _ in range(2):
+        assert await ask(called.models["caller"], what) == said
 
 
-async def test_errors_of_called_models(tmp_path: Path) -> None:
-    async with callers(tmp_path) as caller:
-        assert await ask(caller, "errors") == str(
-            [
-                "<NOT_FOUND no>",
-                "<NOT_FOUND Model nobody - Error when running inference: Request for unknown model: 'nobody' "
-                "is not found>",
-                "<INTERNAL Stub process 'shout_0' is not healthy",
-                "<UNSUPPORTED Model count - Error when running inference: Model count is using the decoupled",
-            ]
-        )
-
-
-async def test_a_request_needs_a_models_name(tmp_path: Path) -> None:
-    async with loaded(write_model(tmp_path / "caller", CALLER)) as caller:
-        with pytest.raises(SluiceError, match="InferenceRequest takes a model_name"):
-            await ask(caller, "nameless")
-
-
-async def test_a_call_says_all_that_a_request_can(tmp_path: Path) -> None:
-    lookup = Lookup()
-    async with (
-        loaded(write_model(tmp_path / "told", TOLD), lookup),
-        loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
-    ):
-        said = ["7", "seq", 1, 5000000, '{"a":1,"b":"c"}', ["TEXT"], None, None]
-        assert await ask(caller, "full") == str(said)
-
-
-async def test_what_cannot_be_asked_is_told_where_it_is_made(tmp_path: Path) -> None:
-    async with loaded(write_model(tmp_path / "caller", CALLER)) as caller:
-        assert (await ask(caller, "wrong")).split("|") == [
-            "Correlation ID must be integer or string",
-            f"correlation_id is from 0 to {2**64 - 1}, not -1",
-            "model_name is a str, not int",
-            "request_id is a str, not int",
-            "flags is an int, not str",
-            f"timeout is from 0 to {2**64 - 1}, not {2**64}",
-            "model_version is an int, not str",
-            "Expect parameters values to have type bool/int/str, found type <class 'list'>",
-            f"a is from {-(2**63) + 1} to {2**64 - 1}, not {2**70}",
-            "Expect parameters to be a dict, got <class 'list'>",
-            "request_id is a str, not NoneType",
-            "correlation_id is an int, not NoneType",
-            "flags is an int, not NoneType",
-            "TypeError inputs are a list of Tensor, and ndarray is found",
-            "TritonModelException inputs are a list of Tensor, and None is found",
-            "TypeError InferenceRequest takes requested_output_names, too",
-            "TypeError InferenceRequest takes inputs, model_name, too",
-            "TypeError model_name is a str, not NoneType",
+@pytest.mark.asyncio(loop_scope="module")
+async def test_errors_of_called_models(called: Lookup) -> None:
+    assert await ask(called.models["caller"], "errors") == str(
+        [
+            "<NOT_FOUND no>",
+            "<NOT_FOUND Model nobody - Error when running inference: Request for unknown model: 'nobody' is not found>",
+            "<INTERNAL Stub process 'shout_0' is not healthy",
+            "<UNSUPPORTED Model count - Error when running inference: Model count is using the decoupled",
         ]
+    )
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_request_needs_a_models_name(called: Lookup) -> None:
+    with pytest.raises(SluiceError, match="InferenceRequest takes a model_name"):
+        await ask(called.models["caller"], "nameless")
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_cannot_be_asked_is_told_where_it_is_made(called: Lookup) -> None:
+    assert (await ask(called.models["caller"], "wrong")).split("|") == [
+        "Correlation ID must be integer or string",
+        f"correlation_id is from 0 to {2**64 - 1}, not -1",
+        "model_name is a str, not int",
+        "request_id is a str, not int",
+        "flags is an int, not str",
+        f"timeout is from 0 to {2**64 - 1}, not {2**64}",
+        "model_version is an int, not str",
+        "Expect parameters values to have type bool/int/str, found type <class 'list'>",
+        f"a is from {-(2**63) + 1} to {2**64 - 1}, not {2**70}",
+        "Expect parameters to be a dict, got <class 'list'>",
+        "request_id is a str, not NoneType",
+        "correlation_id is an int, not NoneType",
+        "flags is an int, not NoneType",
+        "TypeError inputs are a list of Tensor, and ndarray is found",
+        "TritonModelException inputs are a list of Tensor, and None is found",
+        "TypeError InferenceRequest takes requested_output_names, too",
+        "TypeError InferenceRequest takes inputs, model_name, too",
+        "TypeError model_name is a str, not NoneType",
+    ]
 
 
 async def test_a_model_asks_itself_where_it_has_instances_for_it(tmp_path: Path) -> None:
@@ -339,40 +326,20 @@ async def test_a_model_asks_itself_where_it_has_instances_for_it(tmp_path: Path)
         assert await ask(caller, "nested") == "A!"
 
 
-async def test_a_process_that_the_model_forked_is_told_that_it_cannot_ask(tmp_path: Path) -> None:
-    async with loaded(write_model(tmp_path / "caller", CALLER)) as caller:
-        assert await ask(caller, "forked") == "a process that the model has forked cannot ask the server"
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_coroutine_that_waits_no_longer_cancels(called: Lookup) -> None:
+    hang = called.models["hang"]
+    assert await ask(called.models["caller"], "limited") == "too late"
+    await until(lambda: hang.num_in_flight == 0)
+    assert hang.statistics.failures[FailureReason.CANCELED] == 1
 
 
-async def test_coroutines_wait_for_as_many_as_they_like(tmp_path: Path) -> None:
-    lookup = Lookup()
-    async with (
-        loaded(write_model(tmp_path / "together", TOGETHER), lookup),
-        loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
-    ):
-        assert await ask(caller, "many") == "50"
-        assert await ask(caller, "side_by_side") == "50"
-
-
-async def test_a_coroutine_that_waits_no_longer_cancels(tmp_path: Path) -> None:
-    lookup = Lookup()
-    async with (
-        loaded(write_model(tmp_path / "hang", HANG), lookup) as hang,
-        loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
-    ):
-        assert await ask(caller, "limited") == "too late"
-        await until(lambda: hang.num_in_flight == 0)
-        assert hang.statistics.failures[FailureReason.CANCELED] == 1
-
-
-async def test_cancelling_wakes_who_waits(tmp_path: Path) -> None:
-    lookup = Lookup()
-    async with (
-        loaded(write_model(tmp_path / "count", COUNT, DECOUPLED), lookup) as count,
-        loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
-    ):
-        assert await ask(caller, "cancel") == "([[]], [])"
-        await until(lambda: count.num_in_flight == 0)
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize(("how", "said"), [("cancel", "([[]], [])"), ("begin", "0")])
+async def test_a_stream_that_is_cancelled_or_read_no_more_ends(called: Lookup, how: str, said: str) -> None:
+    """One who waits for it is woken."""
+    assert await ask(called.models["caller"], how) == said
+    await until(lambda: called.models["count"].num_in_flight == 0)
 
 
 async def test_a_model_that_is_unloaded_gets_its_calls_back(tmp_path: Path) -> None:
@@ -396,16 +363,6 @@ async def test_a_model_that_is_unloaded_gets_its_calls_back(tmp_path: Path) -> N
         with pytest.raises(SluiceError, match="is being unloaded"):
             await waiting
         assert (source.version_folder / "finalized").exists()
-
-
-async def test_what_nobody_reads_any_more_is_cancelled(tmp_path: Path) -> None:
-    lookup = Lookup()
-    async with (
-        loaded(write_model(tmp_path / "count", COUNT, DECOUPLED), lookup) as count,
-        loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
-    ):
-        assert await ask(caller, "begin") == "0"
-        await until(lambda: count.num_in_flight == 0)
 
 
 async def test_the_calls_of_a_lost_worker_are_cancelled(tmp_path: Path) -> None:

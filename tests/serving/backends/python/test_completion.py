@@ -7,6 +7,8 @@ import pytest
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
 from serving.backends.python.backend import PythonBackend
+from serving.backends.python.worker.model_config import ModelConfig as WorkerConfig
+from serving.config.config_json import config_json
 from serving.spec import ModelSource
 from sluice.errors import ErrorCode, SluiceError
 from tests.serving.backends.python.parts import (
@@ -56,13 +58,6 @@ async def test_a_model_without_a_configuration_completes_its_own() -> None:
     assert config.HasField("dynamic_batching")
 
 
-async def test_what_a_model_does_not_complete_stays(tmp_path: Path) -> None:
-    source = write_model(
-        tmp_path / "plain", "class TritonPythonModel:\n    def execute(self, requests):\n        pass\n"
-    )
-    assert await complete(source) == source.config
-
-
 async def test_everything_that_can_be_completed(tmp_path: Path) -> None:
     lines = (
         'assert c.as_dict()["name"] == "full"',
@@ -81,88 +76,96 @@ async def test_everything_that_can_be_completed(tmp_path: Path) -> None:
     assert config.model_transaction_policy.decoupled
 
 
+CONTRADICTIONS: dict[str, tuple[str, str, str]] = {
+    "another type": (
+        'add_input({"name": "TEXT", "data_type": "TYPE_INT32", "dims": [1]})',
+        "",
+        "unable to load model 'bad', configuration expects datatype TYPE_STRING for input 'TEXT', model provides "
+        "TYPE_INT32",
+    ),
+    "other dims": (
+        'add_output({"name": "TEXT", "data_type": "TYPE_STRING", "dims": [2]})',
+        "",
+        "model 'bad', tensor 'TEXT': the model expects dims [2] but the model configuration specifies dims [1]",
+    ),
+    "an input that is optional": (
+        'add_input({"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1], "optional": True})',
+        "",
+        "the model expects optional True but the model configuration specifies optional False",
+    ),
+    "a property of an input": (
+        'add_input({"name": "A", "data_type": "TYPE_INT32", "dims": [1], "format": 1})',
+        "",
+        "input 'A' in auto-complete-config function for model 'bad' contains property other than 'name', 'data_type', "
+        "'dims' and 'optional'.",
+    ),
+    "a property of an output": (
+        'add_output({"name": "A", "data_type": "TYPE_INT32", "dims": [1], "optional": True})',
+        "",
+        "output 'A' in auto-complete-config function for model 'bad' contains property other than 'name', 'data_type' "
+        "and 'dims'.",
+    ),
+    "no type": ('add_input({"name": "A", "dims": [1]})', "", "is missing 'data_type' property"),
+    "no name": (
+        'add_output({"dims": [1]})',
+        "",
+        "output in auto-complete-config function for model 'bad' is missing 'name'",
+    ),
+    "a smaller batch": (
+        "set_max_batch_size(2)",
+        "max_batch_size: 4",
+        "configuration specified max_batch_size 4, but in auto-complete-config function for model 'bad' specified "
+        "max_batch_size 2",
+    ),
+    "batches of sequences": (
+        "set_dynamic_batching()",
+        "sequence_batching {}",
+        "Configuration specified scheduling_choice as 'sequence_batching', but auto-complete-config function for model "
+        "'bad' tries to set scheduling_choice as 'dynamic_batching'",
+    ),
+    "a model that streams": (
+        'set_model_transaction_policy({"decoupled": False})',
+        "model_transaction_policy { decoupled: true }",
+        "trying to change decoupled property in auto-complete-config for model 'bad', which is already set to 'True'.",
+    ),
+    "a property of the policy": (
+        'set_model_transaction_policy({"x": 1})',
+        "",
+        "contains property other than 'decoupled'.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CONTRADICTIONS)
+def test_contradictions_are_said_in_tritons_words(tmp_path: Path, case: str) -> None:
+    call, text, said = CONTRADICTIONS[case]
+    given = WorkerConfig(config_json(source_of(tmp_path / "bad", f'backend: "python" {text} {TEXT}').config).decode())
+    with pytest.raises(ValueError) as caught:
+        eval(f"given.{call}", {"given": given})
+    assert said in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    ("line", "config", "said"),
+    ("line", "said"),
     [
-        (
-            'c.add_input({"name": "TEXT", "data_type": "TYPE_INT32", "dims": [1]})',
-            TEXT,
-            "unable to load model 'bad', configuration expects datatype TYPE_STRING for input 'TEXT', "
-            "model provides TYPE_INT32",
-        ),
-        (
-            'c.add_output({"name": "TEXT", "data_type": "TYPE_STRING", "dims": [2]})',
-            TEXT,
-            "model 'bad', tensor 'TEXT': the model expects dims [2] but the model configuration specifies dims [1]",
-        ),
-        (
-            'c.add_input({"name": "TEXT", "data_type": "TYPE_STRING", "dims": [1], "optional": True})',
-            TEXT,
-            "the model expects optional True but the model configuration specifies optional False",
-        ),
-        (
-            'c.add_input({"name": "A", "data_type": "TYPE_INT32", "dims": [1], "format": 1})',
-            TEXT,
-            "input 'A' in auto-complete-config function for model 'bad' contains property other than 'name', "
-            "'data_type', 'dims' and 'optional'.",
-        ),
-        (
-            'c.add_output({"name": "A", "data_type": "TYPE_INT32", "dims": [1], "optional": True})',
-            TEXT,
-            "output 'A' in auto-complete-config function for model 'bad' contains property other than 'name', "
-            "'data_type' and 'dims'.",
-        ),
-        (
-            'c.add_input({"name": "A", "dims": [1]})',
-            TEXT,
-            "input 'A' in auto-complete-config function for model 'bad' is",
-        ),
-        (
-            'c.add_output({"dims": [1]})',
-            TEXT,
-            "output in auto-complete-config function for model 'bad' is missing 'name'",
-        ),
-        (
-            "c.set_max_batch_size(2)",
-            "max_batch_size: 4" + TEXT,
-            "configuration specified max_batch_size 4, but in auto-complete-config function for model 'bad' "
-            "specified max_batch_size 2",
-        ),
-        (
-            "c.set_dynamic_batching()",
-            "sequence_batching {}" + TEXT,
-            "Configuration specified scheduling_choice as 'sequence_batching', but auto-complete-config function "
-            "for model 'bad' tries to set scheduling_choice as 'dynamic_batching'",
-        ),
-        (
-            'c.set_model_transaction_policy({"decoupled": False})',
-            "model_transaction_policy { decoupled: true }" + TEXT,
-            "trying to change decoupled property in auto-complete-config for model 'bad', "
-            "which is already set to 'True'.",
-        ),
-        ('c.set_model_transaction_policy({"x": 1})', TEXT, "contains property other than 'decoupled'."),
-        ("c = None", TEXT, "auto_complete_config function in model 'bad' must return a valid pb.ModelConfig object."),
-        ("os._exit(3)", TEXT, "Stub process 'bad' is not healthy."),
+        ("c.set_max_batch_size(-1)", "ValueError: configuration specified max_batch_size 0"),
+        ("c = None", "auto_complete_config function in model 'bad' must return a valid pb.ModelConfig object."),
+        ("os._exit(3)", "Stub process 'bad' is not healthy."),
     ],
 )
-async def test_contradictions_are_said_in_tritons_words(tmp_path: Path, line: str, config: str, said: str) -> None:
+async def test_a_completion_that_fails_says_why(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(SluiceError) as caught:
-        await complete(write_model(tmp_path / "bad", completing(line), config))
+        await complete(write_model(tmp_path / "bad", completing(line)))
     assert caught.value.code is ErrorCode.INTERNAL
     assert said in caught.value.message
     assert not children()
 
 
 UNLOADABLE = {
-    "syntax": (
-        "class TritonPythonModel:\n    def execute(self requests):\n",
-        "SyntaxError: invalid syntax (model.py, line 2)",
-    ),
     "import": (
         "import nosuchmodule\n",
         "ModuleNotFoundError: No module named 'nosuchmodule'\n\nAt:\n  {file}(1): <module>\n",
     ),
-    "class": ("x = 1\n", "AttributeError: module '1.model' has no attribute 'TritonPythonModel'"),
     "execute": ("class TritonPythonModel:\n    pass\n", "has no method 'execute'"),
     "initialize": (
         "class TritonPythonModel:\n"

@@ -62,35 +62,6 @@ async def test_requests_tell_what_they_carry() -> None:
     }
 
 
-async def test_initialize_gets_tritons_arguments(tmp_path: Path) -> None:
-    source = write_model(
-        tmp_path / "told",
-        """
-        class TritonPythonModel:
-            def initialize(self, args):
-                config = json.loads(args.pop("model_config"))
-                self.said = {**args, "name": config["name"], "dims": config["input"][0]["dims"]}
-                self.said["folder"] = pb_utils.get_model_dir()
-
-            def execute(self, requests):
-                return [text(json.dumps(self.said)) for _ in requests]
-        """,
-    )
-    async with loaded(source) as model:
-        said = json.loads(await ask(model, ""))
-    assert said == {
-        "model_instance_kind": "CPU",
-        "model_instance_name": "told_0",
-        "model_instance_device_id": "0",
-        "model_repository": str(tmp_path / "told"),
-        "model_version": "1",
-        "model_name": "told",
-        "name": "told",
-        "dims": [1],
-        "folder": str(tmp_path / "told" / "1"),
-    }
-
-
 async def test_models_import_what_lies_beside_them(tmp_path: Path) -> None:
     source = write_model(
         tmp_path / "parts",
@@ -143,11 +114,9 @@ async def test_a_model_keeps_to_the_cores_of_its_policy(tmp_path: Path) -> None:
                 return [text(sorted(map(sorted, cores))) for _ in requests]
     """
     core = min(os.sched_getaffinity(0))
-    policies = {"one": HostPolicy("one", frozenset({core})), "cpu": HostPolicy("cpu", frozenset({core}))}
+    policies = {"one": HostPolicy("one", frozenset({core}))}
     group = 'instance_group { kind: KIND_CPU host_policy: "one" }'
     async with loaded(write_model(tmp_path / "bound", code, group + TEXT), host_policies=policies) as model:
-        assert await ask(model, "") == f"[[{core}]]"
-    async with loaded(write_model(tmp_path / "default", code), host_policies=policies) as model:
         assert await ask(model, "") == f"[[{core}]]"
     async with loaded(write_model(tmp_path / "free", code)) as model:
         assert await ask(model, "") == str([sorted(os.sched_getaffinity(0))])
@@ -171,21 +140,6 @@ async def test_only_the_requested_outputs_come(tmp_path: Path) -> None:
         some = await infer_one(model, text_request("", requested_outputs=("A",)))
     assert [each.name for each in everything.outputs] == ["B", "A"]
     assert [each.name for each in some.outputs] == ["A"]
-
-
-async def test_response_parameters_come_along(tmp_path: Path) -> None:
-    source = write_model(
-        tmp_path / "params",
-        """
-        class TritonPythonModel:
-            def execute(self, requests):
-                tensor = pb_utils.Tensor("TEXT", np.array([b"x"], np.object_))
-                return [pb_utils.InferenceResponse([tensor], parameters={"k": 1, "s": "t", "b": True, "d": 0.5})]
-        """,
-    )
-    async with loaded(source) as model:
-        response = await infer_one(model, text_request(""))
-    assert response.parameters == {"k": 1, "s": "t", "b": True, "d": 0.5}
 
 
 CODES = {
@@ -227,6 +181,19 @@ async def test_errors_have_their_codes_and_exceptions_tritons_words() -> None:
 
 WRONG = """
 class TritonPythonModel:
+    def initialize(self, args):
+        config = json.loads(args.pop("model_config"))
+        self.args = {**args, "name": config["name"], "dims": config["input"][0]["dims"]}
+        self.args["folder"] = pb_utils.get_model_dir()
+
+    def log(self):
+        pb_utils.Logger.log_verbose("verbose")
+        pb_utils.Logger.log_info("information")
+        pb_utils.Logger.log_warn("warning")
+        pb_utils.Logger.log_error("error")
+        pb_utils.Logger.log("said", pb_utils.Logger.ERROR)
+        return [text("x")]
+
     def execute(self, requests):
         how = text_of(requests[0])
         values = {
@@ -245,6 +212,9 @@ class TritonPythonModel:
             "message": lambda: pb_utils.Logger.log_info(None),
             "from_dlpack": lambda: pb_utils.Tensor.from_dlpack("X", None),
             "right": [text("right")],
+            "arguments": [text(json.dumps(self.args))],
+            "with parameters": [pb_utils.InferenceResponse(parameters={"k": 1, "s": "t", "b": True, "d": 0.5})],
+            "log": self.log,
         }
         value = values[how]
         return value() if callable(value) else value
@@ -292,6 +262,40 @@ async def test_wrong_models_are_told_and_live_on(how: str, said: str, wrong_mode
 async def wrong_model(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Model]:
     async with loaded(write_model(tmp_path_factory.mktemp("models") / "wrong", WRONG)) as model:
         yield model
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_initialize_gets_tritons_arguments(wrong_model: Model) -> None:
+    said = json.loads(await ask(wrong_model, "arguments"))
+    folder = said["model_repository"]
+    assert folder.endswith("/wrong")
+    assert said == {
+        "model_instance_kind": "CPU",
+        "model_instance_name": "wrong_0",
+        "model_instance_device_id": "0",
+        "model_repository": folder,
+        "model_version": "1",
+        "model_name": "wrong",
+        "name": "wrong",
+        "dims": [1],
+        "folder": f"{folder}/1",
+    }
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_response_parameters_come_along(wrong_model: Model) -> None:
+    response = await infer_one(wrong_model, text_request("with parameters"))
+    assert response.parameters == {"k": 1, "s": "t", "b": True, "d": 0.5}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_models_lines_reach_the_servers_log(wrong_model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        await ask(wrong_model, "log")
+    lines = [(each.levelno, each.getMessage()) for each in caplog.records if "model.py:" in each.getMessage()]
+    assert [level for level, _ in lines] == [10, 20, 30, 40, 40]
+    assert lines[1][1].startswith("[wrong_0 model.py:")
+    assert lines[1][1].endswith("] information")
 
 
 async def test_one_bad_batch_fails_all_its_requests_and_one_bad_response_only_its_own(tmp_path: Path) -> None:
@@ -370,44 +374,3 @@ async def test_a_decoupled_coroutine_lets_the_next_batch_begin(tmp_path: Path) -
         assert "ValueError: failed" in failure
         assert await stream(model, "second") == ["second"]
         assert await first == ["first"]
-
-
-async def test_the_models_lines_reach_the_servers_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    source = write_model(
-        tmp_path / "chatty",
-        """
-        class TritonPythonModel:
-            def execute(self, requests):
-                pb_utils.Logger.log_verbose("verbose")
-                pb_utils.Logger.log_info("information")
-                pb_utils.Logger.log_warn("warning")
-                pb_utils.Logger.log_error("error")
-                pb_utils.Logger.log("said", pb_utils.Logger.ERROR)
-                return [text("x") for _ in requests]
-        """,
-    )
-    with caplog.at_level(logging.DEBUG):
-        async with loaded(source) as model:
-            await ask(model, "")
-    lines = [(each.levelno, each.getMessage()) for each in caplog.records if "model.py:" in each.getMessage()]
-    assert [level for level, _ in lines] == [10, 20, 30, 40, 40]
-    assert lines[1][1].startswith("[chatty_0 model.py:")
-    assert lines[1][1].endswith("] information")
-
-
-async def test_jobs_know_when_the_model_ran(tmp_path: Path) -> None:
-    source = write_model(
-        tmp_path / "slow",
-        """
-        class TritonPythonModel:
-            def execute(self, requests):
-                time.sleep(0.02)
-                return [text("x") for _ in requests]
-        """,
-    )
-    async with loaded(source) as model:
-        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        job = model.submit(text_request(""), lambda _: ended.set_result(None))
-        await ended
-    assert job.started_ns <= job.compute_started_ns <= job.infer_started_ns
-    assert job.infer_ended_ns - job.infer_started_ns >= 20_000_000

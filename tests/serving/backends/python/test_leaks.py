@@ -77,7 +77,7 @@ async def test_loading_and_unloading_leaves_nothing(tmp_path: Path) -> None:
     await cycle()
     gc.collect()  # what other tests have left must not go meanwhile
     before = num_fds()
-    for _ in range(8):
+    for _ in range(3):
         await cycle()
     await until(lambda: num_fds() <= before)  # other tests' threads may have opened some meanwhile
     await until(is_unmapped)

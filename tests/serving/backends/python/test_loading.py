@@ -102,26 +102,24 @@ def control(tmp_path: Path) -> Control:
     return Control(tmp_path, Lookup())
 
 
-async def loader(control: Control, code: str = LOADER) -> Model:
+async def load_loader(control: Control, code: str = LOADER) -> Model:
     source = write_model(control.folder / "loader", code)
     return await PythonBackend().load(source, context(control.lookup, control=control))
 
 
-async def closed(control: Control, model: Model) -> None:
-    for each in (model, *control.lookup.models.values()):
-        await each.close()
-
-
-async def test_a_model_loads_another_while_it_is_initialized(control: Control) -> None:
-    model = await loader(control)
+async def test_a_model_loads_another_brings_files_and_unloads(control: Control) -> None:
+    model = await load_loader(control)
     assert control.asked == [("load", "other", LoadOverrides())]
     assert await ask(model, "in_initialize") == "other"
     assert await ask(model, "ready") == "[True, True, True, False]"  # the lookup knows no versions
-    await closed(control, model)
-
-
-async def test_a_model_brings_files_and_unloads(control: Control) -> None:
-    model = await loader(control)
+    assert (await ask(model, "errors")).split("|") == [
+        "Failed to load model: failed to load 'nobody', failed to poll from model repository",
+        "Failed to unload model: explicit model load / unload is not allowed",
+        "Failed to check model readiness: failed to get model version from specified version string 'latest', "
+        "version should be an integral value > 0",
+        "failed to load model 'other', files should be a dictionary of file paths and file contents",
+        "failed to load model 'other', files should be contents as bytes by 'file:PATH': '1/model.py' is not",
+    ]
     control.asked.clear()
     assert await ask(model, "with_files") == "done"
     said = await ask(model, "unload")
@@ -132,26 +130,14 @@ async def test_a_model_brings_files_and_unloads(control: Control) -> None:
     await control.load("other")
     assert await ask(model, "unload_all") == "done"
     assert control.asked[-1] == ("unload", "other", True)
-    await closed(control, model)
-
-
-async def test_what_the_repository_refuses_is_an_exception_of_the_model(control: Control) -> None:
-    model = await loader(control)
-    assert (await ask(model, "errors")).split("|") == [
-        "Failed to load model: failed to load 'nobody', failed to poll from model repository",
-        "Failed to unload model: explicit model load / unload is not allowed",
-        "Failed to check model readiness: failed to get model version from specified version string 'latest', "
-        "version should be an integral value > 0",
-        "failed to load model 'other', files should be a dictionary of file paths and file contents",
-        "failed to load model 'other', files should be contents as bytes by 'file:PATH': '1/model.py' is not",
-    ]
-    await closed(control, model)
+    for each in (model, *control.lookup.models.values()):
+        await each.close()
 
 
 async def test_a_model_cannot_wait_for_itself(control: Control) -> None:
     code = LOADER.replace('pb_utils.load_model("other")', "pb_utils.load_model(self.name)")
     with pytest.raises(SluiceError, match="Failed to load model: model 'loader' is being loaded, and waits for itself"):
-        await loader(control, code)
+        await load_loader(control, code)
     assert not control.asked
 
 

@@ -1,13 +1,11 @@
 """Metrics that models make themselves."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from serving.backend import CustomMetric, CustomMetricFamily, CustomMetricKind
-from sluice.errors import ErrorCode, SluiceError
+from gateway.telemetry.custom import CustomMetricRegistry
+from sluice.errors import SluiceError
 from tests.serving.backends.python.parts import TEXT, ask, loaded, write_model
 from tests.waiting import until
 
@@ -43,6 +41,7 @@ class TritonPythonModel:
 
     def let_go(self):
         del self.metric
+        del self.family
         return "gone"
 
     def family_first(self):
@@ -79,159 +78,78 @@ class TritonPythonModel:
         os._exit(1)
 
     def finalize(self):
-        self.metric.increment(100)
+        if hasattr(self, "metric"):
+            self.metric.increment(100)
 """
 
 
-@dataclass
-class Series:
-    family: "Family"
-    labels: dict[str, str]
-    buckets: tuple[float, ...]
-    total: float = 0.0
-    observed: list[float] = field(default_factory=list)
-    num_holders: int = 0
-
-    def refuse_unless(self, kinds: set[CustomMetricKind], operation: str) -> None:
-        if self.family.kind not in kinds:
-            raise SluiceError(ErrorCode.UNIMPLEMENTED, f"no {operation} of a {self.family.kind}")
+def registry() -> CustomMetricRegistry:
+    """The server's own, without families that are reserved."""
+    return CustomMetricRegistry(lambda name: False)
 
 
-class Held:
-    """Metric as one holder sees it."""
-
-    def __init__(self, series: Series) -> None:
-        self.series = series
-        series.num_holders += 1
-        self.is_released = False
-
-    def increment(self, value: float) -> None:
-        self.series.refuse_unless({CustomMetricKind.COUNTER, CustomMetricKind.GAUGE}, "increment")
-        if value < 0 and self.series.family.kind is CustomMetricKind.COUNTER:
-            raise SluiceError(ErrorCode.INVALID, "a counter only grows")
-        self.series.total += value
-
-    def set(self, value: float) -> None:
-        self.series.refuse_unless({CustomMetricKind.GAUGE}, "set")
-        self.series.total = value
-
-    def observe(self, value: float) -> None:
-        self.series.refuse_unless({CustomMetricKind.HISTOGRAM}, "observe")
-        self.series.observed.append(value)
-
-    def value(self) -> float:
-        self.series.refuse_unless({CustomMetricKind.COUNTER, CustomMetricKind.GAUGE}, "value")
-        return self.series.total
-
-    def release(self) -> None:
-        assert not self.is_released
-        self.is_released = True
-        self.series.num_holders -= 1
-        if not self.series.num_holders:
-            self.series.family.series.remove(self.series)
+def samples(metrics: CustomMetricRegistry) -> dict[str, float]:
+    """What the page shows, by name and labels."""
+    shown = (sample for family in metrics.collect() for sample in family.samples)
+    return {each.name + "".join(f" {key}={value}" for key, value in each.labels.items()): each.value for each in shown}
 
 
-@dataclass
-class Family:
-    name: str
-    description: str
-    kind: CustomMetricKind
-    owner: "Page"
-    series: list[Series] = field(default_factory=list)
-    num_holders: int = 0
-
-    def metric(self, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> CustomMetric:
-        if buckets is not None and list(buckets) != sorted(buckets):
-            raise SluiceError(ErrorCode.INVALID, "buckets ascend")
-        for each in self.series:
-            if each.labels == labels:
-                return Held(each)
-        self.series.append(Series(self, dict(labels), tuple(buckets or ())))
-        return Held(self.series[-1])
-
-    def release(self) -> None:
-        self.num_holders -= 1
-        if not self.num_holders:
-            del self.owner.families[self.name]
-
-
-class Page:
-    """All metrics of a server, without the page that shows them."""
-
-    def __init__(self) -> None:
-        self.families: dict[str, Family] = {}
-
-    def family(self, name: str, description: str, kind: CustomMetricKind) -> CustomMetricFamily:
-        family = self.families.setdefault(name, Family(name, description, kind, self))
-        if family.kind is not kind:
-            raise SluiceError(ErrorCode.ALREADY_EXISTS, f"{name} is a {family.kind}")
-        family.num_holders += 1
-        return family
+def num_holders(metrics: CustomMetricRegistry) -> dict[str, int]:
+    return {name: family.num_holders for name, family in metrics._families.items()}
 
 
 async def test_a_model_counts(tmp_path: Path) -> None:
-    page = Page()
-    async with loaded(write_model(tmp_path / "counting", CODE), custom_metrics=page) as model:
+    metrics = registry()
+    async with loaded(write_model(tmp_path / "counting", CODE), custom_metrics=metrics) as model:
         assert await ask(model, "count") == "2.0"
         assert await ask(model, "count") == "4.0"
         assert await ask(model, "gauge") == "(-2.5, 7.0)"
         assert await ask(model, "histogram") == "True"
-        (seen,) = page.families["seen"].series
-        assert (page.families["seen"].description, seen.labels, seen.total) == (
-            "What was seen",
-            {"model": "counting"},
-            4.0,
-        )
-        assert {each.labels.get("place"): each.total for each in page.families["level"].series} == {
-            None: -2.5,
-            "low": 7.0,
+        shown = samples(metrics)
+        assert {name: shown[name] for name in ("seen model=counting", "level", "level place=low")} == {
+            "seen model=counting": 4.0,
+            "level": -2.5,
+            "level place=low": 7.0,
         }
-        (times,) = page.families["times"].series
-        assert (times.buckets, times.observed, times.num_holders) == ((0.5, 1.0, 2.0), [0.75], 1)
-    assert seen.total == 104.0
-    assert page.families["seen"].series == [seen], "what was counted outlives the model"
+        assert (shown["times_count"], shown["times_sum"]) == (1.0, 0.75)
+        assert [family.documentation for family in metrics.collect()] == ["What was seen", "How high", "How long"]
+    assert samples(metrics)["seen model=counting"] == 104.0, "what was counted outlives the model"
 
 
 async def test_what_the_model_lets_go_is_released(tmp_path: Path) -> None:
-    page = Page()
-    async with loaded(write_model(tmp_path / "counting", CODE), custom_metrics=page) as model:
-        assert page.families["seen"].series
-        assert await ask(model, "let_go") == "gone"
-        await until(lambda: not page.families["seen"].series)
+    metrics = registry()
+    async with loaded(write_model(tmp_path / "counting", CODE), custom_metrics=metrics) as model:
         assert "as the corresponding 'MetricFamily' has been deleted" in await ask(model, "family_first")
-        await until(lambda: page.families.keys() == {"seen"})
+        await until(lambda: num_holders(metrics) == {"seen": 1})
+        assert await ask(model, "let_go") == "gone"
+        await until(lambda: num_holders(metrics) == {})
 
 
 async def test_instances_share_a_series_that_outlives_a_crash(tmp_path: Path) -> None:
-    page = Page()
+    metrics = registry()
     source = write_model(tmp_path / "counting", CODE, "instance_group { count: 2 }" + TEXT)
-    async with loaded(source, custom_metrics=page) as model:
-        (seen,) = page.families["seen"].series
-        assert seen.num_holders == 2
+    async with loaded(source, custom_metrics=metrics) as model:
+        assert num_holders(metrics) == {"seen": 2}
+        await ask(model, "count")
         with pytest.raises(SluiceError, match="not healthy"):
             await ask(model, "exit")
-        await until(lambda: seen.num_holders == 3)
-    assert page.families["seen"].series == [seen]
+        await until(lambda: num_holders(metrics) == {"seen": 3})
+        assert samples(metrics) == {"seen model=counting": 2.0}
 
 
 async def test_what_is_refused_is_an_exception_of_the_model(tmp_path: Path) -> None:
-    async with loaded(write_model(tmp_path / "counting", CODE), custom_metrics=Page()) as model:
+    async with loaded(write_model(tmp_path / "counting", CODE), custom_metrics=registry()) as model:
         assert (await ask(model, "errors")).split("|") == [
-            "Failed to increment metric value: a counter only grows",
-            "Failed to set metric value: no set of a counter",
-            "Failed to observe metric value: no observe of a counter",
-            "Failed to get metric value: no value of a histogram",
-            "Error when creating MetricFamily: seen is a counter",
+            "Failed to increment metric value: TRITONSERVER_METRIC_KIND_COUNTER can only be incremented monotonically "
+            "by non-negative values.",
+            "Failed to set metric value: TRITONSERVER_METRIC_KIND_COUNTER does not support Set",
+            "Failed to observe metric value: TRITONSERVER_METRIC_KIND_COUNTER does not support Observe",
+            "Failed to get metric value: TRITONSERVER_METRIC_KIND_HISTOGRAM does not support Value",
+            "Error when creating MetricFamily: metric family 'seen' is a counter already, and cannot be a gauge",
             "Failed to create metric. Labels must be a dictionary.",
             "Failed to create metric. Labels are str by str: 'number' is not.",
             "Failed to create metric. Unexpected buckets found.",
             "Failed to create metric. Missing required buckets.",
             "Failed to create metric. Buckets must be a list.",
-            "Error when creating Metric: buckets ascend",
+            "Error when creating Metric: bucket boundaries must be finite and ascend",
         ]
-
-
-async def test_a_server_without_metrics_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SluiceError, match="Error when creating MetricFamily: the server runs without metrics"):
-        async with loaded(write_model(tmp_path / "counting", CODE)):
-            pass

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from serving.backends.python.backend import PythonBackend
-from serving.backends.python.options import PythonOptions, parse_options
+from serving.backends.python.options import PythonOptions, check_parameters, parse_options
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.python.parts import TEXT, ask, children, context, loaded, write_model
+from tests.serving.backends.python.parts import TEXT, ask, children, context, loaded, source_of, write_model
 
 CODE = """
 class TritonPythonModel:
@@ -46,11 +46,11 @@ def test_a_time_limit_is_a_number_of_seconds(value: str) -> None:
     assert caught.value.code is ErrorCode.INVALID
 
 
-async def test_options_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_options_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     backend, options = PythonBackend(), context(backend_options={"python": {"shm-growth-byte-size": "1"}})
     for _ in range(2):
-        await (await backend.load(write_model(tmp_path / "model", CODE), options)).close()
+        backend._parse_options(options)
     assert len([record for record in caplog.records if "shm-growth-byte-size" in record.message]) == 1
 
 
@@ -80,19 +80,7 @@ async def test_a_process_that_does_not_come_up_is_given_up(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("value", ["yes", "no"])
-async def test_inputs_lie_in_the_cpus_memory_either_way(tmp_path: Path, value: str) -> None:
-    code = """
-        class TritonPythonModel:
-            def execute(self, requests):
-                return [text(request.inputs()[0].is_cpu()) for request in requests]
-    """
+def test_a_parameter_says_something_that_there_is(tmp_path: Path, value: str) -> None:
+    """`sluice repository check` and a load refuse others alike."""
     parameter = f'parameters {{ key: "FORCE_CPU_ONLY_INPUT_TENSORS" value {{ string_value: "{value}" }} }}'
-    async with loaded(write_model(tmp_path / "model", code, parameter + TEXT)) as model:
-        assert await ask(model, "") == "True"
-
-
-async def test_a_parameter_says_something_that_there_is(tmp_path: Path) -> None:
-    parameter = 'parameters { key: "FORCE_CPU_ONLY_INPUT_TENSORS" value { string_value: "maybe" } }'
-    with pytest.raises(SluiceError, match="Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: 'maybe'"):
-        async with loaded(write_model(tmp_path / "model", CODE, parameter + TEXT)):
-            pass
+    check_parameters(source_of(tmp_path / "model", f'backend: "python" {parameter} {TEXT}').config)

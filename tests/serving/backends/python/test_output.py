@@ -93,15 +93,17 @@ async def test_a_model_that_prints_50_mb_holds_up_no_other_and_its_first_and_las
 
 
 @pytest.mark.parametrize(
-    ("death", "words"),
+    ("level", "death", "words"),
     [
-        ("os._exit(3)", []),
-        ("os.kill(os.getpid(), 9)", []),
-        ("import ctypes; ctypes.string_at(0)", ["Fatal Python error: Segmentation fault", "model.py"]),
-        ("os.write(2, b'half a line'); os._exit(3)", ["half a line"]),
+        (logging.INFO, "os.kill(os.getpid(), 9)", []),
+        (
+            logging.WARNING,
+            "import ctypes; ctypes.string_at(0)",
+            ["Fatal Python error: Segmentation fault", "model.py"],
+        ),
+        (logging.WARNING, "os.write(2, b'half a line'); os._exit(3)", ["half a line"]),
     ],
 )
-@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
 async def test_what_a_lost_process_printed_last_is_logged_before_its_loss(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, level: int, death: str, words: list[str]
 ) -> None:

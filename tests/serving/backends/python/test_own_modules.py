@@ -9,11 +9,12 @@ from serving.backends.python.backend import PythonBackend
 from serving.backends.python.worker.start import INSTALLED_PACKAGES
 from serving.spec import ModelSource
 from tests import paths
-from tests.serving.backends.python.parts import DECOUPLED, TEXT, ask, context, loaded, stream, write_model
+from tests.serving.backends.python.parts import DECOUPLED, ask, context, loaded, stream, write_model
 
 NAMES = sorted(INSTALLED_PACKAGES)
+PACKAGES = ("engine", "gateway", "serving")
 CODE = """
-import importlib.util, pickle
+import importlib.util
 
 class TritonPythonModel:
     def execute(self, requests):
@@ -64,27 +65,18 @@ def test_the_packages_of_an_installation_are_known() -> None:
     assert set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) == INSTALLED_PACKAGES
 
 
-async def test_modules_beside_the_model_are_imported(tmp_path: Path) -> None:
+async def test_modules_and_packages_of_these_names_are_the_models(tmp_path: Path) -> None:
+    """They lie beside the model, or in its folder, with or without a file that makes them packages."""
     source = write_model(tmp_path / "model", CODE)
-    own_modules(tmp_path / "model" / "1", *NAMES)
+    beside, above = tmp_path / "model" / "1", tmp_path / "model"
+    modules = [name for name in NAMES if name not in PACKAGES]
+    own_modules(beside, *modules[:2])
+    own_modules(above, *modules[2:])
+    for name, file in zip(PACKAGES, ("__init__", "part", "__init__"), strict=True):
+        own_modules(beside / name, file, "part")
     async with loaded(source) as model:
-        assert await ask(model, WHO.format(names=NAMES)) == str(["1"] * len(NAMES))
-
-
-async def test_modules_in_the_folder_of_the_model_are_imported(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "model", CODE)
-    own_modules(tmp_path / "model", *NAMES)
-    async with loaded(source) as model:
-        assert await ask(model, WHO.format(names=NAMES)) == str(["model"] * len(NAMES))
-
-
-@pytest.mark.parametrize("package_file", ["__init__.py", "part.py"])
-async def test_packages_beside_the_model_are_imported(tmp_path: Path, package_file: str) -> None:
-    source = write_model(tmp_path / "model", CODE)
-    for name in ("engine", "serving", "gateway"):
-        own_modules(tmp_path / "model" / "1" / name, Path(package_file).stem, "part")
-    async with loaded(source) as model:
-        for name in ("engine", "serving", "gateway"):
+        assert await ask(model, WHO.format(names=modules)) == str(["1"] * 2 + ["model"] * (len(modules) - 2))
+        for name in PACKAGES:
             assert await ask(model, f"importlib.import_module('{name}.part').WHO") == name
 
 
@@ -113,28 +105,16 @@ async def test_without_own_ones_there_is_nothing_of_these_names(tmp_path: Path) 
         assert await ask(model, "importlib.util.find_spec('httpx') is not None") == "True"
 
 
-async def test_each_version_has_its_own(tmp_path: Path) -> None:
-    first = write_model(tmp_path / "model", CODE)
-    own_modules(tmp_path / "model" / "1", "engine")
-    own_modules(tmp_path / "model" / "2", "engine")
-    (tmp_path / "model" / "2" / "model.py").write_text((tmp_path / "model" / "1" / "model.py").read_text())
-    async with loaded(first) as one, loaded(ModelSource(first.folder, 2, first.config)) as two:
-        assert [await ask(each, "__import__('engine').WHO") for each in (one, two)] == ["1", "2"]
-
-
-async def test_an_environment_with_sluice_in_it_hides_none_of_them(environment: Path, tmp_path: Path) -> None:
+async def test_an_environment_with_sluice_in_it_hides_none_of_them_and_shows_none_of_it(
+    environment: Path, tmp_path: Path
+) -> None:
     source = in_environment(write_model(tmp_path / "model", CODE), environment)
-    own_modules(tmp_path / "model" / "1", *NAMES)
+    own_modules(tmp_path / "model" / "1", *NAMES[::2])
     async with loaded(source) as model:
-        assert await ask(model, WHO.format(names=[*NAMES, "only_here"])) == str(
-            ["1"] * len(NAMES) + ["the environment"]
-        )
-
-
-async def test_an_environment_with_sluice_in_it_shows_none_of_it(environment: Path, tmp_path: Path) -> None:
-    async with loaded(in_environment(write_model(tmp_path / "model", CODE), environment)) as model:
-        found = await ask(model, f"[importlib.util.find_spec(name) for name in {NAMES}]")
-        assert found == str([None] * len(NAMES))
+        names = [*NAMES[::2], "only_here"]
+        assert await ask(model, WHO.format(names=names)) == str(["1"] * (len(names) - 1) + ["the environment"])
+        found = await ask(model, f"[importlib.util.find_spec(name) for name in {NAMES[1::2]}]")
+        assert found == str([None] * len(NAMES[1::2]))
 
 
 async def test_processes_that_the_model_starts_find_them_too(tmp_path: Path) -> None:
@@ -144,33 +124,18 @@ async def test_processes_that_the_model_starts_find_them_too(tmp_path: Path) -> 
         assert await ask(model, "hello") == "hello from the model"
 
 
-async def test_objects_of_pb_utils_are_pickled_beside_a_module_called_serving(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "model", CODE)
-    own_modules(tmp_path / "model" / "1", "serving")
-    async with loaded(source) as model:
-        said = await ask(model, "pickle.loads(pickle.dumps(pb_utils.TritonModelException(__import__('serving').WHO)))")
-        assert said == "1"
-
-
-async def test_a_coroutine_streams_beside_a_module_called_serving(tmp_path: Path) -> None:
+async def test_a_coroutine_streams_and_objects_are_pickled_beside_a_module_called_serving(tmp_path: Path) -> None:
     code = """
-        import serving, c_python_backend_utils as c_utils
+        import pickle, serving, c_python_backend_utils as c_utils
 
         class TritonPythonModel:
             async def execute(self, requests):
                 for request in requests:
                     sender = request.get_response_sender()
-                    sender.send(text(serving.WHO))
+                    sender.send(text(pickle.loads(pickle.dumps(pb_utils.TritonModelException(serving.WHO)))))
                     sender.send(text(c_utils.Tensor is pb_utils.Tensor), FINAL)
         """
     source = write_model(tmp_path / "model", code, DECOUPLED)
     own_modules(tmp_path / "model" / "1", "serving")
     async with loaded(source) as model:
         assert await stream(model, "go") == ["1", "True"]
-
-
-async def test_installed_packages_still_win_over_modules_of_their_names(tmp_path: Path) -> None:
-    source = write_model(tmp_path / "model", CODE, TEXT)
-    own_modules(tmp_path / "model" / "1", "httpx", "json")
-    async with loaded(source) as model:
-        assert await ask(model, "hasattr(__import__('httpx'), 'WHO')") == "False"

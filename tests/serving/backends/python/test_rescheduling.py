@@ -101,16 +101,6 @@ async def test_a_stream_goes_on_over_its_rounds(tmp_path: Path, code: str) -> No
         await model.close()
 
 
-ITERATIVE = "sequence_batching { iterative_sequence: true }"
-
-
-async def test_an_iterative_sequence_is_run_again_by_its_scheduler(tmp_path: Path) -> None:
-    async with loaded(write_model(tmp_path / "countdown", COUNTDOWN, ITERATIVE + TEXT)) as model:
-        assert await ask(model, "3") == "after 3"
-    async with loaded(write_model(tmp_path / "stream", STREAM, ITERATIVE + DECOUPLED)) as model:
-        assert await stream(model, "3") == ["2", "1", "0"]
-
-
 async def test_where_nobody_runs_it_again_it_fails(tmp_path: Path) -> None:
     async with loaded(write_model(tmp_path / "countdown", COUNTDOWN)) as model:
         with pytest.raises(SluiceError, match="iterative_sequence: true") as caught:
@@ -132,19 +122,17 @@ class TritonPythonModel:
 """
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("response", "Expected a None object in the execute function return list for reschduled request"),
-        ("raise", "ValueError: not again"),
-        ("flag", "Unsupported release flag provided."),
-    ],
-)
-async def test_wrong_rescheduling_fails_the_request(tmp_path: Path, how: str, said: str) -> None:
+async def test_wrong_rescheduling_fails_the_request(tmp_path: Path) -> None:
     model = await again_model(write_model(tmp_path / "wrong", WRONG, TEXT))
+    reasons = {
+        "response": "Expected a None object in the execute function return list for reschduled request",
+        "raise": "ValueError: not again",
+        "flag": "Unsupported release flag provided.",
+    }
     try:
-        with pytest.raises(SluiceError, match=said):
-            await ask(model, how)
-        assert model.num_rounds == 1
+        for rounds, (how, said) in enumerate(reasons.items(), start=1):
+            with pytest.raises(SluiceError, match=said):
+                await ask(model, how)
+            assert model.num_rounds == rounds
     finally:
         await model.close()

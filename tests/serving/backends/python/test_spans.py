@@ -28,14 +28,16 @@ class TritonPythonModel:
 """
 
 
-async def test_what_a_model_asks_is_a_span_of_its_request(tmp_path: Path) -> None:
+async def test_what_a_model_asks_is_a_span_of_its_request_and_it_is_known_to_ask(tmp_path: Path) -> None:
     lookup = Lookup()
     async with (
-        loaded(write_model(tmp_path / "told", TOLD), lookup),
+        loaded(write_model(tmp_path / "told", TOLD), lookup) as told,
         loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
     ):
+        before = caller.calls_models
         with recorded() as recording:
             answer = await infer_one(caller, text_request("without"))
+    assert (before, caller.calls_models, told.calls_models) == (False, True, False)
     assert recording.is_complete
     found = parents(recording)
     assert found["infer caller"] == "test"
@@ -58,14 +60,3 @@ async def test_a_model_that_has_several_requests_says_which_one_it_asks_for(tmp_
 
         found = await asyncio.gather(*(asyncio.create_task(ask("with")) for _ in range(4)))
     assert [each["infer told"] for each in found] == ["infer caller"] * 4
-
-
-async def test_a_model_is_known_to_ask_others_once_it_has(tmp_path: Path) -> None:
-    lookup = Lookup()
-    async with (
-        loaded(write_model(tmp_path / "told", TOLD), lookup) as told,
-        loaded(write_model(tmp_path / "caller", CALLER), lookup) as caller,
-    ):
-        before = caller.calls_models
-        await infer_one(caller, text_request("without"))
-    assert (before, caller.calls_models, told.calls_models) == (False, True, False)

@@ -80,6 +80,11 @@ class Clients:
         request = InferRequest({"X": x}, name, outputs, correlation_id=of, sequence=flags, timeout_us=timeout_us)
         return self.model.submit(request, self.receive)
 
+    def submit_word(self, word: str) -> InferJob:
+        """Submit what a word of a script says: `a1` is of sequence a, `a1+` starts it, `a1-` ends it, `a1+-` is all."""
+        flags = (START if "+" in word else NONE) | (END if "-" in word else NONE)
+        return self.submit(word.rstrip("+-"), ord(word[0]) - ord("a") + 1, flags)
+
     def receive(self, response: InferResponse) -> None:
         self.answered.append(response.id)
         self.responses[response.id] = response

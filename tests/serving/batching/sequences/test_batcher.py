@@ -9,9 +9,46 @@ from serving.job import InferJob
 from serving.request import InferRequest, InferResponse
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode
-from tests.serving.batching.parts import HeldInstance, model_of, turns
+from tests.serving.batching.parts import HeldInstance, Script, model_of, turns
 from tests.serving.batching.sequences.parts import CONFIG, END, NONE, START, Clients, control, sequences
 from tests.waiting import until
+
+FOUR, ONE = sequences(), sequences("oldest { max_candidate_sequences: 1 }")
+DIRECT = sequences("direct { }")
+BATCHES: dict[str, tuple[str, int, str, str]] = {
+    "requests of a sequence never share a batch, those of several do": (
+        FOUR, 1, "a1+ a2 b1+ c1+ b2- | .0 |", "a1b1c1 a2b2"
+    ),
+    "a sequence stays on its instance": (FOUR, 2, "a1+ b1+ a2 | .1 | .0 |", "a1 a2; b1"),
+    "those beyond the places wait for one to end": (
+        ONE, 1, "a1+ b1+ b2- c1+- | .0 | a2- | .0 | .0 | .0 |", "a1 a2 b1 b2 c1"
+    ),
+    "one that begins anew after its end follows it and waits for its turn": (
+        ONE, 1, "a1+ b1+- a2- a3+ a4- | .0 | .0 | .0 | .0 | .0", "a1 a2 b1 a3 a4"
+    ),
+    "an end cancelled in the line still ends the sequence": (ONE, 1, "a1+ a2- b1+ | -a2 .0 |", "a1 b1"),
+    "a place that became free is taken at once": (ONE, 1, "a1+- | .0 b1+- | .0 c1+- | .0", "a1 b1 c1"),
+    "starting again in the middle goes on in the same place": (ONE, 1, "a1+ | .0 a2+ b1+ | .0 |", "a1 a2"),
+    "one that lost a request gives its place to the next": (ONE, 1, "a1+ b1+ | a2 -a2 | .0 |", "a1 b1"),
+    "one that is cancelled in the line takes no place": (ONE, 1, "a1+- b1+ c1+ | -b1 .0 |", "a1 c1"),
+    "one whose request is cancelled while it runs does not": (FOUR, 1, "a1+ | -a1 a2 .0 |", "a1 a2"),
+    "direct: instances fill up alike": (DIRECT, 2, "a1+ b1+ c1+ d1+ e1+ |", "a1c1e1; b1d1"),
+    "direct: a row without a request has a filler": (DIRECT, 1, "a1+ b1+ c1+ | .0 c2 |", "a1b1c1 ----c2"),
+    "direct: a batch ends with the last row that has a request": (DIRECT, 1, "a1+ b1+ c1+ | .0 b2 |", "a1b1c1 --b2"),
+    "direct: an end frees the row once it is answered": (
+        DIRECT, 1, "a1+ b1+ c1+ d1+ | .0 b2- e1+ | .0 |", "a1b1c1d1 --b2 --e1"
+    ),
+    "direct: a cancelled request leaves its row": (DIRECT, 1, "a1+ b1+ c1+ | .0 c2 a2 -c2 |", "a1b1c1 a2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BATCHES)
+async def test_which_sequences_run_together_where_and_when(case: str) -> None:
+    extra, num_instances, words, expected = BATCHES[case]
+    instances = [HeldInstance(str(number)) for number in range(num_instances)]
+    clients = Clients(extra, *instances)
+    assert await Script(instances, clients.submit_word).play(words) == expected
+    await clients.model.close()
 
 
 async def test_the_model_learns_where_each_request_stands() -> None:
@@ -57,92 +94,6 @@ async def test_after_the_end_a_sequence_must_start_again() -> None:
     assert instance.ids == [["a"], ["b"]]
 
 
-async def test_one_that_begins_anew_after_its_end_follows_it_and_waits_for_its_turn() -> None:
-    instance = HeldInstance()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
-    for name, of, flags in (("a1", 1, START), ("b1", 2, START | END), ("a2", 1, END), ("new", 1, START)):
-        clients.submit(name, of, flags)
-    clients.submit("new 2", 1, END)
-    for expected in (["a1"], ["a2"], ["b1"], ["new"], ["new 2"]):
-        await until(lambda: instance.is_running)
-        assert instance.ids[-1] == expected
-        instance.finish()
-    assert "START" in clients.refusal(1)
-    assert len(clients.batcher._live._by_id) == 0
-
-
-async def test_an_end_cancelled_in_the_line_still_ends_the_sequence() -> None:
-    instance = HeldInstance()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
-    clients.submit("a1", 1, START)
-    end = clients.submit("a2", 1, END)
-    clients.submit("b1", 2, START)
-    await turns()
-    end.cancel()
-    instance.finish()
-    await until(lambda: instance.is_running)
-    assert instance.ids == [["a1"], ["b1"]]
-    assert "START" in clients.refusal(1)
-
-
-async def test_requests_of_a_sequence_never_share_a_batch_and_those_of_several_do() -> None:
-    instance = HeldInstance()
-    clients = Clients(sequences(), instance)
-    for name, of, flags in (("a1", 1, START), ("a2", 1, NONE), ("b1", 2, START), ("c1", 3, START), ("b2", 2, END)):
-        clients.submit(name, of, flags)
-    assert clients.model.statistics.count_pending() == 5
-    await turns()
-    assert instance.ids == [["a1", "b1", "c1"]]
-    assert clients.model.statistics.count_pending() == 2
-    instance.finish()
-    await turns()
-    assert instance.ids[1:] == [["a2", "b2"]]
-
-
-async def test_a_sequence_stays_on_its_instance() -> None:
-    one, two = HeldInstance(), HeldInstance()
-    clients = Clients(sequences(), one, two)
-    clients.submit("a1", 1, START)
-    clients.submit("b1", 2, START)
-    clients.submit("a2", 1)
-    await turns()
-    assert (one.ids, two.ids) == ([["a1"]], [["b1"]])
-    two.finish()
-    await turns()
-    assert two.ids == [["b1"]]
-    one.finish()
-    await turns()
-    assert one.ids == [["a1"], ["a2"]]
-
-
-async def test_those_beyond_the_places_wait_for_one_to_end() -> None:
-    instance = HeldInstance()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
-    clients.submit("a1", 1, START)
-    clients.submit("b1", 2, START)
-    clients.submit("b2", 2, END)
-    clients.submit("c1", 3, START | END)
-    await turns()
-    instance.finish()
-    await turns()
-    assert instance.ids == [["a1"]]
-    clients.submit("a2", 1, END)
-    for expected in (["a2"], ["b1"], ["b2"], ["c1"]):
-        await until(lambda: instance.is_running)
-        assert instance.ids[-1] == expected
-        instance.finish()
-
-
-async def test_a_place_that_became_free_is_taken_at_once() -> None:
-    instance = HeldInstance()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
-    for name in ("a", "b", "c"):
-        clients.submit(name, name, START | END)
-        await turns()
-        instance.finish()
-    assert instance.ids == [["a"], ["b"], ["c"]]
-
-
 @pytest.mark.parametrize("preserves", [True, False])
 async def test_streams_pass_in_the_order_of_their_requests_where_that_is_asked_for(preserves: bool) -> None:
     instance = HeldInstance()
@@ -177,26 +128,17 @@ async def test_an_idle_sequence_loses_its_place() -> None:
     assert "START" in clients.refusal(1)
 
 
-async def test_a_running_sequence_is_not_idle() -> None:
+async def test_a_running_sequence_is_not_idle_and_one_that_was_used_just_now_is_not_yet() -> None:
     instance = HeldInstance()
-    clients = Clients(sequences(idle_us=2_000), instance)
+    clients = Clients(sequences(), instance)
     job = clients.submit("a1", 1, START)
     await until(lambda: instance.is_running)
-    job.started_ns -= 10**9
-    clients.batcher._live.get(1).used_ns -= 10**9  # type: ignore[union-attr]
+    job.started_ns -= 10**12
+    clients.batcher._live.get(1).used_ns -= 10**12  # type: ignore[union-attr]
+    clients.batcher._expire()
+    instance.finish()
     clients.batcher._expire()
     clients.submit("a2", 1)
-    instance.finish()
-
-
-async def test_starting_again_in_the_middle_goes_on_in_the_same_place() -> None:
-    instance = HeldInstance()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
-    for name in ("a1", "a2"):
-        clients.submit(name, 1, START)
-        await turns()
-        instance.finish()
-    assert instance.ids == [["a1"], ["a2"]]
 
 
 async def test_a_cancelled_request_ends_its_sequence() -> None:
@@ -216,32 +158,6 @@ async def test_a_cancelled_request_ends_its_sequence() -> None:
     clients.submit("new", 1, START)
     await turns()
     assert instance.ids == [["a1"], ["new"]]
-
-
-async def test_a_sequence_that_lost_a_request_gives_its_place_to_the_next() -> None:
-    instance = HeldInstance()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
-    clients.submit("a1", 1, START)
-    clients.submit("b1", 2, START)
-    await turns()
-    clients.submit("a2", 1).cancel()
-    await turns()
-    assert instance.ids == [["a1"]]
-    instance.finish()
-    await turns()
-    assert instance.ids == [["a1"], ["b1"]]
-
-
-async def test_one_cancelled_while_it_runs_does_not() -> None:
-    instance = HeldInstance()
-    clients = Clients(sequences(), instance)
-    first = clients.submit("a1", 1, START)
-    await turns()
-    first.cancel()
-    clients.submit("a2", 1)
-    instance.finish()
-    await turns()
-    assert instance.ids == [["a1"], ["a2"]]
 
 
 @pytest.mark.parametrize(
@@ -320,7 +236,7 @@ class Summing(Instance):
         pass
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(4))
 async def test_many_sequences_at_once_each_get_their_own_sums(seed: int) -> None:
     chance = random.Random(seed)
     strategy = chance.choice(("oldest { max_candidate_sequences: 2 }", "direct { }"))

@@ -120,7 +120,7 @@ class Client:
 @pytest.mark.parametrize("strategy", ["direct { }", "oldest { max_candidate_sequences: 3 }"])
 @pytest.mark.parametrize("state", ["", STATE])
 @pytest.mark.parametrize("death_rate", [0.0, 0.03])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))])
 async def test_no_request_runs_on_a_state_that_is_not_its_own(
     strategy: str, state: str, death_rate: float, seed: int
 ) -> None:
@@ -128,7 +128,7 @@ async def test_no_request_runs_on_a_state_that_is_not_its_own(
     instances = [Strict(f"sums_{number}", chance, death_rate) for number in range(2)]
     clients = Clients(sequences(f"{strategy} {state}"), *instances)
     each = [Client(clients, number, chance) for number in range(1, 16)]
-    for _ in range(1500):
+    for _ in range(1000):
         chance.choice(each).send()
         if chance.random() < 0.5:
             await asyncio.sleep(0)

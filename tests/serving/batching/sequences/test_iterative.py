@@ -80,15 +80,6 @@ async def test_requests_that_arrive_meanwhile_share_its_batches() -> None:
     assert clients.answered == ["b", "a"]
 
 
-async def test_a_place_goes_to_the_next_request_when_one_has_finished() -> None:
-    model = CountDown()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 1 } iterative_sequence: true"), model.instance)
-    for name in ("a", "b", "c"):
-        clients.submit(name, 0, value=2)
-    await done(clients)
-    assert [key for ((key, _),) in model.runs] == [1, 1, 2, 2, 3, 3]
-
-
 async def test_a_streams_responses_come_between_its_runs() -> None:
     model = CountDown(streams=True)
     clients = Clients(ITERATIVE, model.instance, base=STREAMING)

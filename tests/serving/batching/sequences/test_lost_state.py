@@ -4,7 +4,7 @@ import pytest
 
 from serving.job import InferJob
 from sluice.errors import ErrorCode
-from tests.serving.batching.parts import turns
+from tests.serving.batching.parts import Script, turns
 from tests.serving.batching.sequences.parts import END, START, Clients, Process, control, sequences
 from tests.waiting import until
 
@@ -42,20 +42,28 @@ async def test_what_follows_a_crash_is_refused_until_it_begins_anew(strategy: st
     assert clients.model.num_in_flight == 0
 
 
-@pytest.mark.parametrize("strategy", [sequences(), DIRECT])
-@pytest.mark.parametrize("is_back", [False, True])
-async def test_a_crash_between_requests_is_noticed(strategy: str, is_back: bool) -> None:
+TWO = sequences("oldest { max_candidate_sequences: 2 }")
+CRASHES: dict[str, tuple[str, str, str, str]] = {
+    "a crash between requests": (sequences(), "a1+ | .0 x0 a2 |", "a1", "a2"),
+    "a crash between requests, on a row": (DIRECT, "a1+ | .0 x0 a2 |", "a1", "a2"),
+    "the next process does not know it": (sequences(), "a1+ | .0 x0 +0 a2 |", "a1", "a2"),
+    "the next process does not know its row": (DIRECT, "a1+ | .0 x0 +0 a2 |", "a1", "a2"),
+    "what was queued behind a batch": (TWO, "a1+ | .0 b1+ | a2 c1+ | x0 | +0 | .0", "a1 b1 c1", "a2"),
+    "fillers take the rows of the lost": (DIRECT, "a1+ b1+ | .0 a2 b2+ x0 +0 |", "a1b1 --b2", "a2"),
+    "a new start in the line is not lost": (sequences(), "a1+ | a2 a3+ a4- x0 +0 | .0 | .0", "a1 a3 a4", "a2"),
+    "one that begins while there is no process runs on the next": (sequences(), "x0 a1+ | +0 .0 a2 | .0", "a1 a2", ""),
+}
+
+
+@pytest.mark.parametrize("case", CRASHES)
+async def test_what_a_crash_takes_along(case: str) -> None:
+    extra, words, expected, lost = CRASHES[case]
     instance = Process()
-    clients = Clients(strategy, instance)
-    clients.submit("a1", 1, START)
-    await run(instance)
-    instance.die()
-    if is_back:
-        instance.come_back()
-    clients.submit("a2", 1)
-    assert clients.errors["a2"].message == LOST
-    assert clients.lost(1) == LOST
-    assert len(instance.batches) == 1
+    clients = Clients(extra, instance)
+    assert await Script([instance], clients.submit_word).play(words) == expected
+    assert [name for name, error in clients.errors.items() if error.message == LOST] == lost.split()
+    assert all(error.message in (LOST, "not healthy") for error in clients.errors.values())
+    await clients.model.close()
 
 
 async def test_a_crash_under_one_sequence_is_one_for_all_on_the_instance() -> None:
@@ -71,77 +79,6 @@ async def test_a_crash_under_one_sequence_is_one_for_all_on_the_instance() -> No
     assert clients.errors["b2"].message == "not healthy"
     clients.submit("a2", 1)
     assert clients.errors["a2"].message == LOST
-
-
-async def test_what_was_queued_behind_a_batch_does_not_run_on_a_new_process() -> None:
-    instance = Process()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 2 }"), instance)
-    clients.submit("a1", 1, START)
-    await run(instance)
-    clients.submit("b1", 2, START)
-    await until(lambda: instance.is_running)
-    clients.submit("a2", 1)
-    clients.submit("c1", 3, START)
-    await turns()
-    instance.die()
-    await until(lambda: "a2" in clients.errors)
-    assert clients.errors["a2"].message == LOST
-    instance.come_back()
-    assert [job.request.id for job in await run(instance)] == ["c1"]
-
-
-async def test_fillers_take_the_rows_of_the_lost() -> None:
-    instance = Process()
-    clients = Clients(DIRECT, instance)
-    clients.submit("a1", 1, START)
-    clients.submit("b1", 2, START)
-    await run(instance)
-    clients.submit("a2", 1)
-    clients.submit("b2", 2, START)
-    instance.die()
-    instance.come_back()
-    await until(lambda: instance.is_running)
-    assert clients.errors["a2"].message == LOST
-    filler, begun = instance.batches[-1]
-    assert (control(filler, "READY"), begun.request.id) == (False, "b2")
-    instance.finish()
-
-
-async def test_one_that_begins_while_there_is_no_process_runs_on_the_next() -> None:
-    instance = Process()
-    clients = Clients(sequences(), instance)
-    instance.die()
-    clients.submit("a1", 1, START)
-    await until(lambda: instance.is_running)  # which the instance holds until it is back
-    instance.come_back()
-    instance.finish()
-    clients.submit("a2", 1)
-    assert [job.request.id for job in await run(instance)] == ["a2"]
-
-
-async def test_a_new_start_in_the_line_is_not_lost() -> None:
-    instance = Process()
-    clients = Clients(sequences(), instance)
-    clients.submit("a1", 1, START)
-    await until(lambda: instance.is_running)
-    for name, flags in (("a2", END & START), ("new", START), ("new 2", END)):
-        clients.submit(name, 1, flags)
-    instance.die()
-    instance.come_back()
-    assert set(clients.errors) == {"a1", "a2"}
-    assert [job.request.id for job in await run(instance)] == ["new"]
-    assert [job.request.id for job in await run(instance)] == ["new 2"]
-
-
-async def test_the_place_of_a_lost_sequence_is_free() -> None:
-    instance = Process()
-    clients = Clients(sequences("oldest { max_candidate_sequences: 1 }"), instance)
-    clients.submit("a1", 1, START)
-    clients.submit("b1", 2, START)
-    await until(lambda: instance.is_running)
-    instance.die()
-    instance.come_back()
-    assert [job.request.id for job in await run(instance)] == ["b1"]
 
 
 async def test_a_lost_sequence_is_remembered_no_longer_than_an_idle_one() -> None:

@@ -12,7 +12,7 @@ from serving.request import InferRequest, InferResponse
 from serving.spec import ModelSource
 from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.batching.parts import HeldInstance, config_of, turns
+from tests.serving.batching.parts import config_of
 from tests.serving.batching.sequences.parts import CONFIG, CONTROLS, END, NONE, START, Clients, Computed, control
 from tests.waiting import until
 
@@ -83,13 +83,6 @@ async def test_clients_neither_send_states_nor_ask_for_them() -> None:
         clients.model.submit(InferRequest(tensors, correlation_id=1, sequence=START), clients.receive)
 
 
-async def test_a_start_begins_with_the_initial_state_again() -> None:
-    clients = Clients(with_state(), Computed(adds))
-    await run(clients, "a1", 1, START, 5)
-    await run(clients, "a2", 1, START, 7)
-    assert clients.value("a2") == 7
-
-
 async def test_a_failed_request_changes_no_state() -> None:
     clients = Clients(with_state(), Computed(adds))
     await run(clients, "a1", 1, START, 5)
@@ -118,16 +111,6 @@ async def test_a_stream_that_fails_changes_no_state_and_one_that_ends_well_does(
     assert clients.answered == ["a1", "a1", "a2", "a2", "a3", "a3", "a4", "a4"]
     assert set(clients.errors) == {"a2"}
     assert totals == [5, 104, 11, 11]
-
-
-async def test_a_request_cancelled_while_it_runs_ends_its_sequence() -> None:
-    instance = HeldInstance()
-    clients = Clients(with_state(), instance)
-    job = clients.submit("a1", 1, START)
-    await until(lambda: instance.is_running)
-    job.cancel()
-    instance.finish()
-    assert "must specify the START flag" in clients.refusal(1)
 
 
 async def test_the_state_is_not_the_memory_that_the_backend_gave() -> None:
@@ -192,28 +175,24 @@ def initial(rest: str, data_type: str = "INT32", dims: str = "2, 3") -> str:
     return f'initial_state {{ name: "i" data_type: TYPE_{data_type} dims: [ {dims} ] {rest} }}'
 
 
-def loaded(text: str, folder: Path = Path("/nowhere")) -> Tensor:
-    return read_initial_states(source(text, folder))["S"]
-
-
-def test_without_an_initial_state_it_is_zeros_and_sizes_left_open_are_one() -> None:
-    assert loaded(state("")).array.tolist() == [[[0], [0]]]
-    assert loaded(state("", "STRING")).array.tolist() == [[[b""], [b""]]]
-
-
-def test_zeros_of_the_shape_that_is_given() -> None:
-    assert loaded(state(initial("zero_data: true"))).array.tolist() == [[[0, 0, 0], [0, 0, 0]]]
-
-
-def test_data_of_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        pytest.param(state(""), [[[0], [0]]], id="without an initial state it is zeros, and sizes left open are one"),
+        pytest.param(state("", "STRING"), [[[b""], [b""]]], id="texts are empty"),
+        pytest.param(state(initial("zero_data: true")), [[[0, 0, 0], [0, 0, 0]]], id="zeros of the shape given"),
+        pytest.param(state(initial('data_file: "numbers"')), [[[0, 1, 2], [3, 4, 5]]], id="numbers of a longer file"),
+        pytest.param(
+            state(initial('data_file: "texts"', "STRING", "2, 1"), "STRING"), [[[b"a"], [b"bc"]]], id="texts of a file"
+        ),
+    ],
+)
+def test_what_a_state_begins_with(tmp_path: Path, text: str, expected: object) -> None:
     folder = tmp_path / "initial_state"
     folder.mkdir()
     (folder / "numbers").write_bytes(struct.pack("<7i", *range(7)))
-    given = loaded(state(initial('data_file: "numbers"')), tmp_path)
-    assert given.array.tolist() == [[[0, 1, 2], [3, 4, 5]]]
     (folder / "texts").write_bytes(b"\1\0\0\0a\2\0\0\0bc")
-    given = loaded(state(initial('data_file: "texts"', "STRING", "2, 1"), "STRING"), tmp_path)
-    assert given.array.tolist() == [[[b"a"], [b"bc"]]]
+    assert read_initial_states(source(text, tmp_path))["S"].array.tolist() == expected
 
 
 async def test_sequences_begin_with_the_data_of_a_file(tmp_path: Path) -> None:
@@ -267,12 +246,3 @@ def test_a_file_that_is_missing_too_short_or_broken(tmp_path: Path) -> None:
     ):
         with pytest.raises(SluiceError, match=words):
             read_initial_states(source(state(initial(f'data_file: "{name}"', data_type), data_type), tmp_path))
-
-
-async def test_a_request_in_the_line_gets_the_state_of_the_one_before_it() -> None:
-    clients = Clients(with_state(), Computed(adds))
-    for number in range(1, 6):
-        clients.submit(f"a{number}", 1, START if number == 1 else NONE, value=number)
-    await until(lambda: clients.model.num_in_flight == 0)
-    assert [clients.value(f"a{number}") for number in range(1, 6)] == [1, 3, 6, 10, 15]
-    await turns()

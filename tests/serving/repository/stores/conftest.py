@@ -50,6 +50,6 @@ def memory() -> Bucket:
 
 @pytest.fixture(params=[pytest.param("s3", marks=pytest.mark.slow), "memory"])
 def bucket(request: pytest.FixtureRequest) -> Bucket:
-    """Each kind of store in turn."""
+    """Each kind of store in turn, for what the store itself decides. Other tests have the one in memory."""
     found: Bucket = request.getfixturevalue(request.param)
     return found

@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,9 +40,9 @@ def transfers(bucket: Bucket, folder: Path, num: int) -> list[Transfer]:
     return [Transfer(f"{bucket.path}/m/{index}", index, folder / str(index)) for index in range(num)]
 
 
-def test_objects_come_side_by_side(bucket: Bucket, tmp_path: Path) -> None:
-    filesystem = HookedFilesystem(bucket.filesystem)
-    wanted = transfers(bucket, tmp_path, 4)
+def test_objects_come_side_by_side(memory: Bucket, tmp_path: Path) -> None:
+    filesystem = HookedFilesystem(memory.filesystem)
+    wanted = transfers(memory, tmp_path, 4)
     together = threading.Barrier(4, timeout=PATIENCE_S)
     filesystem.before_get = lambda path: (together.wait(), None)[1]
     downloads = Downloads(filesystem)
@@ -92,11 +91,4 @@ def test_the_end_of_the_server_ends_a_download(memory: Bucket, tmp_path: Path) -
     assert isinstance(error, StoreFailure)
     with pytest.raises(StoreFailure, match="shutting down"):
         downloads.rest(60)
-    downloads.close()
-
-
-def test_nothing_to_download(memory: Bucket) -> None:
-    downloads = Downloads(memory.filesystem)
-    nothing: Any = downloads.run("m", [])
-    assert nothing == ([], None)
     downloads.close()

@@ -58,16 +58,16 @@ async def test_loads_what_lies_there(bucket: Bucket) -> None:
     assert not bench.stamp.open_models
 
 
-async def test_explicit_loads_see_what_is_new(bucket: Bucket) -> None:
-    bench = StoreBench(bucket.url)
-    bucket.put_model("a", 1)
+async def test_explicit_loads_see_what_is_new(memory: Bucket) -> None:
+    bench = StoreBench(memory.url)
+    memory.put_model("a", 1)
     repository = bench.repository()
     await repository.start()
     assert rows(repository) == {("a", 0): (None, "")}
     await repository.load("a")
     first = repository.find("a")
-    bucket.put("a/2/stamp.txt", 22)
-    bucket.put("new/config.pbtxt", "nothing yet")
+    memory.put("a/2/stamp.txt", 22)
+    memory.put("new/config.pbtxt", "nothing yet")
     await repository.load("a")
     assert await ask(repository, "a") == 22
     await repository.load("a")
@@ -101,10 +101,10 @@ async def test_polls_follow_the_store(bucket: Bucket) -> None:
     assert not bench.stamp.open_models
 
 
-async def test_what_is_being_uploaded_is_not_served(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_being_uploaded_is_not_served(memory: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """An upload of one object between every two scans: the model is not touched before the last one has come."""
-    bucket.put_model("other", 1)
-    bench = StoreBench(bucket.url)
+    memory.put_model("other", 1)
+    bench = StoreBench(memory.url)
     repository = await polling(bench)
     scan, pieces = Roots.scan, iter(["config.pbtxt", "1/a.bin", "1/b.bin", "1/stamp.txt", "labels.txt"])
     content = {"config.pbtxt": ALL_VERSIONS, "1/stamp.txt": "7"}
@@ -113,7 +113,7 @@ async def test_what_is_being_uploaded_is_not_served(bucket: Bucket, monkeypatch:
     def upload_and_scan(roots: Roots) -> Any:
         piece = next(pieces, None)
         if piece is not None:
-            bucket.put(f"a/{piece}", content.get(piece, "x"))
+            memory.put(f"a/{piece}", content.get(piece, "x"))
             uploaded.append(piece)
         assert piece is None or "a" not in stamps(repository)
         return scan(roots)
@@ -126,10 +126,18 @@ async def test_what_is_being_uploaded_is_not_served(bucket: Bucket, monkeypatch:
     await repository.close()
 
 
-@pytest.mark.parametrize("mode", [ControlMode.EXPLICIT, ControlMode.POLL])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        pytest.param("s3", ControlMode.EXPLICIT, marks=pytest.mark.slow),
+        ("memory", ControlMode.EXPLICIT),
+        ("memory", ControlMode.POLL),
+    ],
+)
 async def test_objects_that_change_while_they_are_read(
-    bucket: Bucket, hooked: list[HookedFilesystem], mode: ControlMode
+    request: pytest.FixtureRequest, hooked: list[HookedFilesystem], kind: str, mode: ControlMode
 ) -> None:
+    bucket: Bucket = request.getfixturevalue(kind)
     bucket.put_model("a", 1)
     bench = StoreBench(bucket.url)
     repository = bench.repository(mode)
@@ -159,11 +167,11 @@ async def test_objects_that_change_while_they_are_read(
     await repository.close()
 
 
-async def test_an_object_added_after_the_listing_is_a_change(bucket: Bucket, hooked: list[HookedFilesystem]) -> None:
-    bucket.put_model("a", 1)
-    repository = StoreBench(bucket.url).repository()
+async def test_an_object_added_after_the_listing_is_a_change(memory: Bucket, hooked: list[HookedFilesystem]) -> None:
+    memory.put_model("a", 1)
+    repository = StoreBench(memory.url).repository()
     await repository.start()
-    hooked[-1].before_get = lambda path: bucket.put("a/labels.txt", "more")
+    hooked[-1].before_get = lambda path: memory.put("a/labels.txt", "more")
     error = await failure(repository.load("a"))
     assert "changed while they were read: labels.txt" in error.message
     hooked[-1].before_get = lambda path: None
@@ -171,10 +179,10 @@ async def test_an_object_added_after_the_listing_is_a_change(bucket: Bucket, hoo
     await repository.close()
 
 
-async def test_a_download_that_fails_harms_no_other_model(bucket: Bucket, hooked: list[HookedFilesystem]) -> None:
-    bucket.put_model("a", 1)
-    bucket.put_model("b", 2)
-    bench = StoreBench(bucket.url)
+async def test_a_download_that_fails_harms_no_other_model(memory: Bucket, hooked: list[HookedFilesystem]) -> None:
+    memory.put_model("a", 1)
+    memory.put_model("b", 2)
+    bench = StoreBench(memory.url)
     repository = bench.repository(ControlMode.POLL)
     await repository.start()
     is_failing = threading.Event()
@@ -185,8 +193,8 @@ async def test_a_download_that_fails_harms_no_other_model(bucket: Bucket, hooked
             raise ConnectionResetError("the network is away")
 
     hooked[-1].before_get = fail
-    bucket.put("a/1/stamp.txt", 11)
-    bucket.put("b/1/stamp.txt", 22)
+    memory.put("a/1/stamp.txt", 11)
+    memory.put("b/1/stamp.txt", 22)
     await until(lambda: stamps(repository) == {"a": [1], "b": [22]})
     await until(lambda: any("the network is away" in note for note in bench.notes))
     assert await ask(repository, "a") == 1
@@ -196,10 +204,10 @@ async def test_a_download_that_fails_harms_no_other_model(bucket: Bucket, hooked
 
 
 async def test_a_model_that_never_came_is_listed_with_the_reason(
-    bucket: Bucket, hooked: list[HookedFilesystem]
+    memory: Bucket, hooked: list[HookedFilesystem]
 ) -> None:
-    bucket.put_model("a", 1)
-    bench = StoreBench(bucket.url)
+    memory.put_model("a", 1)
+    bench = StoreBench(memory.url)
     repository = bench.repository()
     await repository.start()
 
@@ -212,7 +220,7 @@ async def test_a_model_that_never_came_is_listed_with_the_reason(
     state, reason = rows(repository)["a", 1]
     assert state is ModelState.UNAVAILABLE
     assert "the network is away" in reason
-    assert bucket.url in reason
+    assert memory.url in reason
     assert repository.num_failed_loads == {"a": 1}
     await repository.close()
 
@@ -233,11 +241,11 @@ async def test_an_object_shorter_than_listed_is_not_served(memory: Bucket, hooke
 
 
 async def test_a_store_that_goes_away_keeps_what_is_served(
-    bucket: Bucket, hooked: list[HookedFilesystem], root: Path
+    memory: Bucket, hooked: list[HookedFilesystem], root: Path
 ) -> None:
-    bucket.put_model("a", 1)
+    memory.put_model("a", 1)
     write_model(root, "local", 5)
-    bench = StoreBench(bucket.url, root)
+    bench = StoreBench(memory.url, root)
     repository = await polling(bench)
     is_away = threading.Event()
     is_away.set()
@@ -255,7 +263,7 @@ async def test_a_store_that_goes_away_keeps_what_is_served(
     await repository.refresh()
     assert rows(repository)["a", 1] == READY
     assert sum("no answer" in note for note in bench.notes) == 1
-    bucket.put("a/1/stamp.txt", 9)
+    memory.put("a/1/stamp.txt", 9)
     is_away.clear()
     await until(lambda: stamps(repository)["a"] == [9])
     assert any("can be read again" in note for note in bench.notes)
@@ -397,16 +405,16 @@ async def test_a_temporary_cache_goes(memory: Bucket, monkeypatch: pytest.Monkey
     assert not glob(f"{tmp_path}/sluice-run-*/*")
 
 
-async def test_requests_under_way_keep_their_files(bucket: Bucket) -> None:
-    bucket.put_model("a", 1)
-    repository = StoreBench(bucket.url).repository()
+async def test_requests_under_way_keep_their_files(memory: Bucket) -> None:
+    memory.put_model("a", 1)
+    repository = StoreBench(memory.url).repository()
     await repository.start()
     await repository.load("a")
     old = repository.find("a")
     old.gate.clear()  # type: ignore[attr-defined]
     answer = asyncio.ensure_future(ask(repository, "a"))
     await until(lambda: old.num_in_flight == 1)
-    bucket.put("a/1/stamp.txt", 2)
+    memory.put("a/1/stamp.txt", 2)
     await repository.load("a")
     file: Path = old.source.model_file  # type: ignore[attr-defined]
     assert await ask(repository, "a") == 2
@@ -437,14 +445,6 @@ async def test_closing_ends_a_download(memory: Bucket, hooked: list[HookedFilesy
     assert isinstance((await asyncio.gather(loading, return_exceptions=True))[0], BaseException)
 
 
-async def test_local_files_by_url(root: Path) -> None:
-    write_model(root, "a", 6)
-    repository = StoreBench(f"file://{root}").repository(ControlMode.NONE)
-    await repository.start()
-    assert repository.find("a").source.folder == root / "a"  # type: ignore[attr-defined]
-    await repository.close()
-
-
 async def test_names_that_lead_out_of_the_cache(s3: Bucket) -> None:
     s3.put_model("a", 1)
     bucket, _, prefix = s3.path.partition("/")
@@ -453,15 +453,6 @@ async def test_names_that_lead_out_of_the_cache(s3: Bucket) -> None:
     await repository.start()
     assert "is not a path inside a model's folder" in (await failure(repository.load("evil"))).message
     await repository.load("a")
-    await repository.close()
-
-
-async def test_retries_of_names_no_store_has(memory: Bucket) -> None:
-    memory.put_model("a", 1)
-    repository = StoreBench(memory.url).repository()
-    await repository.start()
-    for name in ("..a", ".hidden"):
-        assert (await failure(repository.load(name))).code is ErrorCode.INTERNAL
     await repository.close()
 
 
