@@ -99,12 +99,6 @@ def test_a_model_that_is_no_pipeline(rag: RagServer, sluice: Sluice, capsys: pyt
     assert "those that do: rag_pipeline" in capsys.readouterr().err
 
 
-def test_no_server(sluice: Sluice, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sluice("query", "how?", "--url", "http://127.0.0.1:9/") == 1
-    expected = "sluice rag query: error: no server listens at http://127.0.0.1:9; start one with: sluice serve\n"
-    assert capsys.readouterr().err == expected
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -129,6 +129,9 @@ def test_a_refusal_has_the_protocol_s_own_shape(noted: tuple[Answering, Notes], 
     assert answer.json()["error"]["message"] == "too many"
     call = notes.take()
     assert (call.status, call.generated_tokens) == (429, 0)
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+    assert served.client.post("/v1/messages", json=chat).json()["error"]["type"] == "rate_limit_error"
+    assert notes.take().status == 429
     assert served.generate(V2)[0] == 429
     assert notes.take().status == 429
     assert served.model_infer(infer_request()) == b"RESOURCE_EXHAUSTED: too many"

@@ -1,6 +1,5 @@
 """Keys and their stores: one contract over SQLite and Redis."""
 
-import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
@@ -100,14 +99,6 @@ async def test_names_are_unique_among_keys_that_are_not_revoked(stores: tuple[Ke
         await stores[0].change("ci", revoke_key)
     await stores[1].add(second)
     assert [each.is_active for each in await stores[0].load()] == [False, True]
-
-
-async def test_every_key_is_found(stores: tuple[KeyStore, KeyStore]) -> None:
-    news = [make_key(Identity(name=f"key-{number}")) for number in range(40)]
-    await asyncio.gather(*(stores[number % 2].add(each.stored) for number, each in enumerate(news)))
-    ring = KeyRing(stores[1])
-    await ring.refresh()
-    assert [ring.find(each.text.encode()) for each in news] == [each.stored.identity for each in news]
 
 
 async def test_a_store_that_is_away_leaves_the_known_keys_in_force(tmp_path: Path) -> None:

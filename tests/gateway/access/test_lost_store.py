@@ -1,7 +1,7 @@
 """A server whose key store is lost lets nobody in, and says so at its start."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gateway.access.control import AccessControl, Credentials
-from gateway.access.identity import Identity
+from gateway.access.identity import Identity, RouteGroup
 from gateway.access.keys import StoredKey, make_key, revoke_key
 from gateway.access.redis_store import RedisKeys
 from gateway.access.store import SqliteKeys
@@ -86,9 +86,10 @@ def revoke_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("lose", [delete, truncate, delete_rows, revoke_all])
-async def test_a_store_that_lost_its_keys_before_the_start_lets_nobody_in(tmp_path: Path, lose: object) -> None:
-    path = await make_keys(tmp_path)
-    lose(path)  # type: ignore[operator]
+async def test_a_store_that_lost_its_keys_before_the_start_lets_nobody_in(
+    tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    lose(await make_keys(tmp_path))
     async with started(tmp_path) as access:
         assert not await lets_strangers_in(access)
 
@@ -132,48 +133,54 @@ async def test_a_redis_is_named_without_its_password() -> None:
     await store.close()
 
 
-async def report(folder: Path, caplog: pytest.LogCaptureFixture, access: AccessOptions | None = None) -> list[str]:
-    caplog.clear()
+async def nothing(folder: Path) -> None: ...
+
+
+async def two_keys(folder: Path) -> None:
+    await make_keys(folder, *(make_key(Identity(name=each)).stored for each in "ab"))
+
+
+async def lost_keys(folder: Path) -> None:
+    delete(await make_keys(folder))
+
+
+async def an_administrator_of_an_older_version(folder: Path) -> None:
+    named = make_key(Identity(name="boss", groups=frozenset({RouteGroup.ADMIN}))).stored
+    await make_keys(folder, stored_before_groups_were_written("old"), named)
+
+
+AWAY = AccessOptions(keys_store="redis://127.0.0.1:1/0")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "access", "said"),
+    [
+        (nothing, None, ["keys are off: nobody is asked for one;", "({}/keys.sqlite)"]),
+        (two_keys, None, ["keys are on: 2 of 2 keys in {}/keys.sqlite are active"]),
+        (lost_keys, None, ["keys are on: 0 of 0 keys in", "so every request is refused", "delete the store and"]),
+        (
+            an_administrator_of_an_older_version,
+            None,
+            ["admin rights without being told, as older versions made them: 1 (old)."],
+        ),
+        (nothing, AWAY, ["keys are on, and those of redis://127.0.0.1:1/0 cannot be read"]),
+    ],
+    ids=["never any", "two", "lost", "an administrator that nobody named", "away"],
+)
+async def test_the_start_says_how_keys_are(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    prepare: Callable[[Path], Awaitable[None]],
+    access: AccessOptions | None,
+    said: list[str],
+) -> None:
+    await prepare(tmp_path)
     with caplog.at_level(logging.INFO):
-        async with started(folder, access) as control:
+        async with started(tmp_path, access) as control:
+            caplog.clear()
             report_access(control)
-    return [each.getMessage() for each in caplog.records]
-
-
-async def test_the_start_says_that_keys_are_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    [line] = await report(tmp_path, caplog)
-    assert line.startswith("keys are off: nobody is asked for one;") and f"({tmp_path}/keys.sqlite)" in line
-
-
-async def test_the_start_says_where_the_keys_are_and_how_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    await make_keys(tmp_path, *(make_key(Identity(name=each)).stored for each in "ab"))
-    assert await report(tmp_path, caplog) == [f"keys are on: 2 of 2 keys in {tmp_path}/keys.sqlite are active"]
-
-
-async def test_the_start_says_how_a_server_without_a_key_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    delete(await make_keys(tmp_path))
-    [line] = await report(tmp_path, caplog)
-    assert line.startswith(
-        f"keys are on: 0 of 0 keys in {tmp_path}/keys.sqlite are active, so every request is refused"
-    )
-    assert "delete the store and the file *.required" in line
-
-
-async def test_the_start_warns_of_administrators_that_nobody_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    named = make_key(Identity(name="boss", groups=frozenset({"admin"}))).stored  # type: ignore[arg-type]
-    await make_keys(tmp_path, stored_before_groups_were_written("old"), named)
-    line = (await report(tmp_path, caplog))[1]
-    assert "admin rights without being told, as older versions made them: 1 (old)." in line
-
-
-async def test_keys_that_cannot_be_read_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    place = AccessOptions(keys_store="redis://127.0.0.1:1/0")
-    lines = await report(tmp_path, caplog, place)
-    assert lines[-1].startswith("keys are on, and those of redis://127.0.0.1:1/0 cannot be read")
+    last = caplog.records[-1].getMessage()
+    assert all(each.format(tmp_path) in last for each in said), last
 
 
 def test_a_server_that_could_let_nobody_in_does_not_start() -> None:

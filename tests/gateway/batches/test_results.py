@@ -38,6 +38,7 @@ async def test_a_line_without_its_end_is_written_again(tmp_path: Path) -> None:
         await again.open()
         num_whole = whole[:length].count(b"\n")
         assert again.counts == ResultCounts(num_whole, 1) and len(again.finished) == num_whole + 1
+        assert (tmp_path / "output").read_bytes() == b"".join(whole.splitlines(keepends=True)[:num_whole])
         await again.add(*(answered(f"r{i}") for i in range(20) if f"r{i}" not in again.finished))
         await again.close()
         ids = [json.loads(line)["custom_id"] for line in (tmp_path / "output").read_text().splitlines()]

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from gateway.batches.places import Capacity, PlaceKeeper
 from gateway.batches.records import BATCH_PURPOSE, Batch, BatchStatus, FileRecord
 from gateway.batches.store import StateStore
 from gateway.batches.worker import BatchWorker
-from tests.waiting import PATIENCE_S
+from tests.waiting import until
 
 NUM_REQUESTS = 5
 
@@ -74,10 +75,12 @@ async def begin(store: StateStore) -> Batch:
 
 
 async def wait(store: StateStore, is_reached: Callable[[Batch], bool]) -> Batch:
-    async with asyncio.timeout(PATIENCE_S):
-        while not is_reached(batch := await store.batch("o", "batch_1")):
-            await asyncio.sleep(0)
-    return batch
+    async def reached() -> Batch | None:
+        batch = await store.batch("o", "batch_1")
+        return batch if is_reached(batch) else None
+
+    found: Batch = await until(reached)
+    return found
 
 
 async def test_the_second_server_goes_on_where_the_first_one_ended(
@@ -108,7 +111,14 @@ async def test_a_clock_that_jumps_past_its_end_does_not_end_a_batch(
     server.worker.start()
     batch = await wait(server.store, lambda batch: batch.counts.completed == 2)
     monkeypatch.setattr(worker, "time", SimpleNamespace(time=lambda: batch.expires_at + 1.0))
-    await asyncio.sleep(10 * worker.REPORT_S)
+    change, reports = server.store.change, list[Batch]()
+
+    async def report(*arguments: Any, **named: Any) -> Batch:
+        reports.append(await change(*arguments, **named))
+        return reports[-1]
+
+    monkeypatch.setattr(server.store, "change", report)
+    await until(lambda: len(reports) >= 3)
     server.released.set()
     done = await wait(server.store, lambda batch: batch.status not in (BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING))
     assert (done.status, done.counts.completed) == (BatchStatus.COMPLETED, NUM_REQUESTS)

@@ -13,7 +13,6 @@ from gateway.access.identity import Identity, RouteGroup
 from gateway.calls import Call
 from gateway.ledger import ledger as module
 from gateway.ledger.ledger import CallLedger
-from gateway.ledger.opening import open_ledger
 from gateway.ledger.prices import ModelPrices, PriceTable, read_prices
 from gateway.ledger.rows import LedgerRow, today
 from gateway.ledger.sqlite import SqliteLedger
@@ -21,11 +20,11 @@ from gateway.ledger.store import LedgerBatch
 from sluice.errors import ErrorCode, SluiceError
 from tests.engine.fake_runner import EchoRunner
 from tests.engine.in_process_client import InProcessEngineClient
-from tests.gateway.access.test_calls import OPENAI, V2, infer_request
+from tests.gateway.access.test_calls import OPENAI, infer_request
 from tests.gateway.answering import MODEL, Answering, answering
 from tests.gateway.ledger.test_stores import read_all
 from tests.paths import RILL_TOKENIZER
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 WHO = Identity(key_id="k1", name="ci", tenant="team")
 PRICES = PriceTable({"rill:*": ModelPrices(prompt=9.0), "rill": ModelPrices(2.0, 5.0, 0.5), "*": ModelPrices(1.0)})
@@ -186,38 +185,31 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Answering
         yield served, path
 
 
-async def test_rows_of_every_protocol(served: tuple[Answering, Path]) -> None:
+async def test_rows_of_a_server_s_calls(served: tuple[Answering, Path]) -> None:
     server, path = served
     server.openai("/v1/completions", OPENAI)
-    server.openai("/v1/completions", {**OPENAI, "stream": True})
-    server.generate(V2)
     server.model_infer(infer_request())
-    server.model_stream_infer(infer_request())
     server.client.get(f"/v2/models/{MODEL}/config")
     server.client.post("/v1/completions", json={"model": "nope", "prompt": "a"})
     server.client.post("/v1/completions", json={"model": MODEL, "prompt": "a", "max_tokens": 10**9})
-    day = today()
-    other = SqliteLedger(path)
-    rows: list[LedgerRow] = []
-    async with asyncio.timeout(PATIENCE_S):
-        while len(rows) < 6:
-            rows = await read_all(other, day, day)
-            await asyncio.sleep(0.02)
+    day, other = today(), SqliteLedger(path)
+
+    async def are_all_there() -> list[LedgerRow]:
+        rows = await read_all(other, day, day)
+        return rows if len(rows) == 3 else []
+
+    rows: list[LedgerRow] = await until(are_all_there)
     await other.close()
     assert [(row.protocol, row.generated_tokens, row.finish, row.status) for row in rows] == [
         ("openai", 4, "length", 200),
-        ("openai", 4, "length", 200),
-        ("v2", 4, "length", 200),
-        ("grpc", 4, "length", 0),
         ("grpc", 4, "length", 0),
         ("openai", 0, "invalid", 400),
     ]
     assert all(row.model == MODEL and row.arrived_us <= row.ended_us for row in rows)
-    assert all(row.arrived_us < (row.first_token_us or 0) <= row.ended_us for row in rows[:5])
-    assert (
-        rows[0].price_micros
-        == (rows[0].prompt_tokens - rows[0].cached_tokens) * 2 + round(rows[0].cached_tokens * 0.5) + 4 * 5
-    )
+    assert all(row.arrived_us < (row.first_token_us or 0) <= row.ended_us for row in rows[:2])
+    first = rows[0]
+    cached = round(first.cached_tokens * 0.5)
+    assert first.price_micros == (first.prompt_tokens - first.cached_tokens) * 2 + cached + 4 * 5
 
 
 async def test_a_full_disk_holds_rows_back_and_loses_none(
@@ -241,26 +233,3 @@ async def test_a_full_disk_holds_rows_back_and_loses_none(
     assert len(await read_all(ledger.store, day, day)) == 3001
     assert metric(ledger, "dropped_rows") == 0
     await ledger.close()
-
-
-@pytest.mark.slow
-async def test_postgres_may_go_and_come_back(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    server = pytest.importorskip("tests.pipelines.rag.stores.postgres_fixture").shared_server()
-    monkeypatch.setattr(module, "FLUSH_S", 0.01)
-    database = server.create_database()
-    ledger = CallLedger(open_ledger(server.url(database)), PRICES)
-    ledger.end(ended_call(request_id="before"))
-    await ledger.flush()
-    server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS false")
-    server.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}'")
-    ledger.end(ended_call(request_id="away"))
-    await until(lambda: metric(ledger, "failing"))
-    ledger.end(ended_call(request_id="away too"))
-    server.execute(f"ALTER DATABASE {database} ALLOW_CONNECTIONS true")
-    await ledger.flush()
-    day = today()
-    assert [row.request_id for row in await read_all(ledger.store, day, day)] == ["before", "away", "away too"]
-    assert "is not available" in caplog.text
-    assert "s3cret" not in caplog.text
-    await ledger.close()
-    server.execute(f"DROP DATABASE {database}")

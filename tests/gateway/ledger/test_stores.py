@@ -1,7 +1,6 @@
 """Both stores of the ledger: each batch once, sums that equal the rows, and what queries return."""
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator
 from datetime import date, timedelta
 from itertools import count
@@ -15,7 +14,6 @@ from gateway.ledger.rows import DAY_US, LedgerRow, day_number, sum_days
 from gateway.ledger.sqlite import LEDGER_SCHEMA, SqliteLedger
 from gateway.ledger.store import LedgerBatch, LedgerStore, UsageQuery
 from pipelines.sqlite.connections import Schema
-from sluice.errors import SluiceError
 
 DAY = date(2026, 3, 1)
 _numbers = count()
@@ -114,16 +112,6 @@ async def test_writers_share_one_place(store: LedgerStore, tmp_path: Path) -> No
     assert (await store.sum_usage(UsageQuery(DAY, DAY, ())))[0][0] == 800
     for each in writers:
         await each.close()
-
-
-async def test_a_foreign_file_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "other.sqlite"
-    with sqlite3.connect(path) as other:
-        other.execute("CREATE TABLE t (x)")
-    ledger = SqliteLedger(path)
-    with pytest.raises(SluiceError, match="another program's database"):
-        await ledger.write(batch([row()]))
-    await ledger.close()
 
 
 async def test_a_file_from_before_routes_is_upgraded_and_keeps_its_rows(tmp_path: Path) -> None:

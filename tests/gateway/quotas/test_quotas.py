@@ -1,29 +1,24 @@
 """Limits as clients of every protocol meet them, on a real server."""
 
 import json
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
 import httpx
 import openai
 import pytest
 from prometheus_client import generate_latest
-from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from gateway.access.identity import QuotaLimits, RouteGroup
 from gateway.accounts import limit_use
-from gateway.grpc.server import GrpcServer
-from gateway.options.grpc import GrpcOptions
 from gateway.quotas.store import MemoryQuotas
 from tests.clock import ManualClock
 from tests.gateway.access.test_access import Keys
 from tests.gateway.http.live import MODEL, live_server
 from tests.gateway.quotas.test_account import START
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_for
 
 DEFAULTS = QuotaLimits(requests_per_minute=1000)
 BODY = {"model": MODEL, "prompt": [5, 6], "max_tokens": 8, "temperature": 0}
@@ -33,11 +28,10 @@ Header = dict[str, str]
 
 @dataclass(frozen=True)
 class Limited:
-    """A server with limits whose clock the tests set, and clients."""
+    """A server with limits whose clock the tests set."""
 
     keys: Keys
     clock: ManualClock[int]
-    stub: Any
 
     def make(self, **limits: Any) -> Header:
         """Return the header of a new key with these limits."""
@@ -59,15 +53,11 @@ def limited() -> Iterator[Limited]:
     with live_server() as live:
         clock = ManualClock(START)
 
-        async def start() -> tuple[GrpcServer, int]:
+        async def start() -> None:
             limit_use(live.service, MemoryQuotas(clock), DEFAULTS)
-            server = GrpcServer(live.service, GrpcOptions(port=0), "127.0.0.1")
-            return server, await server.start()
 
-        server, port = live.run(start())
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Limited(Keys(live), clock, service_pb2_grpc.GRPCInferenceServiceStub(channel))
-        live.run(server.stop(0))
+        live.run(start())
+        yield Limited(Keys(live), clock)
 
 
 def test_a_stock_client_is_refused_and_admitted_after_retry_after(limited: Limited) -> None:
@@ -109,37 +99,6 @@ def test_keys_without_limits_have_the_default_and_reading_costs_nothing(limited:
     assert limited.post(header).headers["x-ratelimit-remaining-requests"] == "999"
     assert not [name for name in limited.keys.live.get("/v1/models", headers=header).headers if "ratelimit" in name]
     assert limited.post(header).headers["x-ratelimit-remaining-requests"] == "998"
-
-
-V2 = {"text_input": "a b", "max_tokens": 4, "model": None, "prompt": None}
-
-
-def test_every_protocol_is_refused_in_its_own_shape(limited: Limited) -> None:
-    header = limited.make(requests_per_minute=1)
-    assert limited.post(header).status_code == 200
-    message = "is limited to 1 requests per minute; 1 asked, 0 left. Try again in 60 s"
-    v2 = limited.keys.live.post(f"/v2/models/{MODEL}/generate", V2, headers=header)
-    assert (v2.status_code, v2.headers["retry-after"]) == (429, "60")
-    assert message in v2.json()["error"]
-    chat = {"model": MODEL, "messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
-    anthropic = limited.keys.live.post("/v1/messages", chat, headers=header)
-    assert (anthropic.status_code, anthropic.json()["error"]["type"]) == (429, "rate_limit_error")
-    metadata = tuple(header.items())
-    with pytest.raises(grpc.RpcError) as refused:
-        limited.stub.ModelInfer(infer_request(), timeout=PATIENCE_S, metadata=metadata)
-    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert message in refused.value.details()
-    assert dict(refused.value.trailing_metadata())["grpc-retry-pushback-ms"] == "60000"
-    stream = limited.stub.ModelStreamInfer(iter([infer_request()] * 2), timeout=PATIENCE_S, metadata=metadata)
-    assert [message in answer.error_message for answer in stream] == [True, True]
-
-
-def infer_request() -> Any:
-    request = service_pb2.ModelInferRequest(model_name=MODEL)
-    for name, value in (("input_ids", [5]), ("input_lengths", [1]), ("request_output_len", [4])):
-        tensor = request.inputs.add(name=name, datatype="INT32", shape=[len(value)])
-        tensor.contents.int_contents.extend(value)
-    return request
 
 
 @pytest.mark.parametrize(
@@ -202,10 +161,7 @@ def test_tenants_are_set_over_the_admin_api(limited: Limited) -> None:
     wrong: dict[str, Any]
     for wrong, param in (
         ({"limits": {"tokens": 1}}, "limits"),
-        ({"limits": {"tokens_per_day": "many"}}, "limits.tokens_per_day"),
         ({"limits": {"tokens_per_day": -1}}, "limits.tokens_per_day"),
-        ({"limits": 5}, "limits"),
-        ({"limit": {}}, "limits"),
         ({"limits": {}, "limit": {}}, "body"),
     ):
         answer = live.request("PUT", "/v1/admin/tenants/lab", json=wrong, headers=admin)
@@ -223,8 +179,7 @@ def test_a_line_of_a_batch_that_never_fits_ends(limited: Limited) -> None:
     with openai.OpenAI(base_url=f"{limited.keys.live.url}/v1", api_key=key, max_retries=0) as client:
         file = client.files.create(file=("lines.jsonl", content), purpose="batch")
         batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-        while (batch := client.batches.retrieve(batch.id)).status != "completed":
-            time.sleep(0.05)
+        batch = wait_for(lambda: client.batches.retrieve(batch.id), lambda each: each.status == "completed")
         assert batch.request_counts is not None
         assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
         assert batch.error_file_id is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import pytest_asyncio
 from onnx import TensorProto, helper
 from tritonclient.grpc.model_config_pb2 import DataType, ModelConfig
 
@@ -23,7 +24,7 @@ from tests import paths
 from tests.pipelines.rag.bundled import copy_models, serving, write_config
 from tests.waiting import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 DATA = paths.DATA / "rag"
 SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
@@ -31,9 +32,10 @@ VECTORS = np.load(DATA / "sentence_vectors.npy").astype(np.float32)
 DIM = 4
 
 
-@pytest.fixture
-async def models(tmp_path: Path) -> AsyncIterator[ModelRepository]:
-    async with serving(copy_models(tmp_path)) as repository:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def models(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ModelRepository]:
+    """The bundled encoders, loaded once."""
+    async with serving(copy_models(tmp_path_factory.mktemp("models"))) as repository:
         yield repository
 
 
@@ -51,12 +53,14 @@ class TextModel(Model):
         super().__init__(config, build_spec(config, 1))
         self.datatype = datatype
         self.asked: list[list[str]] = []
+        self.priorities: list[int] = []
         self.held: list[InferJob] = []
         self.is_holding = False
         self.most_at_once = 0
         self.failure: SluiceError | None = None
 
     def _start(self, job: InferJob) -> None:
+        self.priorities.append(job.request.priority)
         self.asked.append([each.decode() for each in job.request.inputs["sentence"].array.ravel().tolist()])
         if self.failure is not None and len(self.asked) > 1:
             job.fail(self.failure)
@@ -143,31 +147,14 @@ async def test_broken_unicode_is_taken(models: ModelRepository, name: str) -> No
     assert np.allclose(await encoder.encode_query(text), marked, atol=1e-5)
 
 
-async def test_related_texts_are_nearer(models: ModelRepository) -> None:
-    encoder = TextEncoder(models, "query_encoder")
-    query = await encoder.encode_query("How long does delivery take?")
-    shipping, cat = await encoder.encode_documents(["Shipping takes five business days.", "The cat is on the mat."])
-    assert query @ shipping > query @ cat + 0.2
-
-
 @pytest.mark.parametrize("name", ["query_encoder", "sentence_encoder"])
 async def test_token_starts_are_the_tokenizers(models: ModelRepository, name: str) -> None:
     encoder = TextEncoder(models, name)
     assert list(await encoder.token_starts("Cats\n\nrun away!")) == [0, 6, 10, 14]
-    text = "One sentence of words. " * 20_000
+    text = "One sentence of words. " * 5_000
     starts = list(await encoder.token_starts(text))
-    assert len(starts) == 5 * 20_000
+    assert len(starts) == 5 * 5_000
     assert starts[:6] == [0, 4, 13, 16, 21, 23] and starts == sorted(starts)
-
-
-async def test_questions_go_before_documents(models: ModelRepository) -> None:
-    """A question is encoded before the documents that are being encoded are done."""
-    encoder = TextEncoder(models, "query_encoder")
-    documents = asyncio.create_task(encoder.encode_documents(["word " * 200] * 30))
-    await until(lambda: models.find("sentence_encoder").num_in_flight > 0)
-    await encoder.encode_query("How long does delivery take?")
-    assert not documents.done()
-    await documents
 
 
 # --- any other
@@ -184,6 +171,15 @@ async def test_outputs_of_any_float_become_vectors(datatype: str, dims: Sequence
     assert max(map(len, model.asked)) == (3 if max_batch_size and len(dims) == 1 else 1)
     assert await encoder.dim() == DIM
     assert (await encoder.encode_documents([])).shape == (0, DIM)
+
+
+async def test_questions_go_before_documents() -> None:
+    model = TextModel(8)
+    encoder = encoder_of(model)
+    await encoder.encode_documents(["a", "b"])
+    await encoder.encode_query("c")
+    documents, question = model.priorities
+    assert (question, documents > question) == (0, True)
 
 
 async def test_prefixes_stand_before_texts() -> None:

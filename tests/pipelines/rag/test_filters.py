@@ -11,6 +11,11 @@ def test_no_condition_is_no_filter(given: object) -> None:
     assert parse_filter(given) is None
 
 
+def test_as_many_conditions_and_values_are_taken_as_are_allowed() -> None:
+    parsed = parse_filter({f"k{index}": {"in": [0] * MAX_LISTED_VALUES} for index in range(MAX_CONDITIONS)})
+    assert parsed is not None and len(parsed.conditions) == MAX_CONDITIONS
+
+
 @pytest.mark.parametrize("value", ["sluice", "", 1, -2.5, True, False, None, 2**63 - 1, -(2**63)])
 def test_a_value_alone_means_eq(value: object) -> None:
     parsed = parse_filter({"key": value})

@@ -49,6 +49,15 @@ def test_a_rate_of_failures_opens_it() -> None:
     assert state_of(breaker) is BreakerState.OPEN, "three of six"
 
 
+def test_fewer_failures_than_the_rate_leave_it_closed_however_long_it_goes_on() -> None:
+    breaker, _ = breaker_and_clock()
+    for _ in range(2 * SETTINGS.window):
+        fail(breaker)
+        for _ in range(2):
+            breaker.succeed(breaker.enter())
+    assert state_of(breaker) is BreakerState.CLOSED, "two of any six"
+
+
 def test_one_probe_at_a_time_closes_it() -> None:
     breaker, clock = breaker_and_clock()
     fail(breaker, 3)
@@ -200,4 +209,4 @@ class BreakerMachine(RuleBasedStateMachine):
 
 
 TestBreakerMachine = BreakerMachine.TestCase
-TestBreakerMachine.settings = hypothesis_settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestBreakerMachine.settings = hypothesis_settings(max_examples=30, stateful_step_count=50, deadline=None)

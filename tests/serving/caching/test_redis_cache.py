@@ -15,6 +15,7 @@ from serving.batching.scheduled_model import ScheduledModel
 from serving.caching import open_cache
 from serving.caching.redis_cache import RedisCache
 from serving.caching.settings import RedisCacheSettings, RedisTls
+from serving.instance import Instance
 from serving.model import infer_one
 from serving.statistics import FailureReason
 from sluice.errors import ErrorCode, SluiceError
@@ -55,6 +56,15 @@ class Caches:
         self._stack.push_async_callback(cache.close)
         return cache
 
+    async def model(
+        self, instance: Instance, *, extra: str = "", **settings: object
+    ) -> tuple[RedisCache, ScheduledModel]:
+        """Open a cache and a model that uses it, once it can."""
+        cache = self.open(**settings)
+        model = cached_model(cache, instance, extra=extra)
+        await is_prepared(cache)
+        return cache, model
+
 
 @pytest.fixture
 async def caches(server: RedisServer) -> AsyncIterator[Caches]:
@@ -69,9 +79,10 @@ async def ask(model: ScheduledModel, name: str = "a", width: int = 1) -> bytes:
 
 
 async def kept(redis: "Redis", num: int) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while await redis.dbsize() < num:
-            await asyncio.sleep(0)
+    async def are_kept() -> bool:
+        return await redis.dbsize() >= num
+
+    await until(are_kept)
 
 
 async def only_key(redis: "Redis") -> bytes:
@@ -111,9 +122,7 @@ async def test_a_model_with_other_files_shares_nothing(caches: Caches, redis: "R
 async def test_a_redis_that_dies_costs_nothing_and_comes_back(
     caches: Caches, redis: "Redis", server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = caches.open()
-    model = cached_model(cache, AtOnceInstance())
-    await is_prepared(cache)
+    cache, model = await caches.model(AtOnceInstance())
     await ask(model)
     await kept(redis, 1)
     with caplog.at_level(logging.WARNING):
@@ -143,9 +152,7 @@ async def test_a_redis_that_dies_costs_nothing_and_comes_back(
 async def test_under_load_nobody_notices_that_redis_goes_and_comes(
     caches: Caches, redis: "Redis", server: RedisServer
 ) -> None:
-    cache = caches.open(socket_timeout_s=0.1)
-    model = cached_model(cache, AtOnceInstance())
-    await is_prepared(cache)
+    cache, model = await caches.model(AtOnceInstance(), socket_timeout_s=0.1)
     is_over = asyncio.Event()
 
     async def client(number: int) -> int:
@@ -172,9 +179,7 @@ async def test_under_load_nobody_notices_that_redis_goes_and_comes(
 
 
 async def test_a_redis_that_hangs_holds_nobody_up_for_long(caches: Caches, redis: "Redis", server: RedisServer) -> None:
-    cache = caches.open(socket_timeout_s=0.05)
-    model = cached_model(cache, AtOnceInstance())
-    await is_prepared(cache)
+    cache, model = await caches.model(AtOnceInstance(), socket_timeout_s=0.05)
     server.signal(signal.SIGSTOP)
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -186,15 +191,6 @@ async def test_a_redis_that_hangs_holds_nobody_up_for_long(caches: Caches, redis
     finally:
         server.signal(signal.SIGCONT)
     await until(lambda: cache.usage.is_up)
-
-
-async def test_a_redis_that_was_never_there(caches: Caches, caplog: pytest.LogCaptureFixture) -> None:
-    cache = caches.open()
-    model = cached_model(cache, AtOnceInstance())
-    await until(lambda: cache.usage.num_errors > 2)
-    await ask(model)
-    assert not cache.usage.is_up
-    assert len([record for record in caplog.records if "is not available" in record.message]) == 1
 
 
 async def test_a_password(caches: Caches, tmp_path: Path, server: RedisServer) -> None:
@@ -245,9 +241,7 @@ async def tls_in_front_of(port: int, context: ssl.SSLContext) -> AsyncIterator[i
 
 @pytest.mark.parametrize("is_list", [False, True])
 async def test_what_others_put_there_is_a_miss(caches: Caches, redis: "Redis", is_list: bool) -> None:
-    cache = caches.open()
-    model = cached_model(cache, AtOnceInstance())
-    await is_prepared(cache)
+    cache, model = await caches.model(AtOnceInstance())
     answer = await ask(model)
     await kept(redis, 1)
     key = await only_key(redis)
@@ -260,9 +254,7 @@ async def test_what_others_put_there_is_a_miss(caches: Caches, redis: "Redis", i
 
 
 async def test_a_large_response_is_not_kept(caches: Caches, redis: "Redis") -> None:
-    cache = caches.open(max_value_bytes=100)
-    model = cached_model(cache, AtOnceInstance())
-    await is_prepared(cache)
+    _, model = await caches.model(AtOnceInstance(), max_value_bytes=100)
     await ask(model, width=26)
     await ask(model, width=25)
     await kept(redis, 1)
@@ -271,9 +263,7 @@ async def test_a_large_response_is_not_kept(caches: Caches, redis: "Redis") -> N
 
 
 async def test_look_ups_of_one_moment_travel_together(caches: Caches, redis: "Redis") -> None:
-    cache = caches.open()
-    model = cached_model(cache, AtOnceInstance())
-    await is_prepared(cache)
+    _, model = await caches.model(AtOnceInstance())
     await asyncio.gather(*(ask(model, f"{width}", width=width) for width in range(1, 61)))
     await kept(redis, 60)
     calls = await redis.info("commandstats")
@@ -284,10 +274,8 @@ async def test_look_ups_of_one_moment_travel_together(caches: Caches, redis: "Re
 async def test_a_request_that_is_cancelled_meanwhile_ends_at_once(
     caches: Caches, redis: "Redis", server: RedisServer
 ) -> None:
-    cache = caches.open()
     held = HeldInstance()
-    client = Client(cached_model(cache, held))
-    await is_prepared(cache)
+    client = Client((await caches.model(held))[1])
     server.signal(signal.SIGSTOP)
     job = client.submit("a")
     assert client.model.statistics.count_pending() == 1
@@ -306,9 +294,7 @@ async def test_a_request_that_is_cancelled_meanwhile_ends_at_once(
 async def test_a_model_that_is_closed_meanwhile_fails_what_waits(
     caches: Caches, redis: "Redis", server: RedisServer
 ) -> None:
-    cache = caches.open()
-    client = Client(cached_model(cache, AtOnceInstance()))
-    await is_prepared(cache)
+    client = Client((await caches.model(AtOnceInstance()))[1])
     server.signal(signal.SIGSTOP)
     client.submit("a")
     await client.model.close()
@@ -318,10 +304,8 @@ async def test_a_model_that_is_closed_meanwhile_fails_what_waits(
 
 async def test_a_full_queue_refuses_after_the_look_up(caches: Caches, redis: "Redis") -> None:
     queue = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"
-    cache = caches.open()
     held = HeldInstance()
-    client = Client(cached_model(cache, held, extra=queue))
-    await is_prepared(cache)
+    client = Client((await caches.model(held, extra=queue))[1])
     client.submit("a")
     await until(lambda: held.is_running)
     for number in (2, 3):
@@ -336,10 +320,8 @@ async def test_a_full_queue_refuses_after_the_look_up(caches: Caches, redis: "Re
 
 
 async def test_responses_keep_their_order(caches: Caches, redis: "Redis") -> None:
-    cache = caches.open()
     held = HeldInstance()
-    client = Client(cached_model(cache, held, extra="dynamic_batching { preserve_ordering: true }"))
-    await is_prepared(cache)
+    client = Client((await caches.model(held, extra="dynamic_batching { preserve_ordering: true }"))[1])
     client.submit("known")
     await until(lambda: held.is_running)
     held.finish()
@@ -389,10 +371,8 @@ async def test_what_waits_for_redis_has_a_bound(caches: Caches, redis: "Redis") 
 
 
 async def test_an_error_is_not_kept(caches: Caches, redis: "Redis") -> None:
-    cache = caches.open()
     held = HeldInstance()
-    client = Client(cached_model(cache, held))
-    await is_prepared(cache)
+    client = Client((await caches.model(held))[1])
     job = client.submit("a")
     await until(lambda: held.is_running)
     job.fail(SluiceError(ErrorCode.INTERNAL, "no"))

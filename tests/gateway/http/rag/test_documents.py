@@ -12,7 +12,7 @@ import pytest
 
 from gateway.options.config import ServeConfig
 from gateway.options.http import HttpOptions
-from pipelines.rag.owner_keys import HEADER
+from gateway.restrictions import parse_restriction
 from pipelines.rag.types import DocumentFormat, Upload, hash_content
 from tests.gateway.http.portless import connect_to
 from tests.gateway.http.rag.parts import RagServer, rag_server, statuses, text_of
@@ -20,7 +20,6 @@ from tests.waiting import PATIENCE_S, until
 
 TEXT = DocumentFormat.TEXT
 REFUNDS = "# Refunds\n\nMoney comes back in 30 days.\n"
-PDF_HEAD = b"%PDF-1.7\nthis is all that is left of it"
 
 
 # --- JSON
@@ -139,15 +138,7 @@ def test_put_replaces(rag: RagServer) -> None:
 
 @pytest.mark.parametrize(
     ("document_id", "content_type", "expected"),
-    [
-        ("a", "text/markdown", "markdown"),
-        ("a", "text/html", "html"),
-        ("a", "text/plain", "text"),
-        ("a.md", "application/octet-stream", "markdown"),
-        ("a.html", "application/x-www-form-urlencoded", "html"),
-        ("a.md", "", "markdown"),
-        ("a", "", "text"),
-    ],
+    [("a", "text/html", "html"), ("a.md", "application/octet-stream", "markdown"), ("a", "", "text")],
 )
 def test_the_format_is_what_type_or_ending_say(
     rag: RagServer, document_id: str, content_type: str, expected: str
@@ -212,17 +203,6 @@ def test_json_brings_the_text_of_a_pdf_under_its_name(rag: RagServer) -> None:
     assert statuses(rag.add("docs", {"id": "a.pdf", "text": "%PDF-1.4\nwords\n%%EOF"})) == {"a.pdf": "created"}
 
 
-def test_text_that_mentions_the_mark_of_pdfs_is_text(rag: RagServer) -> None:
-    assert put(rag, "a.md", b"A PDF begins with `%PDF-1.7`.", "text/markdown").status_code == 201
-
-
-def test_a_broken_pdf(rag: RagServer) -> None:
-    refused = put(rag, "a.pdf", PDF_HEAD, "application/pdf")
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "content"
-    assert rag.documents("docs") == {}
-
-
 def test_post_of_one_document_needs_its_id(rag: RagServer) -> None:
     refused = rag.ask("POST", "/docs/documents", content=b"hello", headers={"content-type": "text/plain"})
     assert refused.json()["error"]["message"].startswith("id is required: a body of type text/plain is one document")
@@ -265,15 +245,6 @@ def test_delete(rag: RagServer) -> None:
         assert missing.json()["error"]["message"] == "collection 'docs' has no document 'a.txt'"
 
 
-def test_what_has_an_owner(rag: RagServer) -> None:
-    owner = {HEADER: "k"}
-    assert rag.add("mine", {"id": "a.txt", "text": "x"}, headers=owner).status_code == 200
-    assert rag.add("mine", {"id": "a.txt", "text": "y"}).status_code == 403
-    for method in ("GET", "DELETE"):
-        assert rag.ask(method, "/mine/documents/a.txt").status_code == 403
-        assert rag.ask(method, "/mine/documents/a.txt", headers=owner).status_code == 200
-
-
 # --- limits
 
 
@@ -302,6 +273,14 @@ def test_unknown_fields(rag: RagServer, small: RagServer) -> None:
     form: dict[str, Any] = {"files": {"file": ("a.txt", b"x")}, "data": {"colour": "red"}}
     assert rag.ask("POST", "/docs/documents", **form).headers["x-sluice-warning"] == "ignored unknown fields: colour"
     assert small.ask("POST", "/docs/documents", **form).status_code == 400
+
+
+def test_documents_may_be_restricted_while_questions_are_not() -> None:
+    config = ServeConfig(http=HttpOptions(restrictions=(parse_restriction("model-repository:admin=secret"),)))
+    with rag_server(config) as server:
+        assert server.add("docs", {"id": "a.txt", "text": "x"}).status_code == 403
+        assert server.add("docs", {"id": "a.txt", "text": "x"}, headers={"admin": "secret"}).status_code == 200
+        assert server.ask("POST", "/docs/search", json={"question": "x"}).status_code == 200
 
 
 def test_a_disconnect_stops_what_has_not_begun(rag: RagServer, monkeypatch: pytest.MonkeyPatch) -> None:

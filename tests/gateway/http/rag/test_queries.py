@@ -1,21 +1,18 @@
 """Queries and searches: the requests that reach the pipeline, and the shape of answers."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from engine.types import FinishReason
-from gateway.options.config import ServeConfig
-from gateway.options.http import HttpOptions
 from pipelines.rag.owner_keys import HEADER
 from pipelines.text.citations import Citation, EncodingProgress, Source
 from pipelines.text.types import ChatMessage, Conversation, Retrieval, TextDetail, TextEvent
 from sluice.errors import ErrorCode, SluiceError
 from tests.gateway.http.portless import connect_to
-from tests.gateway.http.rag.parts import RagServer, rag_server
+from tests.gateway.http.rag.parts import RagServer
 from tests.waiting import PATIENCE_S
 
 SOURCE = Source(id=1, document="a.md", title="A", heading="Refunds", start=5, end=40, score=0.5, text="in 30 days")
@@ -245,29 +242,6 @@ def test_search(rag: RagServer) -> None:
     assert source["metadata"] == {"year": 2025}
     old = rag.ask("POST", "/docs/search", json={"question": "money comes back", "filter": {"year": {"lt": 2025}}})
     assert {each["document"] for each in old.json()["data"]} <= {"cats.txt"}
-
-
-def test_a_search_asks_for_the_key(rag: RagServer) -> None:
-    rag.add("mine", {"id": "a.txt", "text": "x"}, headers={HEADER: "k"})
-    assert rag.ask("POST", "/mine/search", json={"question": "x"}).status_code == 403
-    assert rag.ask("POST", "/mine/search", json={"question": "x"}, headers={HEADER: "k"}).status_code == 200
-
-
-def test_a_search_of_what_is_not_there(rag: RagServer) -> None:
-    assert rag.ask("POST", "/nowhere/search", json={"question": "x"}).status_code == 404
-
-
-@pytest.fixture(scope="module")
-def strict() -> Iterator[RagServer]:
-    with rag_server(ServeConfig(http=HttpOptions(is_strict=True, max_input_bytes=4096))) as server:
-        yield server
-
-
-def test_unknown_fields(rag: RagServer, strict: RagServer) -> None:
-    rag.pipeline.events[:] = script()
-    assert query(rag, colour="red").headers["x-sluice-warning"] == "ignored unknown fields: colour"
-    refused = query(strict, colour="red")
-    assert refused.json()["error"]["message"] == "unknown field colour; this server refuses what it does not know"
 
 
 def test_docs_describe_the_routes(rag: RagServer) -> None:

@@ -1,8 +1,8 @@
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 import pytest
 from tritonclient.grpc.model_config_pb2 import ModelConfig
@@ -15,7 +15,6 @@ from pipelines.text.tokenizer import Tokenizer
 from serving.model import Model, infer_one
 from serving.request import InferRequest
 from serving.spec import ModelSpec
-from serving.tensors.tensor import Tensor
 from sluice.errors import ErrorCode, SluiceError
 from tests import paths
 from tests.pipelines.rag.parts import Lookup, parameter, texts_tensor
@@ -143,53 +142,42 @@ async def test_a_model_without_a_batch_dimension(tmp_path: Path, lookup: Lookup)
 # -- what is refused
 
 
+def asked_of(tensor: str = "", texts: Sequence[str | bytes] = (), **parameters: Any) -> InferRequest:
+    """A request with two sources, and another tensor of texts."""
+    asked = request("When?", [[QUEUE, SHORT]], **parameters)
+    if tensor:
+        asked.inputs[tensor] = texts_tensor(tensor, [texts])
+    return asked
+
+
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    ("asked", "param", "said"),
     [
-        ("max_tokens", 0, "an integer from 1 to"),
-        ("max_tokens", "many", "an integer from 1 to"),
-        ("history", 5, "a string of at most"),
-        ("cache_salt", "x" * 257, "a string of at most 256 characters"),
-        ("collection_key", 1, "a string of at most"),
+        (asked_of(max_tokens=0), "max_tokens", "parameter 'max_tokens' must be an integer from 1 to"),
+        (asked_of(max_tokens="many"), "max_tokens", "parameter 'max_tokens' must be an integer from 1 to"),
+        (
+            asked_of(max_tokens=512),
+            "max_tokens",
+            "parameter 'max_tokens' must be below the 512 tokens of model 'rill', got 512",
+        ),
+        (asked_of(history=5), "history", "parameter 'history' must be a string of at most"),
+        (asked_of(history='{"role": "user"}'), "history", ""),
+        (asked_of(cache_salt="x" * 257), "cache_salt", "must be a string of at most 256 characters"),
+        (asked_of(collection_key=1), "collection_key", "parameter 'collection_key' must be a string of at most"),
+        (request(SENTENCE * 40, [[QUEUE]]), "query", ""),
+        (asked_of("sources", ['{"document": "a"}', "{}"]), "sources", "the one at index 0 is none"),
+        (asked_of("sources", ["{}"]), "sources", "as many elements, got 2 and 1"),
+        (asked_of("context", [b"\xff", b""]), "context", ""),
+        (asked_of("encoding", ["soon"]), "encoding", "input 'encoding' must be the retriever's"),
     ],
+    ids=range(12),
 )
-async def test_a_bad_parameter_is_named(model: RagPromptModel, name: str, value: Any, expected: str) -> None:
-    error = await refusal(model, request("When?", [[QUEUE]], **{name: value}))
-    assert (error.code, error.param) == (ErrorCode.INVALID, name)
-    assert error.message.startswith(f"parameter '{name}' must be {expected}")
-
-
-async def test_an_answer_as_long_as_the_context_is_refused(model: RagPromptModel) -> None:
-    error = await refusal(model, request("When?", [[QUEUE]], max_tokens=512))
-    assert (error.code, error.param) == (ErrorCode.INVALID, "max_tokens")
-    assert error.message == "parameter 'max_tokens' must be below the 512 tokens of model 'rill', got 512"
-
-
-async def test_a_question_that_does_not_fit_is_refused(model: RagPromptModel) -> None:
-    error = await refusal(model, request(SENTENCE * 40, [[QUEUE]]))
-    assert (error.code, error.param) == (ErrorCode.INVALID, "query")
-
-
-async def test_bad_history_is_refused(model: RagPromptModel) -> None:
-    error = await refusal(model, request("When?", [[QUEUE]], history='{"role": "user"}'))
-    assert (error.code, error.param) == (ErrorCode.INVALID, "history")
-
-
-async def test_what_is_no_source_is_refused(model: RagPromptModel) -> None:
-    asked = request("When?", [[QUEUE, SHORT]])
-    asked.inputs["sources"] = texts_tensor("sources", [['{"document": "a"}', "{}"]])
+async def test_what_is_refused_names_its_parameter(
+    model: RagPromptModel, asked: InferRequest, param: str, said: str
+) -> None:
     error = await refusal(model, asked)
-    assert (error.code, error.param) == (ErrorCode.INVALID, "sources")
-    assert "the one at index 0 is none" in error.message
-    asked = request("When?", [[QUEUE, SHORT]])
-    asked.inputs["sources"] = texts_tensor("sources", [["{}"]])
-    assert "as many elements, got 2 and 1" in (await refusal(model, asked)).message
-
-
-async def test_text_that_is_no_utf8_is_refused(model: RagPromptModel) -> None:
-    asked = request("When?", [[QUEUE]])
-    asked.inputs["context"] = Tensor.of("context", np.array([[b"\xff"]], np.object_))
-    assert (await refusal(model, asked)).param == "context"
+    assert (error.code, error.param) == (ErrorCode.INVALID, param)
+    assert said in error.message
 
 
 # -- the language model
@@ -258,9 +246,3 @@ async def test_what_answers_nothing_says_that_documents_are_being_encoded(model:
     (config,) = (await ask(model, asked))["sampling_config"][0]
     said = re.sub(r"\\(.)", r"\1", config["guided_decoding_guide"])
     assert said.endswith(" Documents of collection 'docs' are being encoded: 12 of 610 chunks so far.")
-
-
-async def test_what_is_no_progress_is_refused(model: RagPromptModel) -> None:
-    asked = request("When?", [[QUEUE]])
-    asked.inputs["encoding"] = texts_tensor("encoding", [["soon"]])
-    assert "input 'encoding' must be the retriever's" in (await refusal(model, asked)).message

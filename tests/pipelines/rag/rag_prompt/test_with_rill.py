@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from engine.client.process import ProcessEngineClient
 from engine.config import EngineConfig
 from pipelines.llm.configuration import default_llm_config
 from pipelines.llm.model import LlmModel
@@ -18,6 +17,7 @@ from pipelines.rag.rag_prompt.backend import RagPromptModel
 from pipelines.text.citations import Source
 from serving.model import infer_one
 from serving.request import InferRequest
+from tests.engine.in_process_client import InProcessEngineClient
 from tests.paths import MODELS
 from tests.pipelines.rag.parts import Lookup
 from tests.pipelines.rag.rag_prompt.parts import load, request, source
@@ -37,7 +37,7 @@ SOURCES = [
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def llm() -> AsyncIterator[LlmModel]:
     checkpoint = MODELS / "rill" / "1"
-    engine = ProcessEngineClient(EngineConfig(model_path=str(checkpoint), num_threads=1))
+    engine = InProcessEngineClient(EngineConfig(model_path=str(checkpoint), num_threads=1))
     await engine.start()
     model = LlmModel(default_llm_config("rill"), load_text(LlmText, "rill", checkpoint, engine), engine)
     yield model

@@ -106,6 +106,12 @@ def test_a_repetition_gives_way_to_something_new() -> None:
     assert names(diversify(hits, 3, 0.5)) == ["a", "new", "again"]
 
 
+def test_what_repeats_any_that_was_selected_gives_way_not_the_last_one_alone() -> None:
+    hits = [hit("a", 1.0, vector=[1, 0]), hit("new", 0.9, vector=[0, 1]), hit("again", 0.8, vector=[1, 0])]
+    hits.append(hit("other", 0.0, vector=[-1, -1]))
+    assert names(diversify(hits, 3, 0.4)) == ["a", "new", "other"]
+
+
 def test_a_chunk_without_a_vector_is_similar_to_no_other() -> None:
     hits = [hit("a", 1.0, vector=[1, 0]), hit("again", 0.9, vector=[1, 0]), hit("unknown", 0.5)]
     assert names(diversify(hits, 2, 0.5)) == ["a", "unknown"]

@@ -132,50 +132,43 @@ async def test_an_unknown_collection_names_those_that_the_caller_may_open(model:
 
 # -- what is refused
 
+_VECTOR = ("query_embeddings", "")
+
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    ("asked", "param", "said"),
     [
-        ("top_k", 0, "an integer from 1 to 100, got 0"),
-        ("top_k", 101, "an integer from 1 to 100, got 101"),
-        ("top_k", "5", "an integer from 1 to 100, got '5'"),
-        ("top_k", True, "an integer from 1 to 100, got True"),
-        ("mode", "magic", "one of vector, bm25, hybrid, got 'magic'"),
-        ("collection", 5, "a string"),
-        ("collection_key", False, "a string"),
-        ("filter", 1.5, "a string"),
-        ("num_candidates", 0, "an integer from 1 to 1000, got 0"),
-        ("min_similarity", 2, "a number from -1 to 1, got 2"),
-        ("mmr_lambda", -0.5, "a number from 0 to 1, got -0.5"),
+        ({"top_k": 0}, "top_k", "parameter 'top_k' must be an integer from 1 to 100, got 0"),
+        ({"top_k": 101}, "top_k", "parameter 'top_k' must be an integer from 1 to 100, got 101"),
+        ({"top_k": "5"}, "top_k", "parameter 'top_k' must be an integer from 1 to 100, got '5'"),
+        ({"top_k": True}, "top_k", "parameter 'top_k' must be an integer from 1 to 100, got True"),
+        ({"mode": "magic"}, "mode", "parameter 'mode' must be one of vector, bm25, hybrid, got 'magic'"),
+        ({"collection": 5}, "collection", "parameter 'collection' must be a string"),
+        ({"collection_key": False}, "collection_key", "parameter 'collection_key' must be a string"),
+        ({"filter": 1.5}, "filter", "parameter 'filter' must be a string"),
+        ({"filter": "{"}, "filter", ""),
+        (
+            {"num_candidates": 0},
+            "num_candidates",
+            "parameter 'num_candidates' must be an integer from 1 to 1000, got 0",
+        ),
+        ({"min_similarity": 2}, "min_similarity", "parameter 'min_similarity' must be a number from -1 to 1, got 2"),
+        ({"mmr_lambda": -0.5}, "mmr_lambda", "parameter 'mmr_lambda' must be a number from 0 to 1, got -0.5"),
+        ({"vectors": [[1.0, 0.0]]}, "query_embeddings", "collection 'docs' holds vectors of 4, made by the model"),
+        ({"vectors": [[0.0] * DIM]}, *_VECTOR),
+        ({"vectors": [[float("nan")] * DIM]}, *_VECTOR),
+        ({"vectors": [[float("inf"), 0, 0, 0]]}, *_VECTOR),
+        ({"vectors": [[]]}, *_VECTOR),
+        ({"question": " "}, "query", ""),
     ],
 )
-async def test_a_bad_parameter_is_named(model: RetrieverModel, name: str, value: object, expected: str) -> None:
-    error = await refusal(model, **{name: value})
-    assert (error.code, error.param) == (ErrorCode.INVALID, name)
-    assert error.message.startswith(f"parameter '{name}' must be {expected}")
-
-
-async def test_a_bad_filter_is_named(model: RetrieverModel) -> None:
-    error = await refusal(model, filter="{")
-    assert (error.code, error.param) == (ErrorCode.INVALID, "filter")
-
-
-async def test_a_vector_of_another_length_names_both_and_the_encoder(model: RetrieverModel) -> None:
-    error = await refusal(model, vectors=[[1.0, 0.0]])
-    assert (error.code, error.param) == (ErrorCode.INVALID, "query_embeddings")
-    assert "vectors of 2 numbers" in error.message
-    assert "collection 'docs' holds vectors of 4, made by the model 'query_encoder'" in error.message
-
-
-@pytest.mark.parametrize("vector", [[0.0] * DIM, [float("nan")] * DIM, [float("inf"), 0, 0, 0], []])
-async def test_a_vector_that_is_none_is_refused(model: RetrieverModel, vector: list[float]) -> None:
-    error = await refusal(model, vectors=[vector])
-    assert (error.code, error.param) == (ErrorCode.INVALID, "query_embeddings")
-
-
-async def test_an_empty_question_is_refused(model: RetrieverModel) -> None:
-    error = await refusal(model, " ")
-    assert (error.code, error.param) == (ErrorCode.INVALID, "query")
+async def test_what_is_refused_names_its_parameter(
+    model: RetrieverModel, asked: dict[str, object], param: str, said: str
+) -> None:
+    given = {"question": "What?"} | asked
+    error = await refusal(model, str(given.pop("question")), **given)
+    assert (error.code, error.param) == (ErrorCode.INVALID, param)
+    assert said in error.message
 
 
 # -- stores that fail, cancellation, statistics

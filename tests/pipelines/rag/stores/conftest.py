@@ -1,38 +1,46 @@
 """Fixtures that run the tests of the contract with every store."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from pipelines.rag.stores.base import Store
+from pipelines.rag.stores.opening import open_store
 
 
-@asynccontextmanager
-async def sqlite_store(folder: Path) -> AsyncIterator[Store]:
-    from pipelines.rag.stores.sqlite.store import SqliteStore
-
-    store = SqliteStore(folder / "rag.sqlite")
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def postgres_store() -> AbstractAsyncContextManager[Store]:
-    """Return an empty schema of a real server. Skips the test if this machine cannot run one."""
+def _new_schema(folder: Path) -> str:
+    """Name an empty schema of a real server. Skips the test if this machine cannot run one."""
     pytest.importorskip("psycopg")
     pytest.importorskip("pgserver")
-    fixture = pytest.importorskip("tests.pipelines.rag.stores.postgres_fixture")
-    made: AbstractAsyncContextManager[Store] = fixture.postgres_store()
-    return made
+    name: str = pytest.importorskip("tests.pipelines.rag.stores.postgres_fixture").new_schema()
+    return name
+
+
+PLACES: dict[str, Callable[[Path], str]] = {
+    "sqlite": lambda folder: str(folder / "rag.sqlite"),
+    "postgres": _new_schema,
+}
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Callable[[], Store]]:
+    """Make stores, one of each gateway, over one empty place. They are closed after the test."""
+    place = PLACES[request.param](tmp_path)
+    async with AsyncExitStack() as stack:
+
+        def make() -> Store:
+            store = open_store(place)
+            stack.push_async_callback(store.close)
+            return store
+
+        yield make
+
+
+@pytest.fixture
+async def store(stores: Callable[[], Store]) -> Store:
     """An open, empty store of its own for each test."""
-    context = sqlite_store(tmp_path) if request.param == "sqlite" else postgres_store()
-    async with context as opened:
-        yield opened
+    made = stores()
+    await made.open()
+    return made

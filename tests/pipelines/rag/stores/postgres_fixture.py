@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,6 @@ from urllib.parse import quote
 import psutil
 import psycopg
 
-from pipelines.rag.stores.postgres.store import PostgresStore
 from tests.ports import ReservedPort
 
 with warnings.catch_warnings():
@@ -34,10 +33,11 @@ _numbers = count()
 class PostgresServer:
     """A server that can be stopped, frozen and started again on its port. Its owner is `postgres`, with PASSWORD."""
 
-    def __init__(self, binaries: Path = BINARIES, **settings: str) -> None:
+    def __init__(self, **settings: str) -> None:
         self._reserved = ReservedPort()
         self.port = self._reserved.number
-        self._binaries = binaries
+        self._program = Path(tempfile.mkdtemp(prefix="sluice-postgres-program-"))
+        self._binaries = _install(self._program)
         self._settings = {**_SETTINGS, **settings}
         self._user = _UNPRIVILEGED if os.geteuid() == 0 else None
         self._folder = Path(tempfile.mkdtemp(prefix="sluice-postgres-"))
@@ -74,11 +74,22 @@ class PostgresServer:
             for process in processes:
                 process.resume()
 
+    @contextmanager
+    def without_pgvector(self) -> Iterator[None]:
+        """Take the extension out of the server's own installation meanwhile."""
+        (control,) = self._program.rglob("vector.control")
+        hidden = control.rename(control.with_suffix(".hidden"))
+        try:
+            yield
+        finally:
+            hidden.rename(control)
+
     def remove(self) -> None:
         """Stop the server and delete its data."""
         if (self._folder / "data" / "postmaster.pid").exists():
             self.crash()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder, self._program):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def create_database(self, template: str = "template1") -> str:
         """Create a database, empty or a copy of one without connections, and return its name."""
@@ -99,6 +110,23 @@ class PostgresServer:
             assert done.returncode == 0, output.read()
 
 
+def _install(folder: Path) -> Path:
+    """Install the wheel's server by links to its files, and return its binaries."""
+    folder.chmod(0o755)  # for who runs the server where the tests run as root
+    wheel = BINARIES.parents[1]
+    for part in (wheel / "pginstall", wheel.with_name("pgserver.libs")):
+        if part.exists():
+            shutil.copytree(part, folder / part.relative_to(wheel.parent), copy_function=_link)
+    return folder / "pgserver" / "pginstall" / "bin"
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # of another file system
+        shutil.copy2(source, target)
+
+
 @cache
 def shared_server() -> PostgresServer:
     """The server of the session, started once and stopped at its end."""
@@ -114,14 +142,6 @@ def shared_database() -> str:
     return shared_server().create_database()
 
 
-@asynccontextmanager
-async def postgres_store() -> AsyncIterator[PostgresStore]:
-    """An open store in an empty schema of its own."""
-    server, database, schema = shared_server(), shared_database(), f"test_{next(_numbers)}"
-    store = PostgresStore(f"{server.url(database)}?schema={schema}")
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-        server.execute(f"DROP SCHEMA {schema} CASCADE", database)
+def new_schema() -> str:
+    """Return the URL of a schema that is not there yet."""
+    return f"{shared_server().url(shared_database())}?schema=test_{next(_numbers)}"

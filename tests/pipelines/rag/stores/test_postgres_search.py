@@ -17,7 +17,7 @@ from tests.pipelines.rag.stores.postgres_fixture import shared_server
 
 pytestmark = pytest.mark.slow
 
-NUM_DOCUMENTS = 20
+NUM_DOCUMENTS = 12
 NUM_CHUNKS = 100
 """Chunks of each document."""
 TUNING = SearchTuning(max_compared=300, min_ef_search=100)
@@ -123,15 +123,15 @@ async def test_what_was_just_deleted_takes_no_places(indexed: Indexed) -> None:
 
 async def test_more_chunks_than_the_index_examines_are_found(indexed: Indexed) -> None:
     query = unit_vectors(1, 6)[0]
-    for limit in (500, 1500, 5000):
+    for limit in (500, 1100, 5000):
         assert len(await nearest(indexed.store, query, limit=limit)) == min(limit, len(indexed.vectors))
 
 
 async def test_words_are_found_with_and_without_a_filter_among_many(indexed: Indexed) -> None:
     await put(indexed.store, "rare", ["text of a zebra"], metadata={"number": 99})
     assert ids(await matching(indexed.store, "text zebra", limit=1)) == ["rare"]
-    hits = await matching(indexed.store, "text zebra", limit=500, filter=where("number", Operator.GTE, 18))
-    assert set(ids(hits)) == {"d18", "d19", "rare"}
+    hits = await matching(indexed.store, "text zebra", limit=500, filter=where("number", Operator.GTE, 10))
+    assert set(ids(hits)) == {"d10", "d11", "rare"}
     assert len(hits) == 201
     assert all(hit.score > 0 for hit in hits)
 

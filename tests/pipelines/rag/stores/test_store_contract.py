@@ -1,6 +1,7 @@
 """The behaviour that all stores share: collections, documents, concurrency."""
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -28,11 +29,6 @@ OWNED = CollectionSpec("owned", "another_encoder", 3, ("a" * 64, "b" * 64))
 # --- collections
 
 
-async def test_a_new_store_is_empty_and_opens_twice(store: Store) -> None:
-    await store.open()
-    assert await store.collections() == []
-
-
 async def test_a_collection_keeps_what_it_was_made_with(store: Store) -> None:
     made = await store.create_collection(OWNED)
     assert made == await store.collection("owned")
@@ -52,13 +48,6 @@ async def test_a_name_is_taken_once(store: Store) -> None:
         await store.create_collection(CollectionSpec("docs", "another", 3))
     assert (caught.value.code, caught.value.param) == (ErrorCode.ALREADY_EXISTS, "collection")
     assert (await store.collection("docs")).spec == SPEC
-
-
-async def test_of_many_that_make_one_collection_one_succeeds(store: Store) -> None:
-    made = await asyncio.gather(*(store.create_collection(SPEC) for _ in range(8)), return_exceptions=True)
-    faults = [each for each in made if isinstance(each, SluiceError)]
-    assert len(faults) == 7
-    assert {fault.code for fault in faults} == {ErrorCode.ALREADY_EXISTS}
 
 
 async def test_without_the_collection_every_method_says_so(store: Store) -> None:
@@ -162,26 +151,6 @@ async def test_a_document_is_replaced(store: Store) -> None:
     assert (hit.text, hit.title, hit.metadata) == ("new dog", "New", {"month": 5})
 
 
-async def test_a_deleted_document_is_in_no_answer(store: Store) -> None:
-    await store.create_collection(SPEC)
-    await put(store, "a", ["quick fox"], metadata={"year": 2024})
-    await put(store, "b", ["slow fox"])
-    assert await store.delete_document("docs", "a")
-    assert not await store.delete_document("docs", "a")
-    assert ids(await matching(store, "fox")) == ["b"]
-    assert ids(await nearest(store, unit_vector(0))) == ["b"]
-    assert [info.id for info in await store.documents("docs")] == ["b"]
-    counted = await store.collection("docs")
-    assert (counted.num_documents, counted.num_chunks) == (1, 1)
-
-
-async def test_a_document_without_chunks_is_a_document(store: Store) -> None:
-    await store.create_collection(SPEC)
-    document = await put(store, "a", [])
-    assert await store.document("docs", "a") == document
-    assert not await nearest(store, unit_vector(0))
-
-
 @pytest.mark.parametrize("shape", [(1, DIM), (3, DIM), (2, DIM - 1), (2, DIM + 1), (2, 0)])
 async def test_vectors_must_fit_collection_and_chunks(store: Store, shape: tuple[int, int]) -> None:
     await store.create_collection(SPEC)
@@ -194,6 +163,16 @@ async def test_vectors_must_fit_collection_and_chunks(store: Store, shape: tuple
 
 
 # --- at the same time
+
+
+async def test_many_may_start_at_once_and_one_makes_a_collection(stores: Callable[[], Store]) -> None:
+    gateways = [stores() for _ in range(6)]
+    await asyncio.gather(*(each.open() for each in [*gateways, *gateways]))
+    made = await asyncio.gather(*(each.create_collection(SPEC) for each in gateways), return_exceptions=True)
+    faults = [each.code for each in made if isinstance(each, SluiceError)]
+    assert faults == [ErrorCode.ALREADY_EXISTS] * 5
+    for each in gateways:
+        assert [info.spec for info in await each.collections()] == [SPEC]
 
 
 async def test_a_search_sees_all_of_a_version_or_none_of_it(store: Store) -> None:
@@ -222,13 +201,35 @@ async def test_a_search_sees_all_of_a_version_or_none_of_it(store: Store) -> Non
     assert all(looks)
 
 
-async def test_parallel_changes_all_take_place(store: Store) -> None:
+async def test_parallel_changes_of_two_gateways_all_take_place(store: Store, stores: Callable[[], Store]) -> None:
+    other = stores()
+    await other.open()
+    both = (store, other)
     await store.create_collection(SPEC)
-    await asyncio.gather(*(put(store, f"d{index:02}", ["common"]) for index in range(20)))
-    await asyncio.gather(*(store.delete_document("docs", f"d{index:02}") for index in range(0, 20, 2)))
+    await asyncio.gather(*(put(both[index % 2], f"d{index:02}", ["common"]) for index in range(20)))
+    await asyncio.gather(*(both[index % 4 // 2].delete_document("docs", f"d{index:02}") for index in range(0, 20, 2)))
     assert [info.id for info in await store.documents("docs")] == [f"d{index:02}" for index in range(1, 20, 2)]
     assert (await store.collection("docs")).num_chunks == 10
-    assert len(await matching(store, "common", limit=50)) == 10
+    assert len(await matching(other, "common", limit=50)) == 10
+
+
+async def test_puts_of_one_document_leave_one_version_whole(store: Store, stores: Callable[[], Store]) -> None:
+    other = stores()
+    await other.open()
+    await store.create_collection(SPEC)
+    versions = [(gateway, f"v{number}", 2 + number) for number, gateway in enumerate((store, other) * 6)]
+    await asyncio.gather(*(put(gateway, "a", [f"common {version}"] * num) for gateway, version, num in versions))
+    kept = await store.document("docs", "a")
+    assert kept is not None
+    hits = await matching(other, "common", limit=100)
+    assert {hit.text for hit in hits} == set(kept.text.split("\n"))
+    assert len(hits) == kept.info.num_chunks
+    for _ in range(10):
+        _, was_there = await asyncio.gather(put(store, "a", ["new"]), other.delete_document("docs", "a"))
+        counted = await store.collection("docs")
+        assert counted.num_documents == len(await other.documents("docs"))
+        await put(store, "a", ["old"])
+        assert was_there
 
 
 async def test_a_cancelled_search_leaves_the_store_whole(store: Store) -> None:

@@ -1,16 +1,18 @@
-"""A store behaves like a list of documents and numpy, whatever is put, deleted and searched."""
+"""Stores of one place behave like a list of documents and numpy, whatever is put, deleted and searched."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipelines.rag.filters import Condition, Filter, Operator
 from pipelines.rag.stores.base import Store
 from pipelines.rag.types import CandidateHits, CandidateQuery, CollectionSpec, DocumentInfo, Hit, Vector, Vectors
+from sluice.errors import SluiceError
 from tests.pipelines.rag.stores.corpus import DIM, document_of, unit_vector, unit_vectors
 from tests.pipelines.rag.stores.filter_model import fulfils
 
@@ -119,13 +121,24 @@ async def _check_lists(store: Store, collection: str, shelf: Shelf) -> None:
     assert info.num_chunks == sum(each.num_chunks for each in expected)
 
 
+@pytest.fixture
+async def gateways(store: Store, stores: Callable[[], Store]) -> tuple[Store, Store]:
+    """Two stores over one place."""
+    other = stores()
+    await other.open()
+    return store, other
+
+
 @given(steps=steps)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_a_store_answers_as_a_list_of_documents_does(store: Store, steps: list[Put | Delete | Search]) -> None:
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_gateways_see_one_list_of_documents(
+    gateways: tuple[Store, Store], steps: list[Put | Delete | Search]
+) -> None:
     collection = f"c{next(NUMBERS)}"
-    await store.create_collection(CollectionSpec(collection, "encoder", DIM))
+    await gateways[0].create_collection(CollectionSpec(collection, "encoder", DIM))
     shelf = Shelf()
-    for step in steps:
+    for number, step in enumerate(steps):
+        store = gateways[number % 2]
         match step:
             case Put():
                 await _put(store, collection, shelf, step)
@@ -133,5 +146,7 @@ async def test_a_store_answers_as_a_list_of_documents_does(store: Store, steps: 
                 await _delete(store, collection, shelf, step)
             case Search():
                 await _search(store, collection, shelf, step)
-    await _check_lists(store, collection, shelf)
-    await store.delete_collection(collection)
+    await _check_lists(gateways[0], collection, shelf)
+    await gateways[1].delete_collection(collection)
+    with pytest.raises(SluiceError):
+        await gateways[0].collection(collection)
