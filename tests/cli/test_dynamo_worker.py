@@ -31,19 +31,3 @@ def test_dynamos_python_part_is_a_package_of_its_own(
     monkeypatch.setattr(dynamo_worker, "find_spec", lambda name: None if name == "dynamo.common" else object())
     assert dynamo_worker.command([]) == 1
     assert "pip install --no-deps ai-dynamo==1.6.1" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--request-plane", "http"], "--request-plane must be one of tcp, nats, got 'http'"),
-        (["--max-num-seqs", "0"], "--max-num-seqs must be"),
-    ],
-)
-def test_a_bad_option_is_one_line_and_code_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert dynamo_worker.command(arguments) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"sluice dynamo-worker: error: {message}")
-    assert error.count("\n") == 1

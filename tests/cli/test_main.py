@@ -40,33 +40,6 @@ def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--http-port", "x"], "sluice serve: error: --http-port must be a whole number from 0 to 65535, got 'x'\n"),
-        (["--nonsense"], "sluice serve: error: unrecognized arguments: --nonsense (see sluice serve --help)\n"),
-        (
-            ["--htp-port", "1"],
-            "sluice serve: error: unknown option --htp-port; did you mean --http-port? (see sluice serve --help)\n",
-        ),
-        (["/no/such"], "sluice serve: error: MODEL must be the folder of a HuggingFace checkpoint or "),
-        (["--http-port"], "sluice serve: error: argument --http-port: expected one argument (see sluice serve --help)"),
-    ],
-)
-def test_a_bad_option_is_one_line_and_code_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    try:
-        code = serve.command(arguments)
-    except SystemExit as end:
-        assert isinstance(end.code, int)
-        code = end.code
-    assert code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(message)
-    assert error.count("\n") == 1
-
-
 def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         serve.command(["--help"])
@@ -92,8 +65,8 @@ def test_a_bad_option_is_told_before_anything_heavy_is_imported() -> None:
 
 
 def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path: Path) -> None:
-    for number in range(1000):
-        (tmp_path / f"model_{number}" / "1").mkdir(parents=True)
+    for number in range(300):  # whose names alone are more than a pipe holds
+        (tmp_path / f"model_{number:0240}" / "1").mkdir(parents=True)
     command = [sys.executable, "-m", "cli", "repository", "check", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -107,7 +107,7 @@ def page_with_gpus(metrics_url: str) -> Iterator[str]:
             """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    thread = threading.Thread(target=server.serve_forever, name="page-with-gpus")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="page-with-gpus")
     thread.start()
     try:
         yield f"127.0.0.1:{server.server_port}"

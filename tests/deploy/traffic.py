@@ -12,6 +12,8 @@ import httpx
 
 API_KEY = "a key for the test"
 HEADERS = {"authorization": f"Bearer {API_KEY}"}
+PAUSE_S = 0.5
+"""Time between rounds in which the server has nothing to do, so that it is not the processor that all wait for."""
 DOCUMENT = "# Office\n\nThe report printer is in room 12.\n"
 _CONFIG = """
 name: "{name}"
@@ -74,7 +76,7 @@ async def _all_kinds(base_url: str, stopping: threading.Event) -> None:
     async with httpx.AsyncClient(base_url=base_url, headers=HEADERS, timeout=120.0) as client:
         await _put_document(client)
         for round_number in count():
-            if stopping.is_set():
+            if round_number and await asyncio.to_thread(stopping.wait, PAUSE_S):
                 return
             await asyncio.gather(
                 *(_chat(client, f"Tell me of the number {round_number} and {each}.") for each in range(3)),

@@ -83,7 +83,7 @@ def fake_hub(models: Mapping[str, Files], gated: str = "") -> Iterator[FakeHub]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         hub = FakeHub(f"http://127.0.0.1:{server.server_address[1]}")
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield hub

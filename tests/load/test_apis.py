@@ -23,9 +23,8 @@ def choice(**fields: Any) -> dict[str, Any]:
     return {"id": "x", "choices": [{"index": 0, "finish_reason": None} | fields]}
 
 
-@pytest.mark.parametrize(
-    ("event", "parsed"),
-    [
+PARSED: dict[Api, list[tuple[object, ParsedEvent]]] = {
+    CompletionsApi(): [
         (choice(text=" a"), TOKEN),
         (choice(text=" a", finish_reason="stop"), ParsedEvent(has_text=True, finish_reason="stop")),
         (choice(text=""), ParsedEvent()),
@@ -33,37 +32,79 @@ def choice(**fields: Any) -> dict[str, Any]:
         ({"error": {"message": "engine died", "code": 500}}, ParsedEvent(error="engine died")),
         ({"error": "plain"}, ParsedEvent(error="plain")),
     ],
-)
-def test_completions_events(event: object, parsed: ParsedEvent) -> None:
-    assert parse(CompletionsApi(), event) == parsed
-
-
-@pytest.mark.parametrize(
-    ("delta", "parsed"),
-    [
-        ({"role": "assistant", "content": ""}, ParsedEvent()),
-        ({"content": "a"}, TOKEN),
-        ({"reasoning_content": "hm"}, TOKEN),
-        ({"reasoning": "hm"}, TOKEN),
-        ({"content": None}, ParsedEvent()),
-        ({}, ParsedEvent()),
+    ChatApi(): [
+        (choice(delta={"role": "assistant", "content": ""}), ParsedEvent()),
+        (choice(delta={"content": "a"}), TOKEN),
+        (choice(delta={"reasoning_content": "hm"}), TOKEN),
+        (choice(delta={"reasoning": "hm"}), TOKEN),
+        (choice(delta={"content": None}), ParsedEvent()),
+        (choice(delta={}), ParsedEvent()),
     ],
-)
-def test_chat_events_count_only_where_text_arrives(delta: dict[str, Any], parsed: ParsedEvent) -> None:
-    assert parse(ChatApi(), choice(delta=delta)) == parsed
-
-
-@pytest.mark.parametrize(
-    ("event", "parsed"),
-    [
+    GenerateStreamApi(): [
         ({"model_name": "m", "model_version": "1", "text_output": "a"}, TOKEN),
         ({"text_output": "ab", "num_output_tokens": 2}, ParsedEvent(has_text=True, num_tokens=2)),
         ({"text_output": "", "finish_reason": "length"}, ParsedEvent(finish_reason="length")),
         ({"error": "asked to fail"}, ParsedEvent(error="asked to fail")),
     ],
-)
-def test_generate_stream_events(event: object, parsed: ParsedEvent) -> None:
-    assert parse(GenerateStreamApi(), event) == parsed
+    ResponsesApi(): [
+        ({"type": "response.created", "response": {"usage": None}}, ParsedEvent()),
+        ({"type": "response.output_text.delta", "delta": "a"}, TOKEN),
+        ({"type": "response.reasoning_text.delta", "delta": "hm"}, TOKEN),
+        ({"type": "response.function_call_arguments.delta", "delta": "{"}, TOKEN),
+        (
+            {"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 4}}},
+            ParsedEvent(prompt_tokens=3, completion_tokens=4, finish_reason="stop", is_last=True),
+        ),
+        ({"type": "response.incomplete", "response": {}}, ParsedEvent(finish_reason="length", is_last=True)),
+        (
+            {"type": "response.failed", "response": {"error": {"message": "engine died"}}},
+            ParsedEvent(error="engine died", finish_reason="stop", is_last=True),
+        ),
+        ({"type": "error", "message": "gone"}, ParsedEvent(error="gone", is_last=True)),
+    ],
+    MessagesApi(): [
+        (
+            {"type": "message_start", "message": {"usage": {"input_tokens": 3, "cache_read_input_tokens": 16}}},
+            ParsedEvent(prompt_tokens=19),
+        ),
+        ({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}, TOKEN),
+        ({"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "hm"}}, TOKEN),
+        ({"type": "ping"}, ParsedEvent()),
+        (
+            {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 4}},
+            ParsedEvent(completion_tokens=4, finish_reason="max_tokens"),
+        ),
+        ({"type": "message_stop"}, ParsedEvent(is_last=True)),
+        ({"type": "error", "error": {"message": "overloaded"}}, ParsedEvent(error="overloaded", is_last=True)),
+    ],
+    OllamaChatApi(): [
+        ({"message": {"content": "a"}, "done": False}, TOKEN),
+        ({"message": {"content": "", "thinking": "hm"}, "done": False}, TOKEN),
+        (
+            {
+                "message": {"content": ""},
+                "done": True,
+                "done_reason": "length",
+                "prompt_eval_count": 3,
+                "eval_count": 4,
+            },
+            ParsedEvent(prompt_tokens=3, completion_tokens=4, finish_reason="length", is_last=True),
+        ),
+        ({"error": "no such model"}, ParsedEvent(error="no such model")),
+    ],
+    EmbeddingsApi(): [({"data": [{}], "usage": {"prompt_tokens": 3}}, ParsedEvent(prompt_tokens=3))],
+    RerankApi(): [({"results": [{"index": 0}]}, ParsedEvent())],
+    InferApi(): [
+        ({"outputs": [{"name": "y"}]}, ParsedEvent()),
+        ({"error": "bad shape"}, ParsedEvent(error="bad shape")),
+    ],
+}
+
+
+@pytest.mark.parametrize("api", PARSED, ids=lambda api: type(api).__name__)
+def test_what_events_and_answers_mean(api: Api) -> None:
+    for event, parsed in PARSED[api]:
+        assert parse(api, event) == parsed, event
 
 
 @pytest.mark.parametrize(
@@ -81,80 +122,9 @@ def test_what_is_not_the_protocol_raises(data: bytes, message: str) -> None:
         CompletionsApi().parse(data)
 
 
-@pytest.mark.parametrize(
-    ("event", "parsed"),
-    [
-        ({"type": "response.created", "response": {"usage": None}}, ParsedEvent()),
-        ({"type": "response.output_text.delta", "delta": "a"}, TOKEN),
-        ({"type": "response.reasoning_text.delta", "delta": "hm"}, TOKEN),
-        ({"type": "response.function_call_arguments.delta", "delta": "{"}, TOKEN),
-        (
-            {"type": "response.completed", "response": {"usage": {"input_tokens": 3, "output_tokens": 4}}},
-            ParsedEvent(prompt_tokens=3, completion_tokens=4, finish_reason="stop", is_last=True),
-        ),
-        ({"type": "response.incomplete", "response": {}}, ParsedEvent(finish_reason="length", is_last=True)),
-        (
-            {"type": "response.failed", "response": {"error": {"message": "engine died"}}},
-            ParsedEvent(error="engine died", finish_reason="stop", is_last=True),
-        ),
-        ({"type": "error", "message": "gone"}, ParsedEvent(error="gone", is_last=True)),
-    ],
-)
-def test_responses_events(event: object, parsed: ParsedEvent) -> None:
-    assert parse(ResponsesApi(), event) == parsed
-
-
-@pytest.mark.parametrize(
-    ("event", "parsed"),
-    [
-        (
-            {"type": "message_start", "message": {"usage": {"input_tokens": 3, "cache_read_input_tokens": 16}}},
-            ParsedEvent(prompt_tokens=19),
-        ),
-        ({"type": "content_block_delta", "delta": {"type": "text_delta", "text": "a"}}, TOKEN),
-        ({"type": "content_block_delta", "delta": {"type": "thinking_delta", "thinking": "hm"}}, TOKEN),
-        ({"type": "ping"}, ParsedEvent()),
-        (
-            {"type": "message_delta", "delta": {"stop_reason": "max_tokens"}, "usage": {"output_tokens": 4}},
-            ParsedEvent(completion_tokens=4, finish_reason="max_tokens"),
-        ),
-        ({"type": "message_stop"}, ParsedEvent(is_last=True)),
-        ({"type": "error", "error": {"message": "overloaded"}}, ParsedEvent(error="overloaded", is_last=True)),
-    ],
-)
-def test_messages_events(event: object, parsed: ParsedEvent) -> None:
-    assert parse(MessagesApi(), event) == parsed
-
-
-@pytest.mark.parametrize(
-    ("line", "parsed"),
-    [
-        ({"message": {"content": "a"}, "done": False}, TOKEN),
-        ({"message": {"content": "", "thinking": "hm"}, "done": False}, TOKEN),
-        (
-            {
-                "message": {"content": ""},
-                "done": True,
-                "done_reason": "length",
-                "prompt_eval_count": 3,
-                "eval_count": 4,
-            },
-            ParsedEvent(prompt_tokens=3, completion_tokens=4, finish_reason="length", is_last=True),
-        ),
-        ({"error": "no such model"}, ParsedEvent(error="no such model")),
-    ],
-)
-def test_ollama_lines(line: object, parsed: ParsedEvent) -> None:
-    assert parse(OllamaChatApi(), line) == parsed
-
-
-def test_whole_answers_have_results_or_failed() -> None:
-    assert parse(EmbeddingsApi(), {"data": [{}], "usage": {"prompt_tokens": 3}}) == ParsedEvent(prompt_tokens=3)
-    assert parse(RerankApi(), {"results": [{"index": 0}]}) == ParsedEvent()
-    assert parse(InferApi(), {"outputs": [{"name": "y"}]}) == ParsedEvent()
+def test_whole_answers_without_results_have_failed() -> None:
     assert parse(EmbeddingsApi(), {}).error is not None
     assert parse(InferApi(), {"outputs": []}).error is not None
-    assert parse(InferApi(), {"error": "bad shape"}).error == "bad shape"
 
 
 async def prepared(api: InferApi, *inputs: tuple[str, str, list[int]], **shapes: tuple[int, ...]) -> InferApi:

@@ -77,49 +77,6 @@ def test_an_unreachable_server_is_said_plainly(capsys: pytest.CaptureFixture[str
     assert "cannot reach http://127.0.0.1:1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--prompt-tokens", "9..3"], "1 <= low <= high"),
-        (["--request-rate", "0"], "above 0"),
-        (["--concurrency", "0"], "at least 1"),
-        (["--header", "nonsense"], "Name: value"),
-        (["--extra-body", "[1]"], "JSON object"),
-        (["--slo", "speed=1"], "ttft, itl, tpot and e2e"),
-        (["--api", "grpc"], "chat"),
-        (["--api-k", "hush"], "unrecognized"),
-        (["--json", "/nowhere/run.json"], "a folder that exists"),
-        (["--turns", "0"], "1 <= low <= high"),
-        (["--think-time", "-1"], "write seconds"),
-        (["--image-size", "640"], "WIDTHxHEIGHT"),
-        (["--json-schema", "/nowhere.json"], "/nowhere.json: No such file"),
-        (["--tools", "/dev/null"], "not JSON"),
-    ],
-)
-def test_bad_flags_are_refused_with_what_is_allowed(
-    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        command(flags)
-    assert exit_info.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--tool-choice", "required"], "--tool-choice goes with --tools"),
-        (["--api", "chat", "--tools", "builtin", "--turns", "2"], "--tools: with --turns"),
-        (["--api", "ollama_chat", "--tools", "builtin", "--tool-choice", "none"], "Ollama's API has none"),
-        (["--concurrency", "2", "--processes", "3"], "at most one for each request in flight"),
-        (["--images", "1"], "--images: requests of --api completions cannot have it"),
-    ],
-)
-def test_what_does_not_go_together_is_said(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(good_stream, *flags)[0] == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_busy_client_names_the_way_out() -> None:
     run = run_against(good_stream)
     busy = replace(run, busiest_cpu_s=run.summary.wall_s)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from load.__main__ import command
 from load.compatible.genai_perf import _parser as genai_parser
 from load.compatible.genai_perf import _workload as genai_workload
 from load.compatible.vllm_bench import _config as vllm_config
@@ -119,42 +118,3 @@ def test_failures_have_their_exit_status(line: str, capsys: pytest.CaptureFixtur
     status, server = command_against(refuses, *shlex.split(line))
     assert (status, len(server.wires)) == (1, 1)
     assert "http_500: 1, first: no" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("vllm-bench --profile", "--profile: profile a server of Sluice"),
-        ("vllm-bench --ramp-up-strategy linear", "--final-rate"),
-        ("vllm-bench --hf-split train", "random, sharegpt and burstgpt"),
-        ("vllm-bench --nonsense 1", "unrecognized arguments: --nonsense"),
-        ("vllm-bench --backend openai-audio", "invalid choice: 'openai-audio'"),
-        ("genai-perf profile -m m --input-file x", "use `sluice load --trace FILE`"),
-        ("genai-perf profile -m m --nonsense 1", "unrecognized arguments: --nonsense"),
-        ("genai-perf profile", "required: -m"),
-        ("perf-analyzer -m m --shared-memory system", "tensors travel in the request"),
-        ("perf-analyzer -m m --nonsense 1", "unrecognized arguments: --nonsense"),
-    ],
-)
-def test_flags_that_cannot_be_honoured_are_named(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        command(shlex.split(line))
-    assert exit_info.value.code == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("vllm-bench --endpoint /v1/chat/completions", "the path of this API is /v1/completions"),
-        ("vllm-bench --dataset-name sharegpt", "--dataset-path goes with"),
-        ("vllm-bench --goodput itl:5", "write NAME:MS of ttft, tpot, e2el"),
-        ("vllm-bench --percentile-metrics x", "there are ttft, tpot, itl, e2el"),
-        ("vllm-bench --random-range-ratio 1", "from 0 to below 1"),
-        ("genai-perf -m m --endpoint-type chat --image-width-mean 5", "go together"),
-        ("genai-perf -m m --endpoint-type chat --extra-inputs x", "write NAME:VALUE or a JSON object"),
-    ],
-)
-def test_values_that_cannot_be_used_are_explained(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(shlex.split(line)) == 2
-    assert said in capsys.readouterr().err

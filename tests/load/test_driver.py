@@ -99,7 +99,7 @@ class EagerClock(ManualClock):
     """Nobody waits: time jumps to whatever moment is waited for."""
 
     async def sleep_until(self, moment: float) -> None:
-        self.advance(moment - self._now)
+        self.advance(max(0.0, moment - self._now))
 
 
 def test_closed_loop_does_not_flood_a_server_that_breaks_connections() -> None:

@@ -6,11 +6,11 @@ from load.intervals import Samples
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     rng = np.random.default_rng(5)
     num_hits = 0
-    for trial in range(60):
-        samples = Samples(rng.exponential(1.0, 200), range(200), 200)
+    for trial in range(30):
+        samples = Samples(rng.exponential(1.0, 100), range(100), 100)
         interval = samples.intervals((50.0,), seed=trial)[0]
         num_hits += interval.low <= np.log(2.0) <= interval.high
-    assert 52 <= num_hits <= 60  # 95 % of 60 are 57
+    assert 26 <= num_hits <= 30  # 95 % of 30 are 28 or 29
 
 
 def test_gaps_of_one_request_count_as_one_draw() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from load.config import Arrival, LoadConfigError, RequestPace
@@ -16,6 +16,7 @@ from load.workload import arrival_offsets
 from tests.load.scripted_server import Script, Wire, good_stream, load_config, run_against, serving
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(0, 30))
 def test_shares_are_a_partition(num_processes: int, more: int) -> None:
     pace = RequestPace(concurrency=num_processes + more, num_requests=1)

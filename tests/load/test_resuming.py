@@ -62,23 +62,27 @@ async def test_a_stream_over_many_connections_is_whole() -> None:
     assert set(asked[1:]) == {"GET"}
 
 
-async def test_another_text_is_wrong() -> None:
-    assert (await read(keep_stream, "other")).outcome is Outcome.WRONG
+def answering(status: int, content: bytes) -> Handler:
+    return lambda _: httpx.Response(status, headers={"x-sluice-stream": "s"}, content=content)
 
 
-async def test_a_missing_event_is_wrong() -> None:
-    verdict = await read(lambda _: httpx.Response(200, headers={"x-sluice-stream": "s"}, content=event(1) + event(3)))
-    assert (verdict.outcome, verdict.label) == (Outcome.WRONG, "number")
-
-
-async def test_an_error_event_is_an_error() -> None:
-    body = event(1) + b'id: s:2\ndata: {"error": {"message": "unavailable"}}\n\n'
-    assert (await read(lambda _: httpx.Response(200, content=body))).outcome is Outcome.ERROR
-
-
-@pytest.mark.parametrize(("status", "expected"), [(503, Outcome.ERROR), (400, Outcome.WRONG)])
-async def test_a_refusal_ends_it(status: int, expected: Outcome) -> None:
-    assert (await read(lambda _: httpx.Response(status, content=b"{}"))).outcome is expected
+@pytest.mark.parametrize(
+    ("handler", "expected", "outcome"),
+    [
+        pytest.param(keep_stream, "other", Outcome.WRONG, id="another text"),
+        pytest.param(answering(200, event(1) + event(3)), "", Outcome.WRONG, id="a missing event"),
+        pytest.param(
+            answering(200, event(1) + b'id: s:2\ndata: {"error": {"message": "unavailable"}}\n\n'),
+            "",
+            Outcome.ERROR,
+            id="an error event",
+        ),
+        pytest.param(answering(503, b"{}"), "", Outcome.ERROR, id="a refusal"),
+        pytest.param(answering(400, b"{}"), "", Outcome.WRONG, id="a refusal as of a bad request"),
+    ],
+)
+async def test_how_a_stream_ends(handler: Handler, expected: str, outcome: Outcome) -> None:
+    assert (await read(handler, expected)).outcome is outcome
 
 
 @pytest.mark.parametrize(("is_cut", "expected"), [(False, Outcome.LOST), (True, Outcome.CUT)])

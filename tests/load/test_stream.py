@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 
 from load.config import ApiKind
 from load.splitters import EventSplitter
-from load.stream import Failure, FailureKind
-from tests.load.scripted_server import Wire, good_stream, only_failure, run_against
+from tests.load.scripted_server import Script, Wire, good_stream, only_failure, run_against
 
 
 def test_a_good_stream_is_served() -> None:
@@ -23,81 +23,56 @@ def test_a_good_stream_is_served() -> None:
     assert result.finish_reason == "length"
 
 
-async def merged(wire: Wire) -> None:
-    wire.start_stream()
-    wire.token("two tokens")
-    wire.token("one")
-    wire.finish(3)
+def stream(*sent: str | bytes | int | dict[str, Any], is_ended: bool = True) -> Script:
+    """Send tokens of these texts, and events of other contents; a number ends the stream and says how many it had."""
+
+    async def script(wire: Wire) -> None:
+        wire.start_stream()
+        for each in sent:
+            match each:
+                case str():
+                    wire.token(each)
+                case int():
+                    wire.finish(each)
+                case _:
+                    wire.event(each)
+        if is_ended and not isinstance(sent[-1], int):
+            wire.end_stream()
+
+    return script
 
 
 def test_tokens_merged_into_one_event_are_counted_by_usage() -> None:
-    (result,) = run_against(merged).results
+    (result,) = run_against(stream("two tokens", "one", 3)).results
     assert result.failure is None
     assert (result.output_tokens, len(result.event_times_s)) == (3, 2)
 
 
-async def short(wire: Wire) -> None:
-    wire.start_stream()
-    wire.token()
-    wire.finish(2)
+def without_usage(finish_reason: str) -> Script:
+    return stream("a", {"choices": [{"text": "rest", "finish_reason": finish_reason}]}, b"[DONE]")
 
 
-def test_fewer_tokens_than_asked_is_a_failure() -> None:
-    assert only_failure(short) == Failure(FailureKind.SHORT, "2 of 3 tokens, counted by usage")
+def test_without_usage_the_finish_reason_is_trusted_and_events_are_counted() -> None:
+    (result,) = run_against(without_usage("length")).results
+    assert result.failure is None
+    assert (result.output_tokens, result.output_tokens_counted_by) == (2, "events")
+
+
+SHORT = stream("a", 2)
+DIED: dict[str, Any] = {"error": {"message": "engine died", "type": "server_error"}}
+TRITON: dict[str, Any] = {"api": ApiKind.GENERATE_STREAM}
+PIECE = {"model_name": "m", "model_version": "1", "text_output": "a"}
 
 
 def test_fewer_tokens_are_fine_where_the_model_may_stop_by_itself() -> None:
-    assert run_against(short, ignore_eos=False).summary.num_served == 1
+    assert run_against(SHORT, ignore_eos=False).summary.num_served == 1
 
 
-async def silent_about_usage(wire: Wire) -> None:
+async def error_event_then_close(wire: Wire) -> None:
     wire.start_stream()
-    wire.token()
-    wire.event({"choices": [{"text": "rest", "finish_reason": "stop" if wire.body["seed"] else "length"}]})
-    wire.event(b"[DONE]")
-    wire.end_stream()
-
-
-def test_without_usage_the_finish_reason_decides_whether_a_stream_is_short() -> None:
-    (trusted,) = run_against(silent_about_usage, extra_body={"seed": 0}).results
-    assert trusted.failure is None
-    assert (trusted.output_tokens, trusted.output_tokens_counted_by) == (2, "events")
-    assert only_failure(silent_about_usage, extra_body={"seed": 1}).kind is FailureKind.SHORT
-
-
-async def error_event(wire: Wire) -> None:
-    wire.start_stream()
-    wire.token()
-    wire.event({"error": {"message": "engine died", "type": "server_error"}})
-    wire.event(b"[DONE]")
-    wire.end_stream()
-
-
-def test_an_error_event_is_a_failure_even_before_a_clean_end() -> None:
-    assert only_failure(error_event) == Failure(FailureKind.ERROR_EVENT, "engine died")
-
-
-async def error_event_then_reset(wire: Wire) -> None:
-    wire.start_stream()
-    wire.event({"error": {"message": "engine died"}})
+    wire.event(DIED)
     await wire.writer.drain()
     wire.writer.close()
-
-
-def test_what_the_server_said_comes_before_how_the_connection_ended() -> None:
-    assert only_failure(error_event_then_reset) == Failure(FailureKind.ERROR_EVENT, "engine died")
-
-
-async def no_terminator(wire: Wire) -> None:
-    wire.start_stream()
-    for _ in range(3):
-        wire.token()
-    wire.usage(3)
-    wire.end_stream()
-
-
-def test_a_stream_without_done_is_a_failure() -> None:
-    assert only_failure(no_terminator).kind is FailureKind.NO_TERMINATOR
 
 
 async def cut_inside_an_event(wire: Wire) -> None:
@@ -107,29 +82,8 @@ async def cut_inside_an_event(wire: Wire) -> None:
     wire.end_stream()
 
 
-def test_an_end_inside_an_event_is_a_failure() -> None:
-    failure = only_failure(cut_inside_an_event, api=ApiKind.GENERATE_STREAM)
-    assert failure == Failure(FailureKind.NO_TERMINATOR, "ended inside an event")
-
-
-async def malformed(wire: Wire) -> None:
-    wire.start_stream()
-    wire.event(b"{oops")
-    wire.finish(3)
-
-
-def test_an_event_that_is_not_json_is_a_failure() -> None:
-    assert only_failure(malformed).kind is FailureKind.MALFORMED
-
-
 async def refused(wire: Wire) -> None:
     await wire.whole("429 Too Many Requests", b'{"error": {"message": "queue full"}}', "Retry-After: 1")
-
-
-def test_a_status_other_than_200_is_a_failure_counted_by_status() -> None:
-    failure = only_failure(refused)
-    assert failure.label == "http_429"
-    assert "queue full" in failure.detail
 
 
 async def reset(wire: Wire) -> None:
@@ -139,44 +93,46 @@ async def reset(wire: Wire) -> None:
     wire.reset()
 
 
-def test_a_reset_connection_is_a_failure() -> None:
-    assert only_failure(reset).kind is FailureKind.CONNECTION
-
-
 async def never_ends(wire: Wire) -> None:
     wire.start_stream()
     wire.token()
     await asyncio.Event().wait()
 
 
-def test_a_stream_that_never_ends_times_out() -> None:
-    assert only_failure(never_ends, timeout_s=0.05).kind is FailureKind.TIMEOUT
+async def without_results(wire: Wire) -> None:
+    await wire.whole("200 OK", b"{}")
 
 
-async def triton(wire: Wire) -> None:
-    wire.start_stream()
-    for _ in range(wire.body["max_tokens"] - wire.body["missing"]):
-        wire.event({"model_name": "m", "model_version": "1", "text_output": "a"})
-    wire.end_stream()
+FAILURES: dict[str, tuple[Script, dict[str, Any], str, str]] = {
+    "fewer tokens than asked": (SHORT, {}, "short", "2 of 3 tokens, counted by usage"),
+    "fewer, without usage": (without_usage("stop"), {}, "short", ""),
+    "an error event before a clean end": (stream("a", DIED, b"[DONE]"), {}, "error_event", "engine died"),
+    "an error event before a broken connection": (error_event_then_close, {}, "error_event", "engine died"),
+    "no [DONE]": (stream("a", "a", "a", {"choices": [], "usage": {"completion_tokens": 3}}), {}, "no_terminator", ""),
+    "an end inside an event": (cut_inside_an_event, TRITON, "no_terminator", "ended inside an event"),
+    "an event that is no JSON": (stream(b"{oops", 3), {}, "malformed", ""),
+    "a status other than 200": (refused, {}, "http_429", "queue full"),
+    "a connection that is reset": (reset, {}, "connection", ""),
+    "a stream that never ends": (never_ends, {"timeout_s": 0.05}, "timeout", ""),
+    "fewer events of generate_stream": (stream(PIECE, PIECE), TRITON, "short", ""),
+    "an error event of generate_stream": (
+        stream(PIECE, {"error": "asked to fail"}, PIECE, PIECE),
+        TRITON,
+        "error_event",
+        "asked to fail",
+    ),
+    "a whole answer without results": (without_results, {"api": ApiKind.EMBEDDINGS}, "error_event", ""),
+}
 
 
-@pytest.mark.parametrize(("missing", "num_served"), [(0, 1), (1, 0)])
-def test_generate_stream_ends_with_the_body_and_counts_events(missing: int, num_served: int) -> None:
-    run = run_against(triton, api=ApiKind.GENERATE_STREAM, extra_body={"missing": missing})
-    assert run.summary.num_served == num_served
+@pytest.mark.parametrize(("script", "settings", "label", "detail"), FAILURES.values(), ids=FAILURES)
+def test_what_is_a_failure(script: Script, settings: dict[str, Any], label: str, detail: str) -> None:
+    failure = only_failure(script, **settings)
+    assert failure.label == label and detail in failure.detail
 
 
-async def triton_error(wire: Wire) -> None:
-    wire.start_stream()
-    wire.event({"text_output": "a"})
-    wire.event({"error": "asked to fail"})
-    wire.event({"text_output": "b"})
-    wire.event({"text_output": "c"})
-    wire.end_stream()
-
-
-def test_generate_stream_error_event() -> None:
-    assert only_failure(triton_error, api=ApiKind.GENERATE_STREAM) == Failure(FailureKind.ERROR_EVENT, "asked to fail")
+def test_generate_stream_ends_with_the_body_and_counts_events() -> None:
+    assert run_against(stream(PIECE, PIECE, PIECE), **TRITON).summary.num_served == 1
 
 
 async def ollama_lines(wire: Wire) -> None:
@@ -205,13 +161,6 @@ def test_an_answer_that_is_not_streamed_has_an_end_and_no_first_token() -> None:
     assert result.is_ok
     assert (result.ttft_s, result.prompt_tokens) == (None, 5)
     assert result.e2e_s > 0
-
-
-def test_a_whole_answer_without_results_is_a_failure() -> None:
-    async def script(wire: Wire) -> None:
-        await wire.whole("200 OK", b"{}")
-
-    assert only_failure(script, api=ApiKind.EMBEDDINGS).kind is FailureKind.ERROR_EVENT
 
 
 def test_a_client_that_leaves_drops_its_connection_and_counts_neither_as_served_nor_as_failed() -> None:
@@ -251,10 +200,6 @@ def test_events_do_not_depend_on_where_the_network_cuts(cuts: list[int], has_car
     stream = STREAM.replace(b"\n", b"\r\n") if has_carriage_returns else STREAM
     borders = [0, *sorted(cuts), len(stream)]
     assert feed_all([stream[a:b] for a, b in itertools.pairwise(borders)]) == EVENTS
-
-
-def test_one_event_a_piece() -> None:
-    assert feed_all([b"data: a\n\n", b"data: b\n\n"]) == [b"a", b"b"]
 
 
 def test_a_cut_event_is_not_between_events() -> None:

@@ -104,3 +104,7 @@ def test_goodput_wants_every_target_met(slo: Slo, is_met: bool) -> None:
 
 def test_a_single_token_has_no_gaps_to_judge() -> None:
     assert meets_slo(result([0.5]), Slo(ttft_ms=500.0, itl_ms=0.1, tpot_ms=0.1))
+
+
+def test_a_first_token_that_never_came_misses_its_target() -> None:
+    assert not meets_slo(result([], ended_s=0.1), Slo(ttft_ms=500.0))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from load import sweep
-from load.__main__ import command
 from load.summary import Distribution
 from load.sweep import Point, pareto_front
 from tests.load.scripted_server import Wire, command_against, good_stream, run_against
@@ -68,13 +67,3 @@ def test_each_rate_is_a_run(tmp_path: Path) -> None:
     document, _, _ = swept(tmp_path, "--request-rate", "100,200.5")
     assert [row["report"]["config"]["pace"]["request_rate"] for row in document["points"]] == [100, 200.5]
     assert document["unit"] == "requests/s"
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [([], "one of the arguments --concurrency --request-rate is required"), (["--concurrency", "1,0"], "at least 1")],
-)
-def test_levels_are_checked(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command(["sweep", *flags])
-    assert said in capsys.readouterr().err

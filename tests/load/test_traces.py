@@ -12,7 +12,8 @@ from load.run import run_load
 from load.settings import make_config
 from load.traces import TracedRequest, read_trace
 from load.workload import due_requests, planned_requests, prompt_source
-from tests.load.scripted_server import ManualClock, good_stream, load_config, serving
+from tests.load.scripted_server import good_stream, load_config, serving
+from tests.load.test_driver import EagerClock
 
 MOONCAKE = """\
 {"timestamp": 27000, "input_length": 1000, "output_length": 5, "hash_ids": [7, 8]}
@@ -98,13 +99,6 @@ def test_prompts_with_equal_pieces_share_their_tokens_and_come_at_their_times(tm
     assert (len(first.prompt), len(second.prompt)) == (1100, 1000)
     assert first.prompt[:512] == second.prompt[:512]
     assert first.prompt[512:600] != second.prompt[512:600]
-
-
-class EagerClock(ManualClock):
-    """A clock whose time jumps to whatever moment is waited for."""
-
-    async def sleep_until(self, moment: float) -> None:
-        self.advance(max(0.0, moment - self._now))
 
 
 def test_a_trace_is_sent_at_its_times(tmp_path: Path) -> None:

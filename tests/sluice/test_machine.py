@@ -31,42 +31,38 @@ def v2(folder: str, limit: str, current: int, file_pages: int = 0) -> dict[str, 
     return {f"{prefix}/memory.max": limit, f"{prefix}/memory.current": str(current), f"{prefix}/memory.stat": stat}
 
 
-def test_without_limits_it_is_the_machines(root: Path) -> None:
-    assert available_bytes(root) == 16 * GIB
+def v1(folder: str, limit: int, usage: int, file_pages: int) -> dict[str, str]:
+    prefix = f"sys/fs/cgroup/memory{folder}"
+    stat = f"cache 3\ntotal_active_file 0\ntotal_inactive_file {file_pages}\n"
+    return {
+        f"{prefix}/memory.limit_in_bytes": str(limit),
+        f"{prefix}/memory.usage_in_bytes": str(usage),
+        f"{prefix}/memory.stat": stat,
+    }
 
 
-def test_a_containers_limit_wins(root: Path) -> None:
-    write(root, v2("", str(4 * GIB), GIB))
-    assert available_bytes(root) == 3 * GIB
-
-
-def test_a_limit_above_what_the_machine_has_left_does_not(root: Path) -> None:
-    write(root, v2("", str(64 * GIB), GIB))
-    assert available_bytes(root) == 16 * GIB
-
-
-def test_cached_files_count_as_available(root: Path) -> None:
-    write(root, v2("", str(4 * GIB), 3 * GIB, file_pages=2 * GIB))
-    assert available_bytes(root) == 3 * GIB
-
-
-def test_the_tightest_of_nested_groups_wins(root: Path) -> None:
-    write(root, {"proc/self/cgroup": "0::/a/b\n"})
-    write(root, v2("/a", str(2 * GIB), GIB) | v2("/a/b", "max", GIB))
-    assert available_bytes(root) == GIB
-
-
-def test_the_first_generation_of_groups(root: Path) -> None:
-    group = "sys/fs/cgroup/memory/docker/x"
-    write(root, {"proc/self/cgroup": "9:cpu:/\n4:memory:/docker/x\n0::/\n"})
-    write(root, {f"{group}/memory.limit_in_bytes": str(2 * GIB), f"{group}/memory.usage_in_bytes": str(GIB)})
-    write(root, {f"{group}/memory.stat": f"cache 3\ntotal_active_file 0\ntotal_inactive_file {GIB // 2}\n"})
-    assert available_bytes(root) == 3 * GIB // 2
-
-
-def test_a_group_over_its_limit_leaves_nothing(root: Path) -> None:
-    write(root, v2("", str(GIB), 2 * GIB))
-    assert available_bytes(root) == 0
+@pytest.mark.parametrize(
+    ("group", "files", "expected"),
+    [
+        pytest.param("0::/", {}, 16 * GIB, id="without limits it is the machine's"),
+        pytest.param("0::/", v2("", str(4 * GIB), GIB), 3 * GIB, id="a container's limit wins"),
+        pytest.param("0::/", v2("", str(64 * GIB), GIB), 16 * GIB, id="a limit above what the machine has does not"),
+        pytest.param("0::/", v2("", str(4 * GIB), 3 * GIB, 2 * GIB), 3 * GIB, id="cached files count as available"),
+        pytest.param("0::/", v2("", str(GIB), 2 * GIB), 0, id="a group over its limit leaves nothing"),
+        pytest.param(
+            "0::/a/b", v2("/a", str(2 * GIB), GIB) | v2("/a/b", "max", GIB), GIB, id="the tightest of nested groups"
+        ),
+        pytest.param(
+            "9:cpu:/\n4:memory:/docker/x\n0::/",
+            v1("/docker/x", 2 * GIB, GIB, GIB // 2),
+            3 * GIB // 2,
+            id="the first generation of groups",
+        ),
+    ],
+)
+def test_memory_that_is_available(root: Path, group: str, files: dict[str, str], expected: int) -> None:
+    write(root, {"proc/self/cgroup": f"{group}\n", **files})
+    assert available_bytes(root) == expected
 
 
 def test_this_machine() -> None:

@@ -1,6 +1,5 @@
 """The parts of the benchmark that need no server."""
 
-from benchmarks.routing import decisions
 from benchmarks.routing.fleets import PROFILE
 from engine.fleet.router import RouterSettings, RoutingPolicy
 from engine.simulation.fleet import FleetConfig, simulate
@@ -8,15 +7,9 @@ from engine.simulation.summary import summarize
 from engine.simulation.synthetic import SharedPrefixes, shared_prefix_trace
 
 
-def test_each_situation_has_its_choices() -> None:
-    figures = decisions.measure(num_repeats=1)
-    assert [figure.subject for figure in figures] == list(decisions.HELD)
-    assert all(figure.median > 0.0 for figure in figures)
-
-
 def test_prefixes_stay_where_they_are_cached() -> None:
     """A cache has room for half of the prefixes: only a router that knows them finds most."""
-    trace = shared_prefix_trace(SharedPrefixes(num_requests=600, rate=20.0, num_prefixes=64))
+    trace = shared_prefix_trace(SharedPrefixes(num_requests=300, rate=20.0, num_prefixes=32))
     found = {}
     for policy in (RoutingPolicy.PREFIX, RoutingPolicy.ROUND_ROBIN):
         summary = summarize(simulate(trace, FleetConfig(PROFILE, 8, RouterSettings(policy=policy))))

@@ -91,10 +91,3 @@ def test_paths_that_are_no_model(path: str, error: str, capsys: pytest.CaptureFi
         assert code == 2 and error in streams.err
     else:
         assert code == 0 and "not in the hub's local cache" in " ".join(streams.out.split())
-
-
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        command(["--help"])
-    assert end.value.code == 0
-    assert "examples:" in capsys.readouterr().out

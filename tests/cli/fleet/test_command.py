@@ -29,30 +29,6 @@ def test_the_bundled_model_needs_no_name() -> None:
     assert engine_words("--insecure") == ("-m", "cli", "engine", "--insecure")
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["up", "--max-num-seqs", "0"], "--max-num-seqs must be"),
-        (["up", "--replicas", "-1"], "argument --replicas: must be a whole number of at least 0, got '-1'"),
-        (["up", "--gpus-per-replica", "x"], "argument --gpus-per-replica: must be a number of at least 0, got 'x'"),
-        (["up", "--scale-from", "gateway"], "argument --scale-from: must be an address http://…, got 'gateway'"),
-        (["up", "--name", "a b"], "argument --name: must have letters"),
-        (["scale"], "scale needs --replicas"),
-        (["away"], "argument up|status|scale|down: invalid choice: 'away'"),
-    ],
-)
-def test_a_bad_option_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
-    try:
-        code = fleet.command(argv)
-    except SystemExit as end:
-        assert isinstance(end.code, int)
-        code = end.code
-    assert code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"sluice fleet: error: {message}")
-    assert error.count("\n") == 1
-
-
 def test_without_ray_it_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

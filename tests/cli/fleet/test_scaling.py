@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli.fleet.scaling import NO_STATE, ScalePolicy, ScaleState, decide, read_pressure
@@ -71,6 +71,7 @@ def test_the_last_engine_ends_without_any_pressure_and_the_first_starts_at_once(
     assert after(0.0, 1000, 0, policy) == 0
 
 
+@settings(max_examples=40)
 @given(
     pressures=st.lists(st.one_of(st.none(), st.floats(0, 50)), max_size=60),
     replicas=st.integers(0, 20),

@@ -181,23 +181,6 @@ def test_what_cannot_be_checked(
     assert (captured.out, captured.err) == ("", error.format(root=tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--help"], ["check", "prune", "sluice repository prune --keep 2 --dry-run /models"]),
-        (["check", "--help"], ["--strict", "--json", "--load", "examples:", "Exit codes: 0"]),
-        (["prune", "--help"], ["--keep N", "--dry-run", "--yes", "examples:", "Exit codes: 0"]),
-    ],
-)
-def test_help_teaches(capsys: pytest.CaptureFixture[str], arguments: list[str], words: list[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        command(arguments)
-    assert end.value.code == 0
-    shown = capsys.readouterr().out
-    assert all(word in shown for word in words)
-    assert max(map(len, shown.splitlines())) <= 120
-
-
 def test_a_command_is_needed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         command([])

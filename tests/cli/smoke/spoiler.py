@@ -11,21 +11,16 @@ _OWN_HEADERS = ("content-length", "transfer-encoding", "connection", "date", "se
 
 
 class Spoiler:
-    """Passes requests on, and replaces a text in the answers of the paths that begin as said."""
+    """Passes requests on, and replaces a text in the answers of the paths that begin as `replaced` says."""
 
     def __init__(self, url: str, target: str) -> None:
         self.url = url
         self.target = target
-        self._replaced: list[tuple[str, bytes, bytes]] = []
-
-    def replace(self, path: str, old: bytes, new: bytes) -> None:
-        self._replaced.append((path, old, new))
+        self.replaced = ("", b"", b"")
 
     def spoiled(self, path: str, content: bytes) -> bytes:
-        for prefix, old, new in self._replaced:
-            if path.startswith(prefix):
-                content = content.replace(old, new)
-        return content
+        prefix, old, new = self.replaced
+        return content.replace(old, new) if path.startswith(prefix) else content
 
 
 @contextmanager
@@ -61,7 +56,7 @@ def spoil(target: str) -> Iterator[Spoiler]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     spoiler = Spoiler(f"http://127.0.0.1:{server.server_port}", target)
-    thread = threading.Thread(target=server.serve_forever, name="spoiler")
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="spoiler")
     thread.start()
     try:
         yield spoiler

@@ -24,7 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def spoiler(server: ServerProcess) -> Iterator[Spoiler]:
     with spoil(server.base_url) as made:
         yield made
@@ -39,11 +39,22 @@ def outcomes(printed: str) -> dict[str, str]:
     return {check["name"]: check["outcome"] for check in json.loads(printed)["checks"]}
 
 
-def test_a_server_as_deployed_passes(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def dead_proxy(monkeypatch: pytest.MonkeyPatch, unused_url: str) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, unused_url)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("dead_proxy")
+def test_a_server_as_deployed_passes_with_no_proxy_between(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command(smoke(server)) == 0
     printed = capsys.readouterr().out
     assert "17 ok, 0 skipped, 0 failed" in printed, printed
-    with server.client(headers={"authorization": f"Bearer {KEY}"}) as client:
+    with server.client(headers={"authorization": f"Bearer {KEY}"}, trust_env=False) as client:
         names = [each["name"] for each in client.get("/v1/rag/collections").json()["data"]]
     assert not [name for name in names if name.startswith("smoke-")]
 
@@ -73,7 +84,7 @@ def test_what_is_spoiled_fails(
     new: bytes,
     failing: str,
 ) -> None:
-    spoiler.replace(path, old, new)
+    spoiler.replaced = (path, old, new)
     assert command(smoke(server, spoiler.url, "--json", "--model", "rill", "--only", failing)) == 1
     assert outcomes(capsys.readouterr().out)[failing] == "failed"
 
@@ -86,29 +97,12 @@ def test_grpc_at_another_address(server: ServerProcess, capsys: pytest.CaptureFi
     assert outcomes(capsys.readouterr().out)["health over gRPC"] == "skipped"
 
 
-@pytest.fixture
-def dead_proxy(monkeypatch: pytest.MonkeyPatch, unused_url: str) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"):
-        monkeypatch.setenv(name, unused_url)
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.usefixtures("dead_proxy")
-def test_no_proxy_comes_between_a_server_of_this_machine(
-    server: ServerProcess, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(smoke(server)) == 0, capsys.readouterr().out
-
-
 @pytest.mark.usefixtures("dead_proxy")
 @pytest.mark.parametrize(
     "words",
     [
         ["rag", "list", "--url"],
         ["logs"],
-        ["top", "--once"],
-        ["doctor", "--seconds", "0.1", "--live"],
         ["usage", "--url"],
         ["profile", "--seconds", "0.1", "--output", "trace.json"],
     ],
@@ -151,19 +145,6 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str], unused_url: str) -> No
     assert command([unused_url, "--grpc", "none", "--metrics", "none", "--json", "--only", "health"]) == 1
     expected = {"health": "failed", "health over gRPC": "skipped", "models": "failed"}
     assert outcomes(capsys.readouterr().out) == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["ftp://there"], "--url"),
-        (["--grpc", "there"], "--grpc: expected HOST:PORT or none, got 'there'"),
-        (["--metrics", "there"], "--metrics: expected a URL"),
-    ],
-)
-def test_bad_options(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
-    assert command(arguments) == 2
-    assert said in capsys.readouterr().err
 
 
 @pytest.fixture

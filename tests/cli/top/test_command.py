@@ -123,12 +123,6 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be reached" in capsys.readouterr().err
 
 
-def test_an_interval_that_is_too_short(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command(["--interval", "0.1"])
-    assert "at least 0.25" in capsys.readouterr().err
-
-
 def test_the_selection_moves_in_the_order_shown() -> None:
     view = View()
     assert ORDERS[view.order].name == "age"

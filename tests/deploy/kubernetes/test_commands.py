@@ -1,14 +1,15 @@
 """The commands of the chart's containers: options that Sluice knows, and times and ports that fit each other."""
 
+import contextlib
+import io
 import re
-import subprocess
-import sys
 import tomllib
 from functools import cache
 from typing import Any
 
 import pytest
 
+from cli.__main__ import main as sluice
 from gateway.lifecycle import HANG_TIMEOUT_S
 from gateway.options.command_line import parse_flags
 from gateway.options.config import find_unknown_variables, read_config
@@ -44,11 +45,9 @@ def environment(described: Manifest) -> dict[str, str]:
 @cache
 def flags_of(command: str) -> set[str]:
     """Return the flags in a command's help."""
-    made = subprocess.run(
-        [sys.executable, "-m", "cli", command, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert made.returncode == 0, made.stderr
-    return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", made.stdout))
+    with contextlib.redirect_stdout(io.StringIO()) as shown, pytest.raises(SystemExit):
+        sluice([command, "--help"])
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]*", shown.getvalue()))
 
 
 def config_of(described: Manifest) -> Any:

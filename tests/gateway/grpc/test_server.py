@@ -16,6 +16,7 @@ from gateway.access.identity import Identity
 from gateway.access.keys import make_key
 from gateway.access.ring import KeyRing
 from gateway.calls import CallLog
+from gateway.grpc import health, http2_server
 from gateway.grpc.server import GrpcServer
 from gateway.options.grpc import GrpcOptions
 from gateway.options.option import OptionError
@@ -27,6 +28,12 @@ from tests.waiting import PATIENCE_S
 pytestmark = on_both_servers
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture(autouse=True)
+def _ends_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gRPC's clients never answer the end of a connection over TLS."""
+    monkeypatch.setattr(http2_server, "_CLOSE_S", 0.05)
 
 
 def pem(name: str) -> bytes:
@@ -160,7 +167,8 @@ async def test_health_of_server_and_models() -> None:
         assert await _check(running.channel, "echo") == NOT_SERVING
 
 
-async def test_watching_health() -> None:
+async def test_watching_health(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_WATCH_PERIOD_S", 0.01)
     service = SmallService()
     async with serving(service) as running:
         call = health_pb2_grpc.HealthStub(running.channel).Watch(health_pb2.HealthCheckRequest())

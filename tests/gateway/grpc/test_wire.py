@@ -128,21 +128,6 @@ async def test_a_deadline_amid_a_response_that_nobody_takes() -> None:
         await calls.until_idle()
 
 
-async def test_an_inference_whose_time_is_over_or_that_is_reset_is_cancelled() -> None:
-    model = HeldModel()
-    async with serving(SmallService(model)) as running, connected(running.port) as client:
-        client.send(client.headers(1, INFER, [("grpc-timeout", "30m")]))  # and no message
-        assert (await client.end_of(1)).status == DEADLINE
-        late, left = (infer_request("held", 1, id=each).SerializeToString() for each in ("late", "left"))
-        client.send(client.request(3, INFER, late, [("grpc-timeout", "100m")]))
-        assert (await client.end_of(3)).status == DEADLINE
-        await model.until(model.has_cancelled_all)
-        client.send(client.request(5, INFER, left))
-        await model.until(lambda: model.jobs[-1:] and model.jobs[-1].request.id == "left")
-        client.send(reset(5))
-        await model.until(model.has_cancelled_all)
-
-
 async def test_a_call_that_is_reset_is_cancelled() -> None:
     async with serving_calls() as calls, connected(calls.port) as client:
         client.send(client.request(1, HELD))

@@ -24,14 +24,14 @@ def encode(value: object, is_ascii: bool = False, indent: int | None = None) -> 
 
 
 @given(VALUES, st.booleans(), st.none() | st.integers(0, 5), st.integers(1, 70))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_a_document_in_pieces_is_the_document(value: Any, is_ascii: bool, indent: int | None, size: int) -> None:
     body = encode(value, is_ascii, indent)
     assert orjson.dumps(parse_pieces(body, piece_bytes=size)) == orjson.dumps(orjson.loads(body))
 
 
 @given(VALUES, st.data(), st.integers(1, 70))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_a_broken_document_is_refused_in_pieces_as_at_once(value: Any, data: st.DataObject, size: int) -> None:
     body = bytearray(encode(value))
     body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.sampled_from(b'{}[],:"\\a1 \xff'))

@@ -56,11 +56,9 @@ def exchange(url: str, data: bytes) -> bytes:
     [
         b"\x00\xff\xfe\x80" * 100,
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # a TLS hello
-        b"GET / HTTP/9.9\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
         b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nx",
         b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZZ\r\n",
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
 )
 def test_garbage_is_refused(url: str, garbage: bytes) -> None:
@@ -176,12 +174,6 @@ def test_half_a_request_and_away(url: str) -> None:
         with connected(url) as client:
             client.sendall(data)
     assert httpx.get(url).text == "hello"
-
-
-def test_pipelined_requests_are_answered_in_order(url: str) -> None:
-    request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\n%s\r\n%s"
-    answer = exchange(url, request % (b"", b"1") + request % (b"connection: close\r\n", b"2"))
-    assert [part[-1:] for part in answer.split(b"HTTP/1.1 200 OK")[1:]] == [b"1", b"2"]
 
 
 def test_a_client_that_sends_on_reads_why_it_was_refused() -> None:

@@ -1,6 +1,5 @@
 """`/health` says which store cannot be used, without its path, until it can be used again."""
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from gateway.options.config import ServeConfig
 from gateway.options.responses import ResponsesOptions
 from tests.gateway.http.live import MODEL, LiveServer, live_server
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +60,7 @@ def test_a_store_that_cannot_be_used_is_named_until_it_can(
     [problem] = degraded(live)
     assert problem.startswith(said) and "/" not in problem
     path.unlink()
-    while degraded(live):  # nobody else uses the store meanwhile
-        time.sleep(0.02)
+    wait_until(lambda: not degraded(live))  # nobody else uses the store meanwhile
     assert use(live)
 
 

@@ -56,7 +56,7 @@ def http_collector(received: Received) -> Iterator[str]:
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

@@ -12,8 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.gateway.test_recovery import Reader, read_all
-from tests.gateway.workers.servers import PROMPT, WORKERS, count
+from tests.gateway.workers.servers import PROMPT, WORKERS, Reader, count, read_all
 from tests.server_process import MODEL, ServerProcess, StartServer, running_command, running_server
 from tests.waiting import PATIENCE_S, until
 

@@ -30,16 +30,6 @@ async def test_pings_that_come_too_often() -> None:
         assert (Code(code), text) == (Code.ENHANCE_YOUR_CALM, "too_many_pings")
 
 
-async def test_pings_behind_data_are_no_strikes() -> None:
-    options = GrpcOptions(port=0, http2_max_ping_strikes=1)
-    async with serving_calls(options) as calls, connected(calls.port) as client:
-        for number in range(1, 11, 2):
-            assert (await client.ask(number)).status == 0
-            client.send(PROBE)
-        await client.until(lambda: len(client.pongs) == 5)
-        assert not client.goaways
-
-
 async def test_a_client_that_answers_no_ping_is_dropped() -> None:
     options = GrpcOptions(port=0, keepalive_time_ms=50, keepalive_timeout_ms=50)
     async with serving_calls(options) as calls, connected(calls.port) as client:

@@ -13,6 +13,8 @@ import pytest
 from h2.errors import ErrorCodes as Code
 
 from gateway.grpc.http2 import connection, limits
+from gateway.grpc.http2.frames import ConnectionFault
+from tests.clock import ManualClock
 from tests.gateway.grpc.http2.calls import DEAF, ECHO, HELD, LARGE, Calls, serving_calls
 from tests.gateway.grpc.http2.client import (
     ACK,
@@ -35,7 +37,9 @@ from tests.gateway.grpc.http2.client import (
 )
 from tests.waiting import PATIENCE_S, until
 
-NUM_FRAMES = 20_000
+NUM_FRAMES = 3_000
+LOW = {"_IDLE_FRAMES": 500, "_IDLE_FRAMES_PER_S": 50, "_RESETS": 500, "_RESETS_PER_S": 50}
+"""Limits that so many frames reach, however long they take."""
 MOST_BYTES = 100 << 20
 
 
@@ -79,7 +83,7 @@ def in_block(*frames: bytes) -> Callable[[Client], bytes]:
 def calls_of(path: str, *behind: Callable[[int], bytes]) -> Callable[[Client], bytes]:
     """Many calls, and frames behind the head of each."""
     return lambda client: b"".join(
-        client.headers(n, path) + b"".join(make(n) for make in behind) for n in range(1, NUM_FRAMES, 2)
+        client.headers(n, path) + b"".join(make(n) for make in behind) for n in range(1, 2 * NUM_FRAMES, 2)
     )
 
 
@@ -100,8 +104,28 @@ FLOODS: dict[str, Callable[[Client], bytes]] = {
 }
 
 
+@pytest.mark.parametrize(("seconds", "num_more"), [(0.0, 0), (2.0, 4), (1000.0, 5)])
+def test_a_bucket_lets_some_pass_at_once_and_so_many_a_second(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, num_more: int
+) -> None:
+    clock = ManualClock(100.0)
+    monkeypatch.setattr(limits, "monotonic", clock)
+    bucket = limits.Bucket(5, 2, "frames")
+    for _ in range(5):
+        bucket.take()
+    clock.now += seconds
+    for _ in range(num_more):
+        bucket.take()
+    with pytest.raises(ConnectionFault, match="more than 2 frames a second"):
+        bucket.take()
+
+
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
-async def test_a_flood_ends_the_connection(flood: Callable[[Client], bytes], caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_flood_ends_the_connection(
+    flood: Callable[[Client], bytes], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, most in LOW.items():
+        monkeypatch.setattr(limits, name, most)
     caplog.set_level(logging.DEBUG, connection.__name__)
     async with serving_calls() as calls, connected(calls.port) as client:
         sent = flood(client)
@@ -160,7 +184,7 @@ async def test_responses_that_nobody_reads() -> None:
     fields = request_fields(more=[("grpc-encoding", "x" * 3000)])  # the table has room for the others beside it
     async with serving_calls() as calls, bystander(calls), connected(calls.port, reads=False) as client:
         client.send(frame(HEADERS, END_HEADERS | END_STREAM, 1, client.block(fields)))
-        block, numbers = client.block(fields), range(3, 300_003, 2)
+        block, numbers = client.block(fields), range(3, 100_003, 2)
         client.send(*(frame(HEADERS, END_HEADERS | END_STREAM, n, block) for n in numbers))
         await until(lambda: any(each.is_write_paused for each in calls.server.connections))
         async with grpc.aio.insecure_channel(f"127.0.0.1:{calls.port}") as channel:
@@ -179,8 +203,8 @@ async def test_settings_in_thousands_over_thousands_of_streams() -> None:
         client.send(*(client.request(n, LARGE, b"10") for n in range(1, 2000, 2)))
         await client.until(lambda: sum(bool(each.blocks) for each in client.streams.values()) == 1000)
         many = settings(*((INITIAL_WINDOW_SIZE, n % 2) for n in range(2700)))
-        client.send(many * 100)
-        await client.until(lambda: client.num_acks == 101)
+        client.send(many * 30)
+        await client.until(lambda: client.num_acks == 31)
         assert len(client.stream(1).data) == 1
 
 
@@ -223,14 +247,14 @@ async def test_messages_of_nothing(path: str) -> None:
 
 
 async def test_bytes_one_by_one_of_long_messages() -> None:
-    """A message of 100 kB in frames of two bytes."""
+    """A message of 20 kB in frames of two bytes."""
     async with serving_calls() as calls, bystander(calls), connected(calls.port) as client:
-        whole = message(bytes(100_001))
+        whole = message(bytes(20_001))
         client.gives_windows = True
         client.send(client.headers(1))
         pieces = [frame(DATA, 0, 1, whole[at : at + 2]) for at in range(0, len(whole), 2)]
         client.send(b"".join(pieces), frame(DATA, END_STREAM, 1))
-        assert (await client.end_of(1)).messages == [bytes(100_001)]
+        assert (await client.end_of(1)).messages == [bytes(20_001)]
 
 
 async def test_acknowledgements_cost_nothing() -> None:

@@ -26,7 +26,7 @@ def random_block(source: random.Random, encoder: Encoder, known: list[Fields]) -
     return encoder.encode([kind(*each) for each in fields], huffman=source.random() < 0.5)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_blocks_stand_for_the_same_fields_as_for_hpack(seed: int) -> None:
     """Blocks that repeat, that change the table, that change its size, and that nobody keeps, in any order."""
     source = random.Random(seed)
@@ -40,12 +40,12 @@ def test_blocks_stand_for_the_same_fields_as_for_hpack(seed: int) -> None:
 
     reader = HeaderReader(make)
     known = [random_fields(source) for _ in range(5)]
-    for _ in range(400):
+    for _ in range(300):
         block = random_block(source, encoder, known)
         expected = [tuple(each) for each in decoder.decode(block, raw=True)]
         found = reader.read_others(block) if source.random() < 0.1 else reader.read(block)
         assert found == expected
-    assert num_made < 400, "no block was ever remembered"
+    assert num_made < 300, "no block was ever remembered"
 
 
 def test_a_block_is_read_once_until_the_table_changes() -> None:

@@ -120,6 +120,14 @@ async def test_how_often_a_client_may_ping(
         assert taken == (20 if num_taken is None else num_taken)
 
 
+async def test_strikes_from_before_data_are_forgiven() -> None:
+    async with watched(PingRules(max_strikes=1)) as (connection, pings, _):
+        for _ in range(3):
+            pings.count()
+            pings.count()
+            connection.has_sent = True
+
+
 # --- pings of the server ---
 
 RULES = PingRules(time_s=10.0, timeout_s=5.0, max_without_data=2)

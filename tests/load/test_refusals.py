@@ -1,0 +1,64 @@
+"""What `sluice load` and its commands refuse before they send anything: code 2, and words that help."""
+
+import shlex
+
+import pytest
+
+from load.__main__ import command
+
+TO = "--url http://127.0.0.1:1 --quiet"
+REFUSED = {
+    # values
+    "--prompt-tokens 9..3": "1 <= low <= high",
+    "--request-rate 0": "above 0",
+    "--concurrency 0": "at least 1",
+    "--header nonsense": "Name: value",
+    "--extra-body [1]": "JSON object",
+    "--slo speed=1": "ttft, itl, tpot and e2e",
+    "--api grpc": "chat",
+    "--api-k hush": "unrecognized",
+    "--json /nowhere/run.json": "a folder that exists",
+    "--turns 0": "1 <= low <= high",
+    "--think-time -1": "write seconds",
+    "--image-size 640": "WIDTHxHEIGHT",
+    "--json-schema /nowhere.json": "/nowhere.json: No such file",
+    "--tools /dev/null": "not JSON",
+    "sweep": "one of the arguments --concurrency --request-rate is required",
+    "sweep --concurrency 1,0": "at least 1",
+    # what does not go together
+    f"{TO} --tool-choice required": "--tool-choice goes with --tools",
+    f"{TO} --api chat --tools builtin --turns 2": "--tools: with --turns",
+    f"{TO} --api ollama_chat --tools builtin --tool-choice none": "Ollama's API has none",
+    f"{TO} --concurrency 2 --processes 3": "at most one for each request in flight",
+    f"{TO} --images 1": "--images: requests of --api completions cannot have it",
+    # flags of other load generators that cannot be honoured
+    "vllm-bench --profile": "--profile: profile a server of Sluice",
+    "vllm-bench --ramp-up-strategy linear": "--final-rate",
+    "vllm-bench --hf-split train": "random, sharegpt and burstgpt",
+    "vllm-bench --nonsense 1": "unrecognized arguments: --nonsense",
+    "vllm-bench --backend openai-audio": "invalid choice: 'openai-audio'",
+    "genai-perf profile -m m --input-file x": "use `sluice load --trace FILE`",
+    "genai-perf profile -m m --nonsense 1": "unrecognized arguments: --nonsense",
+    "genai-perf profile": "required: -m",
+    "perf-analyzer -m m --shared-memory system": "tensors travel in the request",
+    "perf-analyzer -m m --nonsense 1": "unrecognized arguments: --nonsense",
+    # and their values
+    "vllm-bench --endpoint /v1/chat/completions": "the path of this API is /v1/completions",
+    "vllm-bench --dataset-name sharegpt": "--dataset-path goes with",
+    "vllm-bench --goodput itl:5": "write NAME:MS of ttft, tpot, e2el",
+    "vllm-bench --percentile-metrics x": "there are ttft, tpot, itl, e2el",
+    "vllm-bench --random-range-ratio 1": "from 0 to below 1",
+    "genai-perf -m m --endpoint-type chat --image-width-mean 5": "go together",
+    "genai-perf -m m --endpoint-type chat --extra-inputs x": "write NAME:VALUE or a JSON object",
+}
+
+
+@pytest.mark.parametrize(("line", "said"), REFUSED.items(), ids=REFUSED)
+def test_what_cannot_be_asked_is_explained(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = command(shlex.split(line))
+    except SystemExit as end:
+        assert isinstance(end.code, int)
+        code = end.code
+    assert code == 2
+    assert said in capsys.readouterr().err
