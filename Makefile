@@ -14,10 +14,11 @@ RAY := build/ray-venv
 TORCH := torch==2.13.0
 TRITON := triton==3.9.0; sys_platform == "linux" and platform_machine == "x86_64"
 PEFT := peft==0.21.2
-# What `make test-torch` runs over torch in place of OpenVINO: runners, hand-over, recovery, seeds, OpenAI's API.
+# What `make test-torch` runs over torch in place of OpenVINO, as it depends on the runtime: runners, the hand-over of
+# their blocks, the map of their caches, and of OpenAI's API the answers, whose tokens they draw.
 ON_TORCH := $(addprefix tests/engine/runners/test_,adapters.py architectures.py block_copies.py draft_model.py \
-  isolation.py loading.py runner.py) tests/engine/fleet/test_handover_live.py \
-  tests/gateway/test_recovery.py tests/gateway/http/test_live.py tests/gateway/http/openai \
+  isolation.py loading.py runner.py) tests/engine/fleet/test_handover_live.py tests/gateway/http/test_live.py \
+  $(addprefix tests/gateway/http/openai/test_,choices.py completions.py constraints.py fields.py logprobs.py) \
   tests/pipelines/llm/test_offline.py tests/triton/test_seeds.py
 MINUTES := 10
 N := 20
@@ -58,7 +59,7 @@ soak: $(VENV)/.dev ## ten minutes of faults under traffic; longer: make soak HOU
 
 test-torch: $(VENV)/.torch ## the torch runtime, and comparisons with transformers on fresh weights (installs torch)
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m torch $(ARGS)
-	$(BIN)/python -m pytest --on-torch $(PARALLEL) -m "not long and not torch" --timeout=300 $(ON_TORCH) $(ARGS)
+	$(BIN)/python -m pytest --on-torch $(PARALLEL) -m "not torch" --timeout=300 $(ON_TORCH) $(ARGS)
 
 test-clients: $(VENV)/.torch $(CLIENTS)/.done ## frameworks and tools of others against a running server (1.3 GB in build/)
 	cd tests/clients && ../../$(CLIENTS)/bin/python -m pytest --rootdir . --confcutdir . -c pytest.ini .

@@ -95,6 +95,7 @@ EXCEPTIONS: frozenset[tuple[str, str]] = frozenset()
 """Imports that do not point down, by module; this list only gets shorter."""
 
 
+@cache
 def room_of(module: str) -> str:
     """Return the innermost room that a module belongs to, or the module itself where it stands beside rooms."""
     parts = module.split(".")

@@ -123,7 +123,7 @@ def running_receiver() -> Iterator[OtlpReceiver]:
     """Receive on free ports of this machine."""
     receiver = OtlpReceiver()
     http = ThreadingHTTPServer(("127.0.0.1", 0), _http_handler(receiver))
-    serving = threading.Thread(target=http.serve_forever, daemon=True)
+    serving = threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True)
     serving.start()
     server = grpc.server(ThreadPoolExecutor(2))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(_Service(receiver), server)  # type: ignore[no-untyped-call]

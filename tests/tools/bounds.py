@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.layers import PACKAGES, imports_of, modules, statements
+from tests.layers import PACKAGES, modules, names_in, statements
 from tests.paths import TESTS
 from tests.tools.structure import num_lines, repeated_classes
 
@@ -23,6 +23,7 @@ _STARTERS = frozenset({"subprocess", "multiprocessing", "tests.server_process", 
 """Imports by which a test file starts processes itself."""
 _CLOCKS = re.compile(r"(.+\.)?((perf_counter|monotonic|process_time|thread_time)(_ns)?)|loop\.time")
 """A test that asserts at most so much of them asserts how fast the machine is, and how busy."""
+_SLEEP_OR_CLOCK = re.compile(rf"sleep\(|{_CLOCKS.pattern}")
 
 
 class Bound(NamedTuple):
@@ -65,14 +66,17 @@ def measure() -> dict[str, int]:
 
 
 def _measure_code() -> dict[str, int]:
-    trees = (ast.parse(path.read_text(), str(path)) for path in modules().values())
-    classes = [node for tree in trees for node in statements(tree) if isinstance(node, ast.ClassDef)]
+    protocols, attributes, imports = 0, [0], [0]
+    for path in modules().values():
+        nodes = [*statements(ast.parse(path.read_text(), str(path)))]
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+        protocols += sum(any(_name(base) == "Protocol" for base in node.bases) for node in classes)
+        attributes += [len({*_attributes(node)}) for node in classes]
+        imports.append(len({*names_in(iter(nodes))} & modules().keys()))
     return {
-        "code.protocols": sum(any(_name(base) == "Protocol" for base in node.bases) for node in classes),
-        "code.attributes_of_the_largest_class": max(len({*_attributes(node)}) for node in classes),
-        "code.imports_of_the_widest_module": max(
-            len(imports_of(path) & modules().keys()) for path in modules().values()
-        ),
+        "code.protocols": protocols,
+        "code.attributes_of_the_largest_class": max(attributes),
+        "code.imports_of_the_widest_module": max(imports),
         "code.class_names_that_stand_twice": len(repeated_classes(dict(modules()))),
     }
 
@@ -80,12 +84,16 @@ def _measure_code() -> dict[str, int]:
 def _measure_waits(tests: list[Path]) -> dict[str, int]:
     sleeps = loops = bars = 0
     texts = [path.read_text() for path in tests]
-    for text in filter(re.compile(rf"sleep\(|{_CLOCKS.pattern}").search, texts):
-        tree = ast.parse(text)
-        bars += sum(map(num_time_bars, tree.body))
-        for node in ast.walk(tree):
-            sleeps += _is_sleep(node)
-            loops += isinstance(node, ast.While) and any(map(_is_sleep, ast.walk(node)))
+    for text in filter(_SLEEP_OR_CLOCK.search, texts):
+        lines = text.splitlines()
+        for statement in ast.parse(text).body:
+            source = "\n".join(lines[statement.lineno - 1 : statement.end_lineno])
+            if "sleep(" in source:
+                for node in ast.walk(statement):
+                    sleeps += _is_sleep(node)
+                    loops += isinstance(node, ast.While) and any(map(_is_sleep, ast.walk(node)))
+            if _CLOCKS.search(source):
+                bars += num_time_bars(statement)
     return {
         "tests.sleeps": sleeps,
         "tests.waiting_loops": loops,
@@ -95,7 +103,7 @@ def _measure_waits(tests: list[Path]) -> dict[str, int]:
 
 
 def _starts_processes(text: str) -> bool:
-    if not any(each.rpartition(".")[2] in text for each in _STARTERS):
+    if not any(f"import {each}" in text or f"from {each} " in text for each in _STARTERS):
         return False
     for node in statements(ast.parse(text)):
         match node:
@@ -122,10 +130,12 @@ def _attributes(node: ast.ClassDef) -> Iterator[str]:
             case ast.AnnAssign(target=ast.Name(name)):
                 yield name
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                for inner in ast.walk(each):
-                    match inner:
-                        case ast.Attribute(ast.Name("self"), name, ast.Store()):
-                            yield name
+                for statement in statements(each):
+                    targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+                    for inner in (node for target in targets if target for node in ast.walk(target)):
+                        match inner:
+                            case ast.Attribute(ast.Name("self"), name, ast.Store()):
+                                yield name
 
 
 def _is_sleep(node: ast.AST) -> bool:

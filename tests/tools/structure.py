@@ -6,6 +6,7 @@ prefix such as `serving.config`) it looks at every package of the product.
 """
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ MERGED_LINES = 300
 """Most lines that two merged files should have together."""
 BARE_OPENINGS = frozenset({"who", "whom", "whose", "what", "of", "that", "those"})
 """Words that open a fragment: a docstring that begins with one has no subject."""
+_PUBLIC_CLASS = re.compile(r"^class ([A-Za-z]\w*)[(:]", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +75,8 @@ def repeated_classes(only: dict[str, Path]) -> dict[str, list[str]]:
     """Return the public class names that more than one module defines, one of them in `only`."""
     places: dict[str, list[str]] = defaultdict(list)
     for module, path in modules().items():
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(module)
+        for name in _PUBLIC_CLASS.findall(path.read_text()):
+            places[name].append(module)
     return {name: found for name, found in sorted(places.items()) if len(found) > 1 and set(found) & only.keys()}
 
 
