@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.parse import urlsplit
@@ -31,15 +32,16 @@ EXIT_S = "--exit-timeout-secs=600"
 
 @contextmanager
 def open_stream(client: httpx.Client, max_tokens: int) -> Iterator[Iterator[str]]:
-    """Stream a completion's events, as the text after `data: `. The first one has arrived when this returns."""
+    """Stream a completion's events, as the text after `data: `. The first one, of however many tokens, has arrived when
+    this returns."""
     body = {"model": "tiny", "prompt": "Hello", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     body["temperature"] = 0
     with client.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200, response.read()
         lines = response.iter_lines()
         events = (line.removeprefix("data: ") for line in lines if line)
-        next(events)
-        yield events
+        first = next(events)
+        yield chain((first,), events)
 
 
 def text_of(events: list[str]) -> str:
