@@ -57,12 +57,14 @@ def test_logits_are_those_of_transformers(
     assert continuations(runner, golden) == clean
     runner.close()
     if quantization == "int8" and least_cosine(alone, expected) <= least:
-        expected, least = rounded_logits(golden, prompt, tmp_path / "rounded"), 0.999
+        # A cache in u8 rounds again, and after bf16 not what it rounds after float32.
+        least = 0.999 if cache_dtype == "auto" else 0.9
+        expected = rounded_logits(golden, prompt, tmp_path / "rounded", cache_dtype)
     assert least_cosine(alone, expected) > least
     assert least_cosine(together, expected) > least
 
 
-def rounded_logits(golden: FamilyGolden, prompt: list[int], folder: Path) -> NDArray[np.floating]:
+def rounded_logits(golden: FamilyGolden, prompt: list[int], folder: Path, cache_dtype: str) -> NDArray[np.floating]:
     """Return the logits of a family's model whose weights are rounded to int8, and computed with in float32.
 
     Some random weights lose more by the rounding than others, on CPUs whose products are exact.
@@ -73,7 +75,12 @@ def rounded_logits(golden: FamilyGolden, prompt: list[int], folder: Path) -> NDA
         save_file({name: rounded(weights) for name, weights in load_file(file).items()}, file, {"format": "pt"})
     runner = load_runner(
         EngineConfig(
-            model_path=str(folder), dtype="f32", num_blocks=90, max_model_len=golden.max_model_len, num_threads=1
+            model_path=str(folder),
+            dtype="f32",
+            kv_cache_dtype=cache_dtype,
+            num_blocks=90,
+            max_model_len=golden.max_model_len,
+            num_threads=1,
         )
     )
     logits = prefill(runner, prompt, sampled_rows=[len(prompt) // 2, len(prompt) - 1])
