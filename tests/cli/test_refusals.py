@@ -1,4 +1,4 @@
-"""What commands refuse before they do anything: one line that names it, and exit code 2."""
+"""Commands refuse wrong arguments before they do anything, with one line that names them and exit code 2."""
 
 import pytest
 

@@ -30,7 +30,7 @@ class Served:
     prompt: str
     prompt_ids: Sequence[int]
     datatypes: dict[str, str]
-    """Of the model's inputs, by their names."""
+    """The model's input tensors, by their names."""
 
     def echo(self, num_tokens: int) -> str:
         return self.live.echo(list(self.prompt_ids), num_tokens)
@@ -38,7 +38,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a protocol answers, as far as it says it: without a count or log probabilities it is None."""
+    """An answer in neutral terms. Where a protocol tells no count or no log probabilities, the field is None."""
 
     texts: tuple[str, ...]
     finish: str
@@ -46,13 +46,13 @@ class Answer:
     num_tokens: int | None = None
     logprobs: tuple[float, ...] | None = None
     stop: str | int | None = None
-    """What ended the text, where the protocol names it."""
+    """The stop string or token that ended the text, where the protocol names it."""
     warning: str = ""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """What a protocol says instead of an answer."""
+    """A refusal in neutral terms."""
 
     status: int | str
     message: str

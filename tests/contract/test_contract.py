@@ -1,4 +1,4 @@
-"""What a request asks of a language model is answered alike in every protocol, or the protocol says that it cannot."""
+"""Every protocol answers the same request to a language model alike, or says that it cannot."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -69,7 +69,7 @@ def own(checkpoint: Path, config: EngineConfig) -> Iterator[Answering]:
 
 
 NEWEST = pytest.mark.parametrize("theirs", FLAVOURS[-1:], indirect=True)
-"""What versions do differently shows in the answers to prompts of tokens."""
+"""Differences of versions show in the answers to prompts of tokens."""
 
 
 @pytest.fixture(scope="module", params=FLAVOURS)

@@ -49,7 +49,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """What a golden is recorded from. `max_model_len` is passed to the runner where it is not the default."""
+    """The source of a golden. `max_model_len` is passed to the runner where it is not the default."""
 
     blueprint: Blueprint
     max_model_len: int | None

@@ -1,4 +1,4 @@
-"""What `sluice load` and its commands refuse before they send anything: code 2, and words that help."""
+"""`sluice load` and its commands refuse wrong arguments before they send anything, with exit code 2 and a hint."""
 
 import shlex
 

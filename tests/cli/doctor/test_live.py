@@ -42,7 +42,7 @@ PENDING = "nv_inference_pending_request_count model=slow"
 
 @dataclass(frozen=True)
 class Load:
-    """What a page says all the time, and by how much it grows in ten seconds. Series are of the model without another.
+    """A page has these values, and grows by those in ten seconds. Series are of the model without another.
 
     `found` are the bounds, `text` has words of the first one's, and `remedy` patterns of its remedy.
     """

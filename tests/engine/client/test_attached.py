@@ -164,7 +164,7 @@ async def test_an_answer_is_the_same_wherever_the_connection_breaks(how: Break |
 
 @in_virtual_time
 async def test_one_that_was_silent_is_given_up_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it says is lost for a while: the engine cancels its requests, and takes them again under other numbers."""
+    """A client's messages are lost for a while: the engine cancels its requests, and takes them again later."""
     monkeypatch.setattr(transport, "CLIENT_SILENT_S", 1.5)
     [prompt] = harmless(1, 300)
     async with elsewhere() as place:

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import numpy as np
+
 from serving.backend import BackendContext
 from serving.model import Model, infer_one
 from serving.request import InferRequest
@@ -36,3 +38,14 @@ def parameters(**values: str) -> str:
     return " ".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in values.items()
     )
+
+
+async def check_batching(model: Model) -> None:
+    """Ask a model for the sum and the difference of several requests at once, which it must run in fewer batches."""
+    rows = [np.full((1 + index % 2, 4), index, np.float32) for index in range(5)]
+    answers = await asyncio.gather(*(infer(model, request(a=row, b=np.ones_like(row))) for row in rows))
+    for row, answer in zip(rows, answers, strict=True):
+        assert answer["sum"].tolist() == (row + 1).tolist()
+        assert answer["difference"].tolist() == (row - 1).tolist()
+    assert model.statistics.execution_count < len(rows)
+    assert model.statistics.inference_count == sum(len(row) for row in rows)

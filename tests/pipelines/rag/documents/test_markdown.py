@@ -146,7 +146,7 @@ def test_a_long_heading_is_cut() -> None:
     ],
 )
 def test_time_is_linear_in_what_is_never_closed(piece: str) -> None:
-    """What is quadratic takes many minutes for a document as long as this."""
+    """A quadratic parser takes many minutes for a document as long as this."""
     read(piece * ((256 << 10) // len(piece)))
 
 

@@ -14,7 +14,7 @@ from serving.model import Model
 from serving.request import InferResponse
 from serving.tensors.tensor import Array
 from sluice.errors import ErrorCode
-from tests.serving.backends.builders import infer, request
+from tests.serving.backends.builders import check_batching, infer, request
 from tests.serving.backends.onnxruntime import parts as onnx_parts
 from tests.serving.backends.openvino import parts as openvino_parts
 from tests.waiting import PATIENCE_S
@@ -85,13 +85,7 @@ def library(request: pytest.FixtureRequest) -> Library:
 
 async def test_requests_that_wait_are_run_as_one_batch(tmp_path: Path, loaded: list[Model], library: Library) -> None:
     loaded.append(model := await library.add_sub(tmp_path, "max_batch_size: 8"))
-    rows = [np.full((1 + index % 2, 4), index, np.float32) for index in range(5)]
-    answers = await asyncio.gather(*(infer(model, request(a=row, b=np.ones_like(row))) for row in rows))
-    for row, answer in zip(rows, answers, strict=True):
-        assert answer["sum"].tolist() == (row + 1).tolist()
-        assert answer["difference"].tolist() == (row - 1).tolist()
-    assert model.statistics.execution_count < len(rows)
-    assert model.statistics.inference_count == sum(len(row) for row in rows)
+    await check_batching(model)
 
 
 async def test_outputs_are_those_asked_for(tmp_path: Path, loaded: list[Model], library: Library) -> None:

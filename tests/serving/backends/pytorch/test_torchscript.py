@@ -21,7 +21,7 @@ from serving.model import Model
 from serving.request import InferRequest, InferResponse, SequenceFlag
 from serving.tensors.tensor import Array, Tensor
 from sluice.errors import ErrorCode, SluiceError
-from tests.serving.backends.builders import infer, request
+from tests.serving.backends.builders import check_batching, infer, request
 from tests.serving.backends.pytorch.modules import (
     Counter,
     InPlace,
@@ -76,13 +76,7 @@ async def test_results_are_the_library_s_own(tmp_path: Path, loaded: list[Model]
 async def test_requests_that_wait_are_run_as_one_batch(tmp_path: Path, loaded: list[Model], module: nn.Module) -> None:
     put(tmp_path, module)
     loaded.append(model := await load(tmp_path, both(("b", "a")) + outputs("sum", "difference")))
-    rows = [np.full((1 + index % 2, 4), index, np.float32) for index in range(5)]
-    answers = await asyncio.gather(*(infer(model, request(a=row, b=np.ones_like(row))) for row in rows))
-    for row, answer in zip(rows, answers, strict=True):
-        assert answer["sum"].tolist() == (row + 1).tolist()
-        assert answer["difference"].tolist() == (row - 1).tolist()
-    assert model.statistics.execution_count < len(rows)
-    assert model.statistics.inference_count == sum(len(row) for row in rows)
+    await check_batching(model)
 
 
 async def test_outputs_are_those_asked_for_by_index(tmp_path: Path, loaded: list[Model]) -> None:
